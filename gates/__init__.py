@@ -1,0 +1,1 @@
+"""Gates, scores, masks and surgery for the attention heads of Hugging Face Transformers."""

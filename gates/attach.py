@@ -1,0 +1,266 @@
+"""One gate on every attention head: the hook through which everything in this library acts.
+
+A forward-pre-hook on each site's *output projection* sees the concatenated heads
+``[batch, query, heads * head_dim]`` and multiplies each head by its gate. That is the masked output of the
+papers exactly, and independent of the attention implementation (eager, SDPA, flash, flex).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gates.errors import GateError
+from gates.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.sites import KINDS, AttentionSite, find_attention
+
+Mode = Literal["open", "stochastic", "masked"]
+Granularity = Literal["example", "token", "batch"]
+
+
+class HeadGates(nn.Module):
+    """Gates for all heads of a model, in one flat vector ``[heads]`` in site order.
+
+    Args:
+        model: any Transformer that :func:`gates.sites.find_attention` covers. It is not modified until
+            :meth:`attach`, and never registered as a submodule.
+        stretch, initial_log_alpha, straight_through: see :class:`gates.hard_concrete.HardConcrete`.
+
+    ``mode`` says which values the gates take:
+
+    * ``"open"``: all ones (the hook does nothing);
+    * ``"stochastic"``: Hard Concrete, one draw per head per call of ``model`` in training mode, shared over the
+      batch and all positions, and the evaluation gates in evaluation mode;
+    * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[heads]``.
+
+    :meth:`use` overrides all three for a while.
+
+    Raises:
+        GateError: if the model's attention is unknown or covered only in part.
+    """
+
+    mask: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        stretch: Stretch = DEFAULT_STRETCH,
+        initial_log_alpha: float = 2.5,
+        straight_through: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sites: tuple[AttentionSite, ...] = find_attention(model)
+        self.sizes: list[int] = [site.heads for site in self.sites]
+        self.hard_concrete = HardConcrete(
+            sum(self.sizes), stretch=stretch, initial_log_alpha=initial_log_alpha, straight_through=straight_through
+        )
+        self.register_buffer("mask", torch.ones(sum(self.sizes)))
+        self.mode: Mode = "stochastic"
+        self._roots = (model,)  # in a tuple, so that it does not become a submodule
+        self._handles: list[RemovableHandle] = []
+        self._override: Sequence[Tensor] | None = None
+        self._drawn: Sequence[Tensor] | None = None
+        self._probe: tuple[Granularity, list[Tensor | None]] | None = None
+        self._fired: set[int] = set()
+        self.to(next(model.parameters()).device)
+
+    # -- attaching ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self) -> Self:
+        """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
+        if self.is_attached:
+            raise GateError("these gates are attached already; detach() them before attaching again")
+        root = self._roots[0]
+        taken = [site.name for site in self.sites if getattr(site.output, "_head_gates", False)]
+        if taken:
+            raise GateError(f"{type(root).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        self._handles.append(root.register_forward_pre_hook(self._on_call))
+        for index, site in enumerate(self.sites):
+            self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, index)))
+            object.__setattr__(site.output, "_head_gates", True)
+        return self
+
+    def detach(self) -> None:
+        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            for site in self.sites:
+                object.__delattr__(site.output, "_head_gates")
+        self._handles.clear()
+        self._drawn = None
+        self._fired.clear()
+
+    @contextmanager
+    def attached(self) -> Iterator[Self]:
+        """Gates for the length of a ``with`` block; gates that are attached already stay attached."""
+        was_attached = self.is_attached
+        if not was_attached:
+            self.attach()
+        try:
+            yield self
+        finally:
+            if not was_attached:
+                self.detach()
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    @property
+    def heads(self) -> int:
+        """Heads in the whole model."""
+        return sum(self.sizes)
+
+    @property
+    def log_alpha(self) -> nn.Parameter:
+        """The trainable scalars, ``[heads]``."""
+        return self.hard_concrete.log_alpha
+
+    def values(self) -> Tensor:
+        """The deterministic gate of every head in the present mode, ``[heads]``, detached."""
+        if self.mode == "open":
+            return torch.ones_like(self.mask)
+        if self.mode == "masked":
+            return self.mask.clone()
+        was_training = self.hard_concrete.training
+        try:
+            return self.hard_concrete.eval()().detach()
+        finally:
+            self.hard_concrete.train(was_training)
+
+    def kind_index(self) -> Tensor:
+        """The position of each head's kind in :data:`gates.sites.KINDS`, ``[heads]``."""
+        kinds = torch.tensor([KINDS.index(site.kind) for site in self.sites])
+        return kinds.repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def layer_index(self) -> Tensor:
+        """The index of each head's site, ``[heads]``: heads of one site share a number."""
+        return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def set_mask_(self, mask: Tensor) -> Self:
+        """Fix the gates at a 0/1 mask ``[heads]`` and switch to mode ``"masked"``."""
+        if mask.shape != self.mask.shape:
+            raise GateError(f"the mask has shape {list(mask.shape)}; this model has {self.heads} heads")
+        self.mask.copy_(mask)
+        self.mode = "masked"
+        return self
+
+    @contextmanager
+    def use(self, values: Tensor) -> Iterator[None]:
+        """Gate values in force for the length of a ``with`` block, gradients included.
+
+        Args:
+            values: ``[heads]``, or ``[batch, heads]`` for a copy per example.
+        """
+        if values.shape[-1] != self.heads or values.dim() not in (1, 2):
+            raise GateError(
+                f"gate values have shape {list(values.shape)}; expected [{self.heads}] or [batch, {self.heads}]"
+            )
+        before = self._override
+        self._override = values.split(self.sizes, dim=-1)
+        try:
+            yield
+        finally:
+            self._override = before
+
+    @contextmanager
+    def probe(self, granularity: Granularity) -> Iterator[list[Tensor | None]]:
+        """Gates of one that record themselves, so that a loss can be differentiated with respect to them.
+
+        Inside the block every call of the model fills the yielded list, in site order, with fresh leaf tensors of
+        ones: ``[batch, 1, heads]`` (granularity ``example``), ``[batch, query, heads]`` (``token``) or
+        ``[1, 1, heads]`` (``batch``). They multiply whatever values the present mode gives.
+        """
+        leaves: list[Tensor | None] = [None] * len(self.sites)
+        before = self._probe
+        self._probe = (granularity, leaves)
+        try:
+            yield leaves
+        finally:
+            self._probe = before
+
+    def unreached(self) -> list[str]:
+        """Sites whose hook has not run since :meth:`attach` (outside compiled code): attention that bypasses it."""
+        return [site.name for index, site in enumerate(self.sites) if index not in self._fired]
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def _on_call(self, module: nn.Module, args: Any) -> None:
+        self._drawn = None
+
+    def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not torch.compiler.is_compiling():
+            self._fired.add(index)
+        heads = args[0]
+        values = self._values_at(index)
+        if values is not None:
+            heads = scale_heads(heads, values)
+        if self._probe is not None:
+            heads = scale_heads(heads, self._leaf(index, heads))
+        return None if heads is args[0] else (heads, *args[1:])
+
+    def _values_at(self, index: int) -> Tensor | None:
+        if self._override is not None:
+            return self._override[index]
+        if self.mode == "open":
+            return None
+        if self.mode == "masked":
+            return self.mask.split(self.sizes)[index]
+        if not self.training:
+            return self.hard_concrete().split(self.sizes)[index]
+        if self._drawn is None:
+            self._drawn = self.hard_concrete().split(self.sizes)
+        return self._drawn[index]
+
+    def _leaf(self, index: int, heads: Tensor) -> Tensor:
+        assert self._probe is not None
+        granularity, leaves = self._probe
+        batch = 1 if granularity == "batch" else heads.shape[0]
+        query = heads.shape[1] if granularity == "token" else 1
+        leaf = torch.ones(batch, query, self.sizes[index], device=heads.device, requires_grad=True)
+        leaves[index] = leaf
+        return leaf
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"mode": self.mode, "sites": {site.name: site.heads for site in self.sites}}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        expected = {site.name: site.heads for site in self.sites}
+        if state["sites"] != expected:
+            raise GateError(
+                f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(expected)}; "
+                "use the model it was trained with"
+            )
+        self.mode = state["mode"]
+
+    def extra_repr(self) -> str:
+        return f"mode={self.mode}, sites={len(self.sites)}, heads={self.heads}, attached={self.is_attached}"
+
+
+def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
+    """Multiply each head by its gate.
+
+    Args:
+        heads: concatenated heads ``[batch, query, heads * head_dim]``.
+        values: ``[heads]``, ``[batch, heads]`` or ``[batch or 1, query or 1, heads]``.
+    """
+    if values.dim() == 2:
+        values = values.unsqueeze(1)
+    per_head = heads.unflatten(-1, (values.shape[-1], -1))
+    return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
+
+
+def _summary(sites: dict[str, int]) -> str:
+    return f"{len(sites)} sites with {sum(sites.values())} heads (first {next(iter(sites), None)!r})"

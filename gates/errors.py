@@ -1,0 +1,11 @@
+"""The one exception of the library for input that its user can mend."""
+
+from __future__ import annotations
+
+
+class GateError(ValueError):
+    """Bad input: the message is one sentence naming the value, what was expected and how to mend it.
+
+    Command-line programs print the message and exit with code 2; library users see an ordinary
+    :class:`ValueError`.
+    """

@@ -1,0 +1,146 @@
+"""What training with gates minimises besides the task loss: a price on open gates, or a target budget.
+
+The penalty is always computed from the closed-form expectation, never from a sample of the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gates.errors import GateError
+from gates.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.sites import KINDS
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many heads to keep: in the whole model, or of each kind that is named.
+
+    Args:
+        total: heads to keep in the model, when ``per_kind`` is empty.
+        per_kind: heads to keep of each kind; every kind the model has is listed.
+    """
+
+    total: int
+    per_kind: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, value: int | float | Mapping[str, int | float], heads: Mapping[str, int]) -> Budget:
+        """Read a budget: a count, a fraction below 1, or one of these per kind (other kinds stay whole).
+
+        Args:
+            value: ``18``, ``0.25`` or ``{"encoder": 10, "cross": 0.5}``.
+            heads: heads of each kind in the model.
+
+        Raises:
+            GateError: out of range, not a number, or for a kind the model lacks.
+        """
+        if not isinstance(value, Mapping):
+            return cls(_count(value, sum(heads.values()), "budget"), {})
+        for kind in value:
+            if kind not in heads:
+                raise GateError(
+                    f"the budget names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
+                )
+        per_kind = {
+            kind: _count(value[kind], count, f"{kind} budget") if kind in value else count
+            for kind, count in heads.items()
+        }
+        return cls(sum(per_kind.values()), per_kind)
+
+
+def _count(value: object, heads: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise GateError(f"the {name} is {value!r}; expected a number of heads such as {max(1, heads // 4)} or a fraction such as 0.25")
+    count = round(value * heads) if isinstance(value, float) and 0 < value < 1 else value
+    if count != int(count) or not 0 <= count <= heads:
+        raise GateError(f"the {name} is {value!r}; expected a whole number from 0 to {heads} (heads in the model) or a fraction between 0 and 1")
+    return int(count)
+
+
+def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
+    """Voita et al. 2019: the price times the expected number of open heads (the plain sum of their paper;
+    their released code divides it by the number of sites).
+
+    Args:
+        open_probability: P(z > 0), ``[heads]``.
+        price: lambda, a scalar or one per head ``[heads]``.
+    """
+    return (price * open_probability).sum()
+
+
+def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
+    """The mask of exactly the budgeted number of highest scores; ties go to the earlier head.
+
+    Args:
+        scores: ``[heads]``, higher is kept first.
+        budget: in total or per kind.
+        kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
+
+    Returns:
+        0/1 mask ``[heads]``, float32.
+    """
+    mask = torch.zeros(scores.shape[0], device=scores.device)
+    quotas = budget.per_kind or {None: budget.total}
+    for kind, count in quotas.items():
+        among = torch.ones_like(mask, dtype=torch.bool) if kind is None else kind_index == KINDS.index(kind)
+        masked = scores.double().masked_fill(~among, -torch.inf)
+        mask[torch.sort(masked, descending=True, stable=True).indices[:count]] = 1.0
+    return mask
+
+
+class TargetBudget(nn.Module):
+    """An augmented Lagrangian that draws the expected number of open heads to a budget
+    (Wang, Wohlwend and Lei 2020; Xia, Zhong and Chen 2022).
+
+    ``lambda1 * (e - t) + lambda2 * (e - t)**2`` with e the expected open fraction and t its target; the
+    multipliers *ascend*: put them in an optimiser group with ``maximize=True``. One pair for the whole model, or
+    one for each kind of a per-kind budget.
+
+    Args:
+        budget: what to reach.
+        heads: heads of each kind in the model.
+        stretch: of the gates. With ``|log_alpha|`` limited, a lone gate's open probability can be neither 0 nor 1,
+            so the target is the expectation when exactly the budgeted gates are at one limit and the rest at the
+            other.
+    """
+
+    reachable: Tensor
+    heads: Tensor
+
+    def __init__(self, budget: Budget, heads: Mapping[str, int], stretch: Stretch) -> None:
+        super().__init__()
+        self.kinds = list(budget.per_kind)
+        counts = [heads[kind] for kind in self.kinds] or [sum(heads.values())]
+        kept = list(budget.per_kind.values()) or [budget.total]
+        closed, opened = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch).tolist()
+        reachable = [(k * opened + (count - k) * closed) / count for k, count in zip(kept, counts, strict=True)]
+        self.lambda1 = nn.Parameter(torch.zeros(len(counts)))
+        self.lambda2 = nn.Parameter(torch.zeros(len(counts)))
+        self.register_buffer("reachable", torch.tensor(reachable), persistent=False)
+        self.register_buffer("heads", torch.tensor(counts, dtype=torch.float32), persistent=False)
+
+    def forward(self, open_probability: Tensor, kind_index: Tensor, progress: float) -> Tensor:
+        """The penalty, a scalar.
+
+        Args:
+            open_probability: ``[heads]``.
+            kind_index: ``[heads]``.
+            progress: 0 to 1, how far the target has gone on its way from all heads to the budget.
+        """
+        excess = self.expected(open_probability, kind_index) / self.heads - self.target(progress)
+        return (self.lambda1 * excess + self.lambda2 * excess.square()).sum()
+
+    def expected(self, open_probability: Tensor, kind_index: Tensor) -> Tensor:
+        """Expected open heads, in total or for each budgeted kind."""
+        if not self.kinds:
+            return open_probability.sum().unsqueeze(0)
+        return torch.stack([open_probability[kind_index == KINDS.index(kind)].sum() for kind in self.kinds])
+
+    def target(self, progress: float) -> Tensor:
+        """The open fraction aimed at: it falls linearly from 1 to what the budget comes to."""
+        return 1.0 + min(max(progress, 0.0), 1.0) * (self.reachable - 1.0)
