@@ -1,0 +1,1 @@
+"""Fine-tune, compare and export: the application around the library in :mod:`gates`."""

@@ -1,0 +1,132 @@
+"""What happens beside the training loop: logging of gates, the dense checkpoint, the open-head count in the bar."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+from pytorch_lightning.loggers import WandbLogger
+from torch import Tensor
+
+from gates.sites import KINDS
+from training.module import HeadPruner
+from training.plots import figure_image, gate_heat_map
+
+
+class DenseCheckpoint(pl.Callback):
+    """Save the dense model, with its optimiser, at the end of the warm-up phase: the start of every comparison."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.saved_at: float | None = None
+
+    def seconds_since(self) -> float:
+        """Wall time since the dense checkpoint was saved, NaN if an earlier session saved it."""
+        return float("nan") if self.saved_at is None else round(time.perf_counter() - self.saved_at, 2)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        if trainer.global_step == 0 and pl_module.boundaries[0] == 0:
+            trainer.save_checkpoint(self.path)
+            self.saved_at = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
+        if stepped and trainer.global_step == pl_module.boundaries[0]:
+            trainer.save_checkpoint(self.path)
+            self.saved_at = time.perf_counter()
+
+
+class GateLog(pl.Callback):
+    """Log expected, hard and target open heads and the multipliers; keep every gate's course for the heat map.
+
+    Args:
+        pictures: heat maps that are sent to W&B over the run.
+    """
+
+    def __init__(self, pictures: int = 8) -> None:
+        self.pictures = pictures
+        self.steps: list[int] = []
+        self.values: list[Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "values": self.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps, self.values = list(state_dict["steps"]), list(state_dict["values"])
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        step = trainer.global_step
+        if step % trainer.log_every_n_steps == 0 and (not self.steps or self.steps[-1] != step):
+            self._record(trainer, pl_module, step)
+
+    @torch.no_grad()
+    def _record(self, trainer: pl.Trainer, pruner: HeadPruner, step: int) -> None:
+        gates = pruner.gates
+        values = gates.values().cpu()
+        self.steps.append(step)
+        self.values.append(values)
+        open_gates = (values > 0).float()
+        logged = {
+            "heads/open": float(open_gates.sum()),
+            "heads/expected": float(gates.hard_concrete.open_probability().sum()),
+        }
+        if gates.mode == "masked":
+            logged["heads/expected"] = logged["heads/open"]
+        if gates.mode == "open":
+            logged["heads/expected"] = float(gates.heads)
+        kinds = gates.kind_index().cpu()
+        for index, kind in enumerate(KINDS):
+            if bool((kinds == index).any()):
+                logged[f"heads/open/{kind}"] = float(open_gates[kinds == index].sum())
+        for site, part in zip(gates.sites, open_gates.split(gates.sizes), strict=True):
+            logged[f"heads/open/{site.label}"] = float(part.sum())
+        if pruner.budget is not None:
+            ramp = pruner.ramp(step)
+            settled = gates.mode == "masked"
+            goal = pruner.budget.total if settled else gates.heads + ramp * (pruner.budget.total - gates.heads)
+            logged["heads/target"] = float(goal)
+            for name in ("lambda1", "lambda2"):
+                for label, value in zip(pruner.target.kinds or ["all"], getattr(pruner.target, name).tolist(), strict=True):
+                    logged[f"multipliers/{name}/{label}"] = value
+        pruner.log_dict(logged, rank_zero_only=True)
+        pruner.log("open", float(open_gates.sum()), prog_bar=True, logger=False, rank_zero_only=True)
+        every = max(1, pruner.boundaries[2] // trainer.log_every_n_steps // max(1, self.pictures))
+        if len(self.steps) % every == 0:
+            self._send_picture(trainer, pruner, values, step)
+
+    def _send_picture(self, trainer: pl.Trainer, pruner: HeadPruner, values: Tensor, step: int) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger) and trainer.is_global_zero:
+                figure = gate_heat_map(pruner.gates.sites, values, title=f"gates at step {step}")
+                logger.log_image("gates", [figure_image(figure)], step=step)
+
+    def table(self, pruner: HeadPruner) -> pd.DataFrame:
+        """One row per recorded step and one column per head, such as ``encoder.3.11``."""
+        names = [f"{site.label}.{head}" for site in pruner.gates.sites for head in range(site.heads)]
+        values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
+        return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})
+
+
+class OpenHeadsBar(RichProgressBar):
+    """Lightning's progress bar without the version number, named for what runs."""
+
+    def __init__(self, title: str = "training") -> None:
+        super().__init__(theme=RichProgressBarTheme(metrics_format=".3f"), leave=True)
+        self.title = title
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return self.title
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics

@@ -1,0 +1,44 @@
+"""Check a training checkpoint before anything is written or trained."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from zipfile import BadZipFile
+
+import torch
+
+from gates.errors import GateError
+from training.module import HeadPruner
+
+
+def check_checkpoint(path: str, pruner: HeadPruner) -> None:
+    """Whether a checkpoint exists, is whole, and belongs to this model.
+
+    Raises:
+        GateError: naming what is wrong.
+    """
+    if not Path(path).is_file():
+        raise GateError(f"the checkpoint {path!r} does not exist; check the path")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        weights = content["state_dict"]
+        loops = content["loops"]
+    except (RuntimeError, pickle.UnpicklingError, EOFError, BadZipFile, OSError, ValueError) as error:
+        raise GateError(f"the checkpoint {path!r} is corrupt and cannot be read; use an earlier one") from error
+    except (KeyError, TypeError) as error:
+        raise GateError(f"{path!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder") from error
+    if not loops:
+        raise GateError(f"the checkpoint {path!r} holds weights only; resume from last.ckpt or dense.ckpt")
+    own = pruner.state_dict()
+    extra = "gates._extra_state"
+    if extra in weights:
+        pruner.gates.set_extra_state(weights[extra] | {"mode": pruner.gates.mode})
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items() if torch.is_tensor(tensor)}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    if shapes != found:
+        different = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+        raise GateError(
+            f"the checkpoint {path!r} is from another model: {len(different)} weights differ, the first is {different[0]!r} "
+            f"({found.get(different[0], 'missing')} there, {shapes.get(different[0], 'missing')} here)"
+        )

@@ -1,0 +1,196 @@
+"""Compare the learned mask with what scores would have kept, on the same dense model, at the same budget and cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from gates.errors import GateError
+from gates.objective import Budget
+from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
+from gates.sites import describe_kinds
+from training.data.classification import ClassificationData
+from training.module import HeadPruner
+from training.run_directory import RunDirectory
+from training.scoring import Scores, score_heads
+
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+METHODS = ("learned", *RANKINGS)
+
+
+class TrainerFactory(Protocol):
+    """Makes a trainer like the run's own, without loggers and checkpoints, for one cell of the comparison."""
+
+    def __call__(self, title: str) -> pl.Trainer: ...
+
+
+@dataclass
+class Comparison:
+    """Results: one row per method and stage.
+
+    Args:
+        rows: method, stage (``post hoc``: mask only; ``settled``: trained on with the mask), heads, metrics on the
+            selection and the test split, optimiser steps after the dense model, seconds.
+        curve: post hoc quality of every ranking at other budgets, on the selection split.
+        masks: 0/1 mask of each method at the run's budget.
+        scores: what the rankings were made of.
+        keep: scores of each ranking, higher kept first.
+        alpha: of ``hies``, chosen on the selection split.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    scores: Scores | None = None
+    keep: dict[str, Tensor] = field(default_factory=dict)
+    alpha: float = 0.5
+
+    def table(self) -> pd.DataFrame:
+        return pd.DataFrame(self.rows)
+
+
+def check_methods(methods: Sequence[str], *, more: Sequence[str] = ()) -> None:
+    """Raises :class:`GateError` for a name that is no method."""
+    allowed = (*METHODS, *more)
+    for method in methods:
+        if method not in allowed:
+            raise GateError(f"unknown method {method!r}; expected some of {', '.join(allowed)}")
+
+
+def compare(
+    pruner: HeadPruner,
+    data: ClassificationData,
+    run: RunDirectory,
+    make_trainer: TrainerFactory,
+    *,
+    learned_row: dict[str, Any],
+    settled: Sequence[str],
+    curve_fractions: Sequence[float],
+) -> Comparison:
+    """Fill a :class:`Comparison`. The pruner comes with the learned mask in force and leaves in that state.
+
+    Args:
+        pruner: after training.
+        data: its data.
+        run: holds ``checkpoints/dense.ckpt``, where every rival starts.
+        make_trainer: makes trainers with the run's own settings.
+        learned_row: the learned method's settled result.
+        settled: methods to train on with their mask, for as many steps as the learned one; ``dense`` among them is the
+            control that keeps all heads.
+        curve_fractions: budgets of the post hoc curve, as fractions of all heads.
+    """
+    gates = pruner.gates
+    learned_mask = gates.mask.detach().cpu().clone()
+    learned_state = {name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    learned_log_alpha = gates.log_alpha.detach().cpu().clone()
+    cells = _Cells(pruner, data, run, make_trainer)
+    result = Comparison(masks={"learned": learned_mask})
+    try:
+        cells.load_dense()
+        trainer = make_trainer("scoring")
+        result.scores = score_heads(pruner, data.score_dataloader(), trainer)
+        heads = describe_kinds(gates.sites)
+        budget = pruner.budget or Budget.parse(int(learned_mask.sum()), heads)
+        layout = {"kind_index": gates.kind_index().cpu(), "layer_index": gates.layer_index().cpu()}
+        minimum = pruner.hparams["minimum_per_layer"]
+
+        def mask_of(keep: Tensor, budget: Budget) -> Tensor:
+            return budget_mask(keep, budget, minimum_per_layer=minimum, **layout)
+
+        result.alpha = _choose_alpha(cells, result.scores, layout["layer_index"], lambda keep: mask_of(keep, budget), pruner)
+        result.keep = {
+            name: _keep(name, result.scores, layout["layer_index"], result.alpha, pruner.hparams["seed"]) for name in RANKINGS
+        }
+        result.masks |= {name: mask_of(keep, budget) for name, keep in result.keep.items()}
+        result.keep = {"learned": learned_log_alpha, **result.keep}
+
+        dense = torch.ones(gates.heads)
+        result.rows.append(cells.post_hoc("dense", dense))
+        result.rows += [cells.post_hoc(method, mask) for method, mask in result.masks.items()]
+        for fraction in curve_fractions:
+            at = Budget.parse(max(1, round(fraction * gates.heads)), heads)
+            for method, keep in result.keep.items():
+                mask = budget_mask(keep, at, **layout)
+                row = cells.post_hoc(method, mask, splits=("select",))
+                result.curve.append(row)
+
+        result.rows.append(learned_row)
+        for method in settled:
+            if method != "learned":
+                result.rows.append(cells.settle(method, dense if method == "dense" else result.masks[method]))
+    finally:
+        pruner.fixed_mask = None
+        pruner.load_state_dict(learned_state, strict=False)
+        gates.set_mask_(learned_mask.to(pruner.device))
+    return result
+
+
+def _keep(name: RankingName, scores: Scores, layer_index: Tensor, alpha: float, seed: int) -> Tensor:
+    return keep_scores(
+        name, his=scores.importance.his, entropy=scores.entropy, layer_index=layer_index, alpha=alpha, seed=seed
+    )
+
+
+def _choose_alpha(
+    cells: _Cells, scores: Scores, layer_index: Tensor, mask_of: Callable[[Tensor], Tensor], pruner: HeadPruner
+) -> float:
+    """The alpha of HIES with the best post hoc result on the selection split (the first of equals)."""
+    quality = []
+    for alpha in ALPHAS:
+        keep = _keep("hies", scores, layer_index, alpha, 0)
+        quality.append(cells.post_hoc("hies", mask_of(keep), splits=("select",))[f"select_{pruner.task.main_metric}"])
+    return ALPHAS[max(range(len(ALPHAS)), key=quality.__getitem__)]
+
+
+class _Cells:
+    """Evaluates and trains single cells of the comparison, each from the dense checkpoint."""
+
+    def __init__(self, pruner: HeadPruner, data: ClassificationData, run: RunDirectory, make_trainer: TrainerFactory) -> None:
+        self.pruner, self.data, self.make_trainer = pruner, data, make_trainer
+        self.dense_path = run.checkpoint("dense")
+        self.evaluator = make_trainer("evaluating")
+
+    def load_dense(self) -> None:
+        """Weights as at the end of the warm-up."""
+        checkpoint = torch.load(self.dense_path, map_location="cpu", weights_only=False)
+        self.pruner.load_state_dict(checkpoint["state_dict"])
+
+    def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
+        """Mask only, no training."""
+        start = time.perf_counter()
+        self.pruner.gates.set_mask_(mask.to(self.pruner.device))
+        row = {"method": method, "stage": "post hoc", "heads": int(mask.sum())}
+        row |= evaluate(self.evaluator, self.pruner, self.data, splits)
+        return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
+
+    def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
+        """Train on from the dense checkpoint with the mask fixed, to the end of the learned method's schedule."""
+        start = time.perf_counter()
+        self.pruner.fixed_mask = mask
+        trainer = self.make_trainer(method)
+        trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=False)
+        row = {"method": method, "stage": "settled", "heads": int(mask.sum())}
+        row |= evaluate(self.evaluator, self.pruner, self.data, ("select", "test"))
+        steps = trainer.global_step - self.pruner.boundaries[0]
+        return row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
+
+
+def evaluate(
+    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = ("select", "test")
+) -> dict[str, float]:
+    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
+    found: dict[str, float] = {}
+    if "select" in splits:
+        found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
+    if "test" in splits:
+        found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
+    return {name.replace("/", "_"): float(value) for name, value in found.items()}
+
+

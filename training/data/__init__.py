@@ -1,0 +1,1 @@
+"""Data modules, one per kind of input."""

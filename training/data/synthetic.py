@@ -1,0 +1,184 @@
+"""The embedded data set: a small generated language whose questions need particular attention heads.
+
+Every example is a question word and a sentence such as::
+
+    agree? the quick fox near the lakes behind the barn indeed runs the basil softly
+
+and is answered yes or no:
+
+* ``agree?``: does the verb agree in number with the subject, whatever the nouns between them? (needs a head from
+  the verb to its subject)
+* ``order?``: is the word right before ``indeed`` plural? (needs a head to the previous word)
+* ``rare?``: does the sentence name a herb rather than a metal? (needs a head to the one rare word)
+
+Gold dependency heads are kept with every example, for the analysis of head roles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from training.data.classification import ClassificationData
+
+NOUNS = ("fox", "lake", "barn", "king", "nurse", "river", "clock", "horse", "tower", "baker", "poet", "wolf")
+VERBS = ("see", "like", "want", "find", "hide", "bring", "keep", "need")
+ADJECTIVES = ("quick", "old", "grey", "tall", "quiet", "young")
+ADVERBS = ("softly", "often", "gladly", "here", "again", "now")
+PREPOSITIONS = ("near", "behind", "with", "above")
+HERBS = ("basil", "thyme", "sage", "mint", "dill", "parsley", "chervil", "oregano", "fennel", "tarragon")
+METALS = ("iron", "copper", "zinc", "tin", "nickel", "cobalt", "silver", "lead", "chrome", "titanium")
+QUESTIONS = ("agree?", "order?", "rare?")
+MARKER = "indeed"
+LABELS = ("no", "yes")
+
+
+def plural(noun: str) -> str:
+    return noun[:-1] + "ves" if noun.endswith("f") else noun + ("es" if noun.endswith("x") else "s")
+
+
+def singular_verb(verb: str) -> str:
+    return verb + "s"
+
+
+PLURALS = frozenset(map(plural, NOUNS)) | frozenset(VERBS)
+
+
+@dataclass
+class _Sentence:
+    """Words with the index of each word's dependency head (-1: the root)."""
+
+    words: list[str] = field(default_factory=list)
+    heads: list[int] = field(default_factory=list)
+
+    def add(self, word: str, head: int = -1) -> int:
+        self.words.append(word)
+        self.heads.append(head)
+        return len(self.words) - 1
+
+    def insert(self, at: int, word: str, head: int) -> None:
+        """Insert a word, shifting every head index at or behind the place."""
+        self.heads = [other + (other >= at) for other in self.heads]
+        self.words.insert(at, word)
+        self.heads.insert(at, head)
+
+
+def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
+    """Questions, sentences, answers and gold dependency heads.
+
+    Args:
+        rows: how many examples; the three questions alternate.
+        seed: of all random choices.
+        max_distractors: nouns between subject and verb, at most.
+
+    Returns:
+        A data set with columns ``text``, ``label`` (``yes`` or ``no``), ``question`` and ``heads`` (for each word
+        the index of its dependency head, -1 for the root and the question word).
+    """
+    random = np.random.default_rng(seed)
+    examples = [_example(random, QUESTIONS[row % len(QUESTIONS)], max_distractors) for row in range(rows)]
+    return Dataset.from_list(examples)
+
+
+def _example(random: np.random.Generator, question: str, max_distractors: int) -> dict[str, object]:
+    agrees, subject_plural, herb = (bool(bit) for bit in random.integers(0, 2, 3))
+    sentence = _Sentence()
+    sentence.add(question)
+    subject = _noun_phrase(random, sentence, subject_plural)
+    numbered = [subject]
+    attach_to = subject
+    for _ in range(random.integers(0, max_distractors + 1)):
+        preposition = sentence.add(str(random.choice(PREPOSITIONS)))
+        attach_to = _noun_phrase(random, sentence, bool(random.integers(0, 2)), head=attach_to)
+        sentence.heads[preposition] = attach_to
+        numbered.append(attach_to)
+    verb_word = str(random.choice(VERBS))
+    verb = sentence.add(verb_word if subject_plural == agrees else singular_verb(verb_word))
+    sentence.heads[subject] = verb
+    numbered.append(verb)
+    the = sentence.add("the")
+    rare = sentence.add(str(random.choice(HERBS if herb else METALS)), verb)
+    sentence.heads[the] = rare
+    if random.integers(0, 2):
+        sentence.add(str(random.choice(ADVERBS)), verb)
+    marked = int(random.choice(numbered))
+    marked_plural = sentence.words[marked] in PLURALS
+    sentence.insert(marked + 1, MARKER, marked)
+    answer = {"agree?": agrees, "order?": marked_plural, "rare?": herb}[question]
+    return {
+        "text": " ".join(sentence.words),
+        "label": LABELS[answer],
+        "question": question,
+        "heads": sentence.heads,
+    }
+
+
+def _noun_phrase(random: np.random.Generator, sentence: _Sentence, is_plural: bool, head: int = -1) -> int:
+    dependents = [sentence.add("the")]
+    if random.integers(0, 2):
+        dependents.append(sentence.add(str(random.choice(ADJECTIVES))))
+    noun = str(random.choice(NOUNS))
+    position = sentence.add(plural(noun) if is_plural else noun, head)
+    for dependent in dependents:
+        sentence.heads[dependent] = position
+    return position
+
+
+def build_tokenizer() -> PreTrainedTokenizerBase:
+    """One token per word of the language, ``[CLS] words [SEP]``."""
+    words = [
+        *QUESTIONS, "the", MARKER, *NOUNS, *map(plural, NOUNS), *VERBS, *map(singular_verb, VERBS),
+        *ADJECTIVES, *ADVERBS, *PREPOSITIONS, *HERBS, *METALS,
+    ]  # fmt: skip
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: index for index, word in enumerate([*specials, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=64,
+    )  # fmt: skip
+
+
+class SyntheticData(ClassificationData):
+    """The embedded offline data set; the three splits are generated from different seeds.
+
+    Args:
+        train_rows: training examples.
+        select_rows: examples of the selection split, on which every choice is made.
+        test_rows: test examples.
+        max_distractors: nouns between subject and verb, at most.
+        batch_size: examples per step and device.
+        score_rows: training examples on which heads are scored.
+        seed: of the generated text and of the order of training batches.
+    """
+
+    def __init__(
+        self,
+        train_rows: int = 12288,
+        select_rows: int = 1536,
+        test_rows: int = 3072,
+        max_distractors: int = 3,
+        batch_size: int = 64,
+        score_rows: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, score_rows=score_rows, seed=seed)
+        self.rows = {"train": train_rows, "select": select_rows, "test": test_rows}
+        self.max_distractors = max_distractors
+
+    def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
+        return build_tokenizer()
+
+    def load_splits(self) -> dict[str, Dataset]:
+        return {
+            split: generate(rows, seed=3 * self.seed + offset, max_distractors=self.max_distractors)
+            for offset, (split, rows) in enumerate(self.rows.items())
+        }

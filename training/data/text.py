@@ -1,0 +1,210 @@
+"""Text classification from a hub data set or from local csv, tsv, jsonl or parquet files, gzip included."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from gates.errors import GateError
+from training.data.classification import ClassificationData
+
+FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+class TextClassificationData(ClassificationData):
+    """Single or paired sentences from a hub data set (``dataset``) or from local files (``train_file``, ...).
+
+    Args:
+        dataset: hub name of a data set, such as ``glue``.
+        subset: its configuration, such as ``sst2``.
+        train_split, select_split, test_split: names of its splits; without ``select_split`` (or ``select_file``)
+            a part of the training data is set aside.
+        train_file, select_file, test_file: local csv, tsv, jsonl or parquet files; ``.gz`` is unpacked.
+        columns: names of the columns of a csv or tsv file that has no header line.
+        quoting: whether fields of a csv or tsv file may be in double quotes; by default csv yes, tsv no.
+        text_column: the sentence.
+        pair_column: the second sentence, if there is one.
+        label_column: the class, a number or a word.
+        select_fraction: share of the training data set aside for selection when there is no split for it.
+        tokenizer: hub name or folder; by default the backbone's.
+        batch_size, eval_batch_size, score_rows, max_length, num_workers, seed: see
+            :class:`training.data.classification.ClassificationData`.
+    """
+
+    def __init__(
+        self,
+        dataset: str | None = None,
+        subset: str | None = None,
+        train_split: str = "train",
+        select_split: str | None = None,
+        test_split: str = "test",
+        train_file: str | None = None,
+        select_file: str | None = None,
+        test_file: str | None = None,
+        columns: list[str] | None = None,
+        quoting: bool | None = None,
+        text_column: str = "sentence",
+        pair_column: str | None = None,
+        label_column: str = "label",
+        select_fraction: float = 0.1,
+        tokenizer: str | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int = 128,
+        score_rows: int = 2048,
+        max_length: int = 128,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            score_rows=score_rows,
+            max_length=max_length,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        if (dataset is None) == (train_file is None):
+            raise GateError("give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither")
+        if train_file is not None and test_file is None:
+            raise GateError("--data.train_file is given but --data.test_file is not; results need a test file")
+        if not 0 < select_fraction < 1:
+            raise GateError(f"select_fraction is {select_fraction}; expected a share between 0 and 1")
+        self.dataset, self.subset = dataset, subset
+        self.split_names = {"train": train_split, "select": select_split, "test": test_split}
+        self.files = {"train": train_file, "select": select_file, "test": test_file}
+        self.columns, self.quoting = columns, quoting
+        self.text_column, self.pair_column, self.label_column = text_column, pair_column, label_column
+        self.select_fraction = select_fraction
+        self.tokenizer_name = tokenizer
+
+    def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
+        name = self.tokenizer_name or backbone
+        if name is None:
+            raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise GateError(
+                f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
+                "be reached; check the path or the network"
+            ) from error
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        return tokenizer
+
+    def load_splits(self) -> dict[str, Dataset]:
+        raw = self._read_files() if self.dataset is None else self._read_hub()
+        splits = {name: self._choose_columns(name, split) for name, split in raw.items()}
+        if "select" not in splits:
+            halves = splits["train"].train_test_split(self.select_fraction, seed=0)
+            splits["train"], splits["select"] = halves["train"], halves["test"]
+        return splits
+
+    def _read_files(self) -> dict[str, Dataset]:
+        return {name: read_file(file, self.columns, self.quoting) for name, file in self.files.items() if file is not None}
+
+    def _read_hub(self) -> dict[str, Dataset]:
+        assert self.dataset is not None
+        where = f"{self.dataset!r}" + (f" ({self.subset})" if self.subset else "")
+        try:
+            loaded = datasets.load_dataset(self.dataset, self.subset)
+        except Exception as error:  # the hub client raises many kinds of network and lookup errors
+            raise GateError(
+                f"cannot load the data set {where}: it is neither a local folder nor a hub name that can be reached; "
+                "check the name or the network, or give local files with --data.train_file"
+            ) from error
+        assert isinstance(loaded, DatasetDict)
+        wanted = {name: split for name, split in self.split_names.items() if split is not None}
+        for split in wanted.values():
+            if split not in loaded:
+                raise GateError(f"the data set {where} has no split {split!r}; it has {', '.join(loaded)}")
+        return {name: loaded[split] for name, split in wanted.items()}
+
+    def _choose_columns(self, name: str, split: Dataset) -> Dataset:
+        wanted = {"text": self.text_column, "label": self.label_column}
+        if self.pair_column is not None:
+            wanted["pair"] = self.pair_column
+        for column in wanted.values():
+            if column not in split.column_names:
+                raise GateError(
+                    f"the {name} split has no column {column!r}; it has {', '.join(map(repr, split.column_names))}. "
+                    "Set --data.text_column, --data.pair_column or --data.label_column, or --data.columns for a file without header"
+                )
+        if split.num_rows == 0:
+            raise GateError(f"the {name} split is empty; expected at least one example")
+        label = split.features[self.label_column]
+        names = label.names if isinstance(label, datasets.ClassLabel) else None
+
+        def choose(row: dict[str, Any]) -> dict[str, str]:
+            chosen = {new: row[old] for new, old in wanted.items()}
+            if any(value is None for value in chosen.values()):
+                raise GateError(f"the {name} split has an example without {self.text_column} or {self.label_column}: {row}")
+            if names is not None:
+                if not 0 <= chosen["label"] < len(names):
+                    raise GateError(
+                        f"the {name} split {self.split_names[name]!r} has hidden labels ({chosen['label']}); choose a labelled split"
+                    )
+                chosen["label"] = names[chosen["label"]]
+            return {new: str(value).strip() for new, value in chosen.items()}
+
+        return split.map(choose, remove_columns=split.column_names, desc=f"reading {name}", load_from_cache_file=False)
+
+
+def read_file(file: str, columns: list[str] | None = None, quoting: bool | None = None) -> Dataset:
+    """Read one local file by its ending.
+
+    Args:
+        file: ``.csv``, ``.tsv``, ``.txt`` (as tsv), ``.jsonl``, ``.json`` or ``.parquet``, each also with ``.gz``.
+        columns: names of the columns when there is no header line.
+        quoting: whether csv fields may be quoted; by default yes for csv and no for tsv.
+
+    Raises:
+        GateError: missing, empty, of unknown format, not UTF-8, or not what its ending says.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise GateError(f"the data file {file!r} does not exist; check the path")
+    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    kind = FORMATS.get(ending.lower())
+    if kind is None:
+        raise GateError(f"the data file {file!r} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, or one of these with .gz")
+    _check_text(path, kind)
+    options: dict[str, Any] = {}
+    if kind == "csv":
+        separator = "," if ending == ".csv" else "\t"
+        quoted = ending == ".csv" if quoting is None else quoting
+        options = {
+            "sep": separator, "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, "dtype": str,
+            "keep_default_na": False, "names": columns, "header": 0 if columns is None else None,
+        }  # fmt: skip
+    try:
+        return datasets.load_dataset(kind, data_files=str(path), split="train", **options)  # type: ignore[return-value]
+    except Exception as error:  # the readers behind it (pandas, arrow) raise many kinds
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(cause).strip().splitlines()[0]}") from error
+
+
+def _check_text(path: Path, kind: str) -> None:
+    """Empty files and files that are not UTF-8, named before a reader stumbles over them."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as stream:
+            empty = True
+            for number, line in enumerate(stream, start=1):
+                empty = empty and not line.strip()
+                if kind != "parquet":
+                    line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise GateError(f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise GateError(f"the data file {str(path)!r} is not a complete gzip file: {error}") from error
+    if empty:
+        raise GateError(f"the data file {str(path)!r} is empty; expected at least one example")

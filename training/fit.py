@@ -1,0 +1,342 @@
+"""``python -m training.fit``: learn which heads to keep, compare, export.
+
+Reads top to bottom: parse the command line, train, compare, write the run directory.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, WandbLogger
+from rich.console import Console
+from rich.table import Table
+
+from gates.checkpoint import ModelCard, save_pruned
+from gates.errors import GateError
+from gates.masks import save_mask
+from training.callbacks import DenseCheckpoint, GateLog, OpenHeadsBar
+from training.checkpoints import check_checkpoint
+from training.compare import METHODS, Comparison, check_methods, compare, evaluate
+from training.data.classification import ClassificationData
+from training.module import HeadPruner
+from training.plots import figure_image, gate_heat_map, mask_agreement, quality_by_budget
+from training.run_directory import Existing, RunDirectory
+from training.scores_table import score_table
+from training.tasks import stated_labels
+from training.tracking import WandbOptions, code_version, machine, versions
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PACKAGED_CONFIGS = Path(__file__).parent / "configs"
+
+
+@dataclass
+class CompareOptions:
+    """What the run's end compares.
+
+    Args:
+        stage: ``none``; ``posthoc``: masks only, on the dense model; ``full``: also trained on with each mask, for as
+            many steps as the learned method.
+        settled: with ``full``, the methods to train on; ``dense`` is the control that keeps all heads. By default all.
+        curve: budgets of the post hoc curve, as fractions of all heads; empty for none.
+    """
+
+    stage: Literal["none", "posthoc", "full"] = "full"
+    settled: list[str] | None = None
+    curve: list[float] | None = None
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training.fit", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file; the embedded default if no --config is given.")
+    parser.add_argument("--run_dir", type=str | None, default=None, help="Where to write (default: runs/NAME).")
+    parser.add_argument("--existing", type=Existing, default="refuse", help="What to do if --run_dir holds a run.")
+    parser.add_argument("--name", type=str, default="run", help="Name of the run; the default directory is runs/NAME.")
+    parser.add_argument("--seed", type=int, default=0, help="Of weights, data order, gates and dropout.")
+    parser.add_argument("--ckpt_path", type=str | None, default=None, help="Checkpoint to resume from, of this or another run.")
+    parser.add_argument("--save_every", type=int, default=200, help="Optimiser steps between checkpoints.")
+    parser.add_class_arguments(HeadPruner, "model", skip={"seed"})
+    parser.add_subclass_arguments(ClassificationData, "data", required=True)
+    parser.add_class_arguments(pl.Trainer, "trainer", skip={"logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time"})
+    parser.add_class_arguments(WandbOptions, "wandb")
+    parser.add_class_arguments(CompareOptions, "compare")
+    parser.set_defaults(
+        {
+            "trainer.use_distributed_sampler": False,
+            "trainer.enable_model_summary": False,
+            "trainer.num_sanity_val_steps": 0,
+            "trainer.log_every_n_steps": 10,
+            "trainer.gradient_clip_val": 1.0,
+        }
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    quiet_libraries()
+    parser = build_parser()
+    try:
+        if not any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
+            arguments = ["--config", str(default_config()), *arguments]
+        config = parser.parse_args(arguments)
+        fit(parser, config)
+    except GateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; go on with --existing resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+def default_config() -> Path:
+    """The embedded default: in a checkout, or as packaged with an installed copy."""
+    for folder in (CONFIGS, PACKAGED_CONFIGS):
+        if (folder / "default.yaml").is_file():
+            return folder / "default.yaml"
+    raise GateError("the default configuration is not installed; give one with --config")
+
+
+def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
+    """The whole run."""
+    console = Console()
+    options = CompareOptions(**config.compare.as_dict())
+    settled = list(options.settled) if options.settled is not None else ["dense", *METHODS]
+    check_methods(settled, more=("dense",))
+    if config.save_every < 1:
+        raise GateError(f"--save_every is {config.save_every}; expected at least 1")
+    run = RunDirectory.claim(config.run_dir, config.name, config.existing)
+
+    pl.seed_everything(config.seed, workers=True, verbose=False)
+    pruner, data = instantiate(parser, config)
+    data.build(pruner.backbone_name, stated_labels(pruner.backbone_name))
+    assert data.tokenizer is not None
+    pruner.build(data.labels, data.tokenizer)
+    checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)
+    if checkpoint is not None:
+        check_checkpoint(checkpoint, pruner)
+
+    run.create(parser.dump(config, skip_none=False))
+    gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"))
+    wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, config_values(parser, config))
+    trainer = make_trainer(
+        config,
+        title="training",
+        logger=[CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])],
+        callbacks=[
+            gate_log,
+            dense,
+            ModelCheckpoint(
+                run.path / "checkpoints", filename="last", every_n_train_steps=config.save_every, enable_version_counter=False
+            ),
+        ],
+    )
+    start = time.perf_counter()
+    trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=False)
+    seconds = time.perf_counter() - start
+    trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
+
+    quiet_trainer = make_trainer(config, title="evaluating")
+    learned_row = {"method": "learned", "stage": "settled", "heads": int(pruner.gates.mask.sum())}
+    learned_row |= evaluate(quiet_trainer, pruner, data)
+    learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
+    if options.stage == "none":
+        result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
+    else:
+        result = compare(
+            pruner,
+            data,
+            run,
+            lambda title: make_trainer(config, title=title),
+            learned_row=learned_row,
+            settled=settled if options.stage == "full" else [],
+            curve_fractions=options.curve if options.curve is not None else (0.75, 0.5, 0.25, 0.125),
+        )
+    if trainer.is_global_zero:
+        metrics = summarise(config, pruner, result, learned_row, seconds)
+        write_results(run, pruner, data, gate_log, result, metrics)
+        if wandb_logger is not None:
+            send_results(wandb_logger, run, result, metrics)
+        show(console, run, result, metrics, wandb_logger)
+    return run
+
+
+def instantiate(parser: ArgumentParser, config: Namespace) -> tuple[HeadPruner, ClassificationData]:
+    """The module and the data, with the run's seed."""
+    chosen = copy.deepcopy(config)
+    chosen.pop("trainer")
+    objects = parser.instantiate_classes(chosen)
+    model = HeadPruner(**config.model.as_dict(), seed=config.seed)
+    data: ClassificationData = objects.data
+    data.seed = data.seed + config.seed
+    return model, data
+
+
+def make_trainer(config: Namespace, *, title: str, logger: Any = False, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
+    """A trainer with the run's settings; without ``callbacks`` it writes no checkpoints."""
+    settings = config.trainer.as_dict()
+    bar = [OpenHeadsBar(title)] if settings.pop("enable_progress_bar", None) is not False else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pl.Trainer(
+            **{
+                **settings,
+                "max_epochs": 1,
+                "logger": logger,
+                "callbacks": [*callbacks, *bar],
+                "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+                "enable_progress_bar": bool(bar),
+            }
+        )
+
+
+def config_values(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
+    """The resolved configuration as plain values."""
+    import yaml
+
+    return dict(yaml.safe_load(parser.dump(config, skip_none=False)))
+
+
+def summarise(
+    config: Namespace, pruner: HeadPruner, result: Comparison, learned_row: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    """What ``metrics.json`` holds."""
+    dense = [row for row in result.rows if row["method"] == "dense"]
+    return {
+        "heads": {
+            "total": pruner.gates.heads,
+            "kept": learned_row["heads"],
+            "by_site": {
+                site.label: int(part.sum())
+                for site, part in zip(pruner.gates.sites, pruner.gates.mask.split(pruner.gates.sizes), strict=True)
+            },
+        },
+        "learned": {name: value for name, value in learned_row.items() if name not in ("method", "stage")},
+        "dense": {row["stage"]: {k: v for k, v in row.items() if k not in ("method", "stage")} for row in dense},
+        "hies_alpha": result.alpha if result.scores else None,
+        "seed": config.seed,
+        "train_seconds": round(seconds, 2),
+        "wandb_mode": WandbOptions(**config.wandb.as_dict()).resolved_mode(),
+        "code": code_version(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def write_results(
+    run: RunDirectory,
+    pruner: HeadPruner,
+    data: ClassificationData,
+    gate_log: GateLog,
+    result: Comparison,
+    metrics: dict[str, Any],
+) -> None:
+    """Tables, masks, scores, pictures and the exported model."""
+    gates = pruner.gates
+    table, curve = result.table(), pd.DataFrame(result.curve)
+    run.write_json("metrics.json", metrics)
+    run.write_table("comparison.csv", table)
+    run.write_table("curve.csv", curve)
+    run.write_table("scores/gates_over_time.csv", gate_log.table(pruner))
+    run.write_table("scores/heads.csv", score_table(gates, result))
+    for method, mask in result.masks.items():
+        save_mask(run.path / "masks" / f"{method}.json", mask, gates.sites, method=method)
+    main = pruner.task.main_metric
+    figures = {
+        "gates": gate_heat_map(gates.sites, gates.mask.cpu(), title="heads kept"),
+        "agreement": mask_agreement(result.masks),
+    }
+    if gate_log.values and pruner.boundaries[0] < pruner.boundaries[1]:
+        figures["gates_before_settling"] = gate_heat_map(gates.sites, last_soft_gates(gate_log, pruner), title="gates at the end of the prune phase")
+    if len(curve):
+        figures["quality_by_budget"] = quality_by_budget(curve, table, metric=main)
+    for name, figure in figures.items():
+        with run.replacing(f"plots/{name}.png") as partial:
+            figure.savefig(partial, format="png", dpi=150)
+    batch = next(iter(data.test_dataloader()))
+    gates.detach()
+    try:
+        save_pruned(
+            pruner.backbone,
+            run.export,
+            gates.mask.cpu(),
+            tokenizer=data.tokenizer,
+            card=ModelCard(
+                base_model=pruner.backbone_name or str(pruner.hparams["from_scratch"]["model_type"]),
+                method="learned Hard-Concrete gates, weights settled with the mask",
+                metrics={name: metrics["learned"][f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
+                versions=metrics["versions"],
+            ),
+            check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
+        )
+    finally:
+        gates.attach()
+
+
+def last_soft_gates(gate_log: GateLog, pruner: HeadPruner) -> torch.Tensor:
+    """The gates as last recorded within the prune phase."""
+    recorded = [value for step, value in zip(gate_log.steps, gate_log.values, strict=True) if step <= pruner.boundaries[1]]
+    return recorded[-1] if recorded else gate_log.values[0]
+
+
+def send_results(logger: WandbLogger, run: RunDirectory, result: Comparison, metrics: dict[str, Any]) -> None:
+    """The comparison as a W&B Table, the pictures as media, the results as the run's summary."""
+    logger.log_table("comparison", dataframe=result.table())
+    for picture in sorted((run.path / "plots").glob("*.png")):
+        logger.log_image(f"plots/{picture.stem}", [str(picture)])
+    logger.experiment.summary.update({"learned": metrics["learned"], "heads": metrics["heads"]})
+    logger.experiment.finish()
+
+
+def show(console: Console, run: RunDirectory, result: Comparison, metrics: dict[str, Any], wandb_logger: Any) -> None:
+    """The final table and the paths of what was written."""
+    heads = metrics["heads"]
+    table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
+    names = ["method", "stage", "heads", "select_accuracy", "test_accuracy", "test_loss", "steps", "seconds"]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="left" if name in names[:2] else "right")
+    for row in result.rows:
+        style = "bold" if row["method"] == "learned" else None
+        table.add_row(*(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style)
+    console.print(table)
+    for name, path in {
+        "comparison": run.path / "comparison.csv",
+        "masks": run.path / "masks",
+        "pictures": run.path / "plots",
+        "pruned model": run.export,
+    }.items():
+        console.print(f"{name}: {path}")
+    if wandb_logger is not None and metrics["wandb_mode"] == "offline":
+        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
+
+
+def quiet_libraries() -> None:
+    """Hints and progress bars that say nothing about this run."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    for message in (".*does not have many workers.*", ".*number of training batches.*", ".*LeafSpec.*", ".*exists and is not empty.*"):
+        warnings.filterwarnings("ignore", message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

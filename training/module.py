@@ -1,0 +1,322 @@
+"""The Lightning module: one run from a dense Transformer to a pruned one, in three phases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from gates.attach import HeadGates
+from gates.errors import GateError
+from gates.hard_concrete import Stretch
+from gates.objective import Budget, TargetBudget, l0_penalty
+from gates.ranking import budget_mask
+from gates.sites import KINDS, describe_kinds
+from training.tasks import Classification
+
+Phase = Literal["warm-up", "prune", "settle"]
+NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
+
+
+class HeadPruner(pl.LightningModule):
+    """Fine-tune a Transformer with a Hard-Concrete gate on every head, then keep exactly the budgeted heads.
+
+    One ``trainer.fit`` has three phases. *Warm-up*: all gates open, ordinary fine-tuning; give it length 0 for a
+    model that is already fine-tuned. *Prune*: stochastic gates, with a penalty that ramps up. *Settle*: the mask is
+    fixed at the budget and the weights recover.
+
+    Args:
+        backbone: hub name or local folder of a pretrained model.
+        from_scratch: instead of a backbone, config fields of a new model (``model_type`` and sizes).
+        budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}).
+        price: with ``budget: null``, lambda of Voita et al. 2019: the price of one expected open head, or one per
+            kind. The number of heads that stay then follows from it.
+        warm_up: length of the warm-up phase in epochs; fractions are allowed.
+        prune: length of the prune phase in epochs.
+        settle: length of the settle phase in epochs.
+        ramp: share of the prune phase over which the target or the price goes to its final value.
+        minimum_per_layer: heads that every layer keeps, whatever their gates say.
+        learning_rate: of the backbone; rises linearly over ``lr_warm_up`` and falls linearly to 0.
+        lr_warm_up: share of all steps over which the backbone's learning rate rises.
+        weight_decay: of the backbone's matrices.
+        gate_learning_rate: of log_alpha.
+        multiplier_learning_rate: of the target's multipliers, which ascend.
+        temperature: of the Hard-Concrete distribution.
+        initial_log_alpha: 2.5 is near-open: evaluation gates start at exactly 1.
+        straight_through: train with gates rounded to 0 and 1.
+        freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
+            alone.
+        seed: of the gates' noise and of dropout, which are functions of (seed, step).
+    """
+
+    def __init__(
+        self,
+        backbone: str | None = None,
+        from_scratch: dict[str, Any] | None = None,
+        budget: int | float | dict[str, int | float] | None = 0.25,
+        price: float | dict[str, float] = 0.01,
+        warm_up: float = 2.0,
+        prune: float = 1.0,
+        settle: float = 1.0,
+        ramp: float = 0.6,
+        minimum_per_layer: int = 0,
+        learning_rate: float = 5e-5,
+        lr_warm_up: float = 0.06,
+        weight_decay: float = 0.01,
+        gate_learning_rate: float = 0.05,
+        multiplier_learning_rate: float = 0.1,
+        temperature: float = 0.33,
+        initial_log_alpha: float = 2.5,
+        straight_through: bool = False,
+        freeze: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if (backbone is None) == (from_scratch is None):
+            raise GateError("give either a pretrained model (--model.backbone) or config fields (--model.from_scratch), not both or neither")
+        for name, value in {"warm_up": warm_up, "prune": prune, "settle": settle}.items():
+            if value < 0:
+                raise GateError(f"{name} is {value} epochs; expected 0 or more")
+        if prune == 0:
+            raise GateError("prune is 0 epochs; the gates need some training, for example 1")
+        if not 0 < ramp <= 1:
+            raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
+        self.save_hyperparameters()
+        self.backbone_name = backbone
+        self.fixed_mask: Tensor | None = None
+        self._boundaries = (0, 0, 0)
+
+    # -- building ----------------------------------------------------------------------------------------------
+
+    def build(self, labels: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        """Load the backbone, attach the gates and check the budget; does nothing the second time.
+
+        Raises:
+            GateError: for a backbone that cannot be loaded or gated, or a budget it cannot have.
+        """
+        if hasattr(self, "backbone"):
+            return
+        hparams = self.hparams
+        self.task = Classification(labels)
+        backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer)
+        self.gates = HeadGates(
+            backbone,
+            stretch=Stretch(hparams["temperature"]),
+            initial_log_alpha=hparams["initial_log_alpha"],
+            straight_through=hparams["straight_through"],
+        )
+        heads = describe_kinds(self.gates.sites)
+        self.budget = None if hparams["budget"] is None else Budget.parse(hparams["budget"], heads)
+        self.prices = self._parse_prices(hparams["price"], heads)
+        if self.budget is not None:
+            self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch)
+            self.mask_within_budget(self.gates.log_alpha.detach())  # raises where the minimum does not fit
+        self.backbone = backbone
+        self._freeze(hparams["freeze"] or [])
+        self.gates.mode = "open"
+        self.gates.attach()
+        self.metrics = torch.nn.ModuleDict({split: self.task.metrics() for split in ("select", "test")})
+
+    def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
+        """The price of each head, ``[heads]``."""
+        prices = dict.fromkeys(heads, price) if not isinstance(price, Mapping) else dict(price)
+        for kind, value in prices.items():
+            if kind not in heads:
+                raise GateError(f"the price names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only")
+            if not value >= 0:
+                raise GateError(f"the price of {kind} heads is {value!r}; expected a number of at least 0")
+        table = torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
+        return table[self.gates.kind_index().cpu()]
+
+    def _freeze(self, patterns: list[str]) -> None:
+        for pattern in patterns:
+            matches = [p for name, p in self.backbone.named_parameters() if re.search(pattern, name)]
+            if not matches:
+                raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(self.backbone).__name__}")
+            for parameter in matches:
+                parameter.requires_grad_(False)
+
+    @property
+    def epochs(self) -> float:
+        """Length of the whole run."""
+        return float(self.hparams["warm_up"] + self.hparams["prune"] + self.hparams["settle"])
+
+    def mask_within_budget(self, scores: Tensor) -> Tensor:
+        """The 0/1 mask ``[heads]`` of the highest scores: exactly the budget, with the minimum per layer."""
+        assert self.budget is not None
+        return budget_mask(
+            scores,
+            self.budget,
+            kind_index=self.gates.kind_index().to(scores.device),
+            layer_index=self.gates.layer_index().to(scores.device),
+            minimum_per_layer=self.hparams["minimum_per_layer"],
+        )
+
+    def learned_mask(self) -> Tensor:
+        """What the gates say now: the top log_alpha within the budget, or without one every gate above 0."""
+        if self.gates.mode == "masked":
+            return self.gates.mask.clone()
+        if self.budget is None:
+            self.gates.mode = "stochastic"
+            return (self.gates.values() > 0).float()
+        return self.mask_within_budget(self.gates.log_alpha.detach())
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def _set_boundaries(self) -> None:
+        steps = int(self.trainer.estimated_stepping_batches)
+        warm_up = round(steps * self.hparams["warm_up"] / self.epochs)
+        prune = max(1, round(steps * self.hparams["prune"] / self.epochs))
+        self._boundaries = (warm_up, min(steps, warm_up + prune), steps)
+
+    @property
+    def boundaries(self) -> tuple[int, int, int]:
+        """Optimiser steps after which warm-up, prune and settle end."""
+        return self._boundaries
+
+    def phase(self, step: int) -> Phase:
+        warm_up, prune, _ = self._boundaries
+        return "warm-up" if step < warm_up else "prune" if step < prune else "settle"
+
+    def ramp(self, step: int) -> float:
+        """How far the target or the price has gone, 0 to 1; 0 outside the prune phase."""
+        if self.phase(step) != "prune" or self.fixed_mask is not None:
+            return 0.0
+        warm_up, prune, _ = self._boundaries
+        return min(1.0, (step - warm_up + 1) / max(1.0, self.hparams["ramp"] * (prune - warm_up)))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        phase = self.phase(self.global_step)
+        if phase == "warm-up":
+            self.gates.mode = "open"
+        elif self.fixed_mask is not None:
+            self.gates.set_mask_(self.fixed_mask.to(self.device))
+        elif phase == "prune":
+            self.gates.mode = "stochastic"
+        elif self.gates.mode != "masked":
+            self.gates.set_mask_(self.learned_mask())
+
+    def on_train_end(self) -> None:
+        if self.fixed_mask is None and self.global_step >= self._boundaries[1]:
+            self.gates.set_mask_(self.learned_mask())
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        # Noise is a function of (seed, batch): a resumed run draws what an unbroken one would have drawn. All
+        # processes draw the same gates; dropout is their own.
+        noise = (int(self.hparams["seed"]) * 1_000_003 + batch_idx) * 4096
+        torch.manual_seed(noise)
+        stochastic = self.gates.mode == "stochastic"
+        with self.gates.use(self.gates.hard_concrete()) if stochastic else nullcontext():
+            torch.manual_seed(noise + 1 + self.global_rank)
+            losses, _ = self.task.losses(self.backbone, batch)
+        task_loss = losses.mean()
+        penalty = self._penalty()
+        loss = task_loss + penalty
+        if not torch.isfinite(loss):
+            raise GateError(
+                f"the loss is {float(loss.detach())} at step {self.global_step}; the last good checkpoint is kept. Lower "
+                "--model.learning_rate or set --trainer.gradient_clip_val, then resume with --existing resume"
+            )
+        self.log_dict({"train/task_loss": task_loss, "train/penalty": penalty, "train/loss": loss})
+        return loss
+
+    def _penalty(self) -> Tensor:
+        """The price on open gates, or the pull to the target; times 0 outside the prune phase, so that every
+        parameter has a gradient in every process."""
+        ramp = self.ramp(self.global_step)
+        probability = self.gates.hard_concrete.open_probability()
+        if self.budget is None:
+            return ramp * l0_penalty(probability, self.prices.to(probability))
+        active = 1.0 if ramp > 0 else 0.0
+        return active * self.target(probability, self.gates.kind_index(), ramp)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.gates.hard_concrete.clamp_()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0 and (unreached := self.gates.unreached()):
+            raise GateError(
+                f"the attention at {unreached[0]!r} never called its output projection, so its gates have no effect; "
+                "choose another attention implementation, for example attn_implementation='sdpa'"
+            )
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self._evaluate("select", batch)
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def _evaluate(self, split: str, batch: dict[str, Tensor]) -> None:
+        losses, logits = self.task.losses(self.backbone, batch)
+        metrics = self.metrics[split]
+        metrics.update(logits, batch["labels"])  # type: ignore[operator]
+        size = losses.shape[0]
+        self.log(f"{split}/loss", losses.mean(), batch_size=size, on_epoch=True, sync_dist=True)
+        named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
+        self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
+
+    # -- optimisation ------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        self._set_boundaries()
+        hparams = self.hparams
+        decayed, plain = [], []
+        for name, parameter in self.backbone.named_parameters():
+            if parameter.requires_grad:
+                (plain if parameter.dim() < 2 or NO_DECAY.search(name) else decayed).append(parameter)
+        backbone_groups = [
+            {"name": "backbone", "params": decayed, "lr": hparams["learning_rate"], "weight_decay": hparams["weight_decay"]},
+            {"name": "backbone-no-decay", "params": plain, "lr": hparams["learning_rate"], "weight_decay": 0.0},
+        ]
+        gate_groups: list[dict[str, Any]] = [
+            {"name": "gates", "params": [self.gates.log_alpha], "lr": hparams["gate_learning_rate"], "weight_decay": 0.0}
+        ]
+        if self.budget is not None:
+            gate_groups.append(
+                {
+                    "name": "multipliers",
+                    "params": list(self.target.parameters()),
+                    "lr": hparams["multiplier_learning_rate"],
+                    "weight_decay": 0.0,
+                    "maximize": True,
+                }
+            )
+        groups = [group for group in backbone_groups if group["params"]] + gate_groups
+        optimizer = torch.optim.AdamW(groups)
+        schedules = [
+            self._gate_schedule if group["name"] in ("gates", "multipliers") else self._backbone_schedule for group in groups
+        ]
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedules)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _backbone_schedule(self, step: int) -> float:
+        steps = self._boundaries[2]
+        rise = max(1, round(self.hparams["lr_warm_up"] * steps))
+        return min((step + 1) / rise, max(0.0, (steps - step) / max(1, steps - rise)))
+
+    def _gate_schedule(self, step: int) -> float:
+        return 1.0 if self.phase(step) == "prune" else 0.0
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the backbone's gradients only: the gates' have another scale and must not shrink with them."""
+        if not gradient_clip_val:
+            return
+        parameters = [p for p in self.backbone.parameters() if p.grad is not None]
+        if gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)

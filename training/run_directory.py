@@ -1,0 +1,120 @@
+"""The run directory: where everything of a run is written, in a fixed shape.
+
+::
+
+    config.yaml        the resolved configuration
+    metrics.json       results of the run, versions, machine
+    metrics.csv        what was logged at each step
+    comparison.csv     every method at the run's budget
+    curve.csv          post hoc quality of every ranking at other budgets (selection split)
+    scores/*.csv       HIS, entropy, gates, gates over time
+    masks/*.json       the mask of each method
+    plots/*.png        gate heat map, quality by budget, agreement of masks
+    checkpoints/       dense.ckpt (end of warm-up), last.ckpt, final.ckpt
+    export/            the pruned model
+    wandb/             W&B's own files
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from gates.errors import GateError
+
+Existing = Literal["refuse", "resume", "overwrite"]
+FOLDERS = ("scores", "masks", "plots", "checkpoints")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run.
+
+    Args:
+        path: the directory.
+        resumes: whether it held a run that this one goes on with.
+    """
+
+    path: Path
+    resumes: bool = False
+
+    @classmethod
+    def claim(cls, path: str | None, name: str, existing: Existing) -> RunDirectory:
+        """Choose and check the directory; nothing is written yet.
+
+        Args:
+            path: as the user gave it; None stands for ``runs/NAME``, with a number if that is taken.
+            name: of the run.
+            existing: what to do when the directory holds a run.
+
+        Raises:
+            GateError: if it is taken, or there is nothing to resume.
+        """
+        chosen = Path("runs") / name if path is None else Path(path)
+        if path is None and existing == "refuse":
+            number = 2
+            while chosen.exists():
+                chosen = Path("runs") / f"{name}-{number}"
+                number += 1
+        if chosen.exists() and not chosen.is_dir():
+            raise GateError(f"--run_dir {str(chosen)!r} is a file; give a directory")
+        taken = chosen.is_dir() and any(chosen.iterdir())
+        if existing == "resume":
+            if not (chosen / "checkpoints" / "last.ckpt").is_file():
+                raise GateError(f"there is nothing to resume in {str(chosen)!r}: it has no checkpoints/last.ckpt")
+            return cls(chosen, resumes=True)
+        if taken and existing == "refuse":
+            raise GateError(
+                f"{str(chosen)!r} already holds a run; go on with it (--existing resume), replace it (--existing overwrite) "
+                "or give another --run_dir"
+            )
+        if taken and not (chosen / "config.yaml").is_file():
+            raise GateError(f"{str(chosen)!r} is not empty and does not hold a run, so it is not overwritten; give another --run_dir")
+        return cls(chosen)
+
+    def create(self, config_yaml: str) -> None:
+        """Make the folders (an old run is removed unless it is resumed) and save the resolved configuration."""
+        if self.path.is_dir() and not self.resumes:
+            shutil.rmtree(self.path)
+        for folder in FOLDERS:
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+        if self.resumes:  # results of an unfinished comparison are made again
+            shutil.rmtree(self.export, ignore_errors=True)
+        self.write_text("config.yaml", config_yaml)
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    def checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{name}.ckpt"
+
+    def write_text(self, name: str, text: str) -> None:
+        with self.replacing(name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+    def write_json(self, name: str, content: Any) -> None:
+        self.write_text(name, json.dumps(content, indent=2) + "\n")
+
+    def write_table(self, name: str, table: pd.DataFrame) -> None:
+        with self.replacing(name) as partial:
+            table.to_csv(partial, index=False)
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A temporary path that takes its name when the block succeeds."""
+        target = self.path / name
+        partial = target.with_name(f".{os.getpid()}-{target.name}")
+        try:
+            yield partial
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)

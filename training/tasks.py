@@ -1,0 +1,113 @@
+"""What a task adds to a backbone: the Auto class, the per-example loss and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from gates.errors import GateError
+
+
+@dataclass
+class Classification:
+    """Sentence classification with an ``AutoModelForSequenceClassification``.
+
+    Args:
+        labels: class names; a class's position is its number.
+    """
+
+    labels: list[str]
+    main_metric: str = field(default="accuracy", init=False)
+
+    def build(
+        self, backbone: str | None, from_scratch: Mapping[str, Any] | None, tokenizer: PreTrainedTokenizerBase
+    ) -> PreTrainedModel:
+        """A pretrained backbone with a classifier for the labels, or a new one from config fields.
+
+        Raises:
+            GateError: if the backbone cannot be loaded.
+        """
+        names = {
+            "num_labels": len(self.labels),
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {label: index for index, label in enumerate(self.labels)},
+        }
+        if from_scratch is not None:
+            fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **names}
+            return AutoModelForSequenceClassification.from_config(new_config(fields))
+        assert backbone is not None
+        config = read_config(backbone)
+        resized = config.num_labels != len(self.labels)
+        for name, value in names.items():
+            setattr(config, name, value)
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = tokenizer.pad_token_id
+        try:
+            model = AutoModelForSequenceClassification.from_pretrained(
+                backbone, config=config, ignore_mismatched_sizes=resized
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise GateError(f"cannot load a classifier from {backbone!r}: {str(error).strip().splitlines()[0]}") from error
+        return model.float()
+
+    def losses(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of every example ``[batch]``, float32, and the logits ``[batch, classes]``."""
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        logits = model(**inputs).logits.float()
+        return torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none"), logits
+
+    def metrics(self) -> MetricCollection:
+        """Accuracy, macro F1 and Matthews correlation, fed with logits and labels."""
+        classes = len(self.labels)
+        return MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(classes, average="micro"),
+                "f1": MulticlassF1Score(classes, average="macro"),
+                "matthews": MulticlassMatthewsCorrCoef(classes),
+            }
+        )
+
+    def valid_queries(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """Which queries are not padding, for each kind of attention."""
+        mask = batch.get("attention_mask")
+        return {"encoder": mask, "decoder": mask, "cross": mask}
+
+
+def read_config(backbone: str) -> Any:
+    """The config of a hub name or local folder.
+
+    Raises:
+        GateError: if there is none.
+    """
+    try:
+        return AutoConfig.from_pretrained(backbone)
+    except (OSError, ValueError, KeyError) as error:
+        raise GateError(
+            f"cannot load a model from {backbone!r}: it is neither a folder with a config.json of a known architecture nor a "
+            "hub name that can be reached; check the path or the network"
+        ) from error
+
+
+def new_config(fields: Mapping[str, Any]) -> Any:
+    """A config from its fields, ``model_type`` among them."""
+    fields = dict(fields)
+    model_type = fields.pop("model_type", None)
+    try:
+        return AutoConfig.for_model(model_type, **fields)
+    except Exception as error:  # strict configs raise their own validation errors
+        raise GateError(f"model.from_scratch is not a config of Transformers: {str(error).strip().splitlines()[0]}") from error
+
+
+def stated_labels(backbone: str | None) -> list[str] | None:
+    """The class names that a fine-tuned checkpoint states, in its order; None for placeholders like LABEL_0."""
+    if backbone is None:
+        return None
+    names = [str(name) for _, name in sorted(read_config(backbone).id2label.items())]
+    return None if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names

@@ -1,0 +1,87 @@
+"""Logging to W&B without ever asking a question: online when logged in, offline otherwise."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import wandb
+from pytorch_lightning.loggers import WandbLogger
+
+PACKAGES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "datasets", "safetensors", "wandb")
+
+
+@dataclass
+class WandbOptions:
+    """How the run appears in W&B.
+
+    Args:
+        mode: ``auto`` is online when logged in (or as WANDB_MODE says) and offline otherwise.
+        project: W&B project.
+        name: of the run; by default the run directory's.
+        group: to put runs together.
+        tags: free labels.
+    """
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    project: str = "head-gates"
+    name: str | None = None
+    group: str | None = None
+    tags: list[str] | None = None
+
+    def resolved_mode(self) -> str:
+        """``online``, ``offline`` or ``disabled``, decided without a prompt."""
+        if self.mode != "auto":
+            return self.mode
+        chosen = os.environ.get("WANDB_MODE", "").lower()
+        if chosen in ("online", "offline", "disabled"):
+            return chosen
+        return "online" if wandb.Settings().api_key or wandb.api.api_key else "offline"
+
+    def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
+        """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled."""
+        mode = self.resolved_mode()
+        if mode == "disabled":
+            return None
+        settings = wandb.Settings(silent=True, console="off", mode=mode)
+        return WandbLogger(
+            save_dir=str(run_path),
+            project=self.project,
+            name=self.name or run_path.name,
+            group=self.group,
+            tags=self.tags,
+            config={**config, "code": code_version()},
+            offline=mode == "offline",
+            settings=settings,
+        )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what results depend on."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
+
+
+def machine() -> dict[str, str | int]:
+    """The processor and the accelerator, if there is one."""
+    described: dict[str, str | int] = {"platform": platform.machine(), "cpu_cores": os.cpu_count() or 1}
+    described["torch_threads"] = torch.get_num_threads()
+    if torch.cuda.is_available():
+        described["gpu"] = torch.cuda.get_device_name()
+    return described
+
+
+def code_version() -> dict[str, str]:
+    """The package's version and, in a git checkout, the commit."""
+    described = {"version": metadata.version("head-gates")}
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        described["commit"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return described
