@@ -141,13 +141,26 @@ def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
     return found
 
 
+def _has_sites(stock: type[PreTrainedModel], model: PreTrainedModel) -> bool:
+    """Whether a class for the same config has every module that was pruned (an encoder-decoder's causal LM does not)."""
+    if stock.__name__ == type(model).__name__.removeprefix("Pruned"):
+        return True
+    config = copy.deepcopy(model.config)
+    try:
+        with torch.device("meta"):
+            names = {name for name, _ in stock(config).base_model.named_modules()}
+    except Exception:  # a class that cannot be built from this config is not offered
+        return False
+    return names.issuperset(config.pruned_attention)
+
+
 def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
     """Write the self-contained modeling file; returns the config's ``auto_map``.
 
     The file is :mod:`gates.pruned` and one subclass per Auto class. No text but class names of Transformers itself
     goes into it.
     """
-    stock_classes = auto_classes(model)
+    stock_classes = {auto: stock for auto, stock in auto_classes(model).items() if _has_sites(stock, model)}
     own = type(model).__name__.removeprefix("Pruned")
     if own not in {stock.__name__ for stock in stock_classes.values()}:
         raise GateError(

@@ -5,6 +5,7 @@ The penalty is always computed from the closed-form expectation, never from a sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Budget:
 
 
 def _count(value: object, heads: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise GateError(f"the {name} is {value!r}; expected a number of heads such as {max(1, heads // 4)} or a fraction such as 0.25")
     count = round(value * heads) if isinstance(value, float) and 0 < value < 1 else value
     if count != int(count) or not 0 <= count <= heads:

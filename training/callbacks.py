@@ -117,14 +117,10 @@ class GateLog(pl.Callback):
 
 
 class OpenHeadsBar(RichProgressBar):
-    """Lightning's progress bar without the version number, named for what runs."""
+    """Lightning's progress bar with the open-head count and without the version number."""
 
-    def __init__(self, title: str = "training") -> None:
-        super().__init__(theme=RichProgressBarTheme(metrics_format=".3f"), leave=True)
-        self.title = title
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        return self.title
+    def __init__(self) -> None:
+        super().__init__(theme=RichProgressBarTheme(metrics_format=".3f"))
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)

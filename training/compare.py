@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
 from gates.sites import describe_kinds
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
+from training.progress import CellProgress, cell_progress
 from training.run_directory import RunDirectory
 from training.scoring import Scores, score_heads
 
@@ -26,9 +27,9 @@ METHODS = ("learned", *RANKINGS)
 
 
 class TrainerFactory(Protocol):
-    """Makes a trainer like the run's own, without loggers and checkpoints, for one cell of the comparison."""
+    """Makes a trainer like the run's own, without loggers, checkpoints and bars, for one cell of the comparison."""
 
-    def __call__(self, title: str) -> pl.Trainer: ...
+    def __call__(self, *callbacks: pl.Callback) -> pl.Trainer: ...
 
 
 @dataclass
@@ -90,41 +91,52 @@ def compare(
     learned_mask = gates.mask.detach().cpu().clone()
     learned_state = {name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
     learned_log_alpha = gates.log_alpha.detach().cpu().clone()
-    cells = _Cells(pruner, data, run, make_trainer)
     result = Comparison(masks={"learned": learned_mask})
+    rivals = [method for method in settled if method != "learned"]
+    count = 1 + len(METHODS) + len(ALPHAS) + len(METHODS) * len(curve_fractions) + len(rivals)
     try:
-        cells.load_dense()
-        trainer = make_trainer("scoring")
-        result.scores = score_heads(pruner, data.score_dataloader(), trainer)
-        heads = describe_kinds(gates.sites)
-        budget = pruner.budget or Budget.parse(int(learned_mask.sum()), heads)
-        layout = {"kind_index": gates.kind_index().cpu(), "layer_index": gates.layer_index().cpu()}
-        minimum = pruner.hparams["minimum_per_layer"]
+        scorer = make_trainer()
+        _load_dense(pruner, run)
+        result.scores = score_heads(pruner, data.score_dataloader(), scorer)
+        with cell_progress(count, visible=scorer.is_global_zero) as progress:
+            cells = _Cells(pruner, data, run, make_trainer, progress)
+            heads = describe_kinds(gates.sites)
+            budget = pruner.budget or Budget.parse(int(learned_mask.sum()), heads)
+            layout = {"kind_index": gates.kind_index().cpu(), "layer_index": gates.layer_index().cpu()}
+            minimum = pruner.hparams["minimum_per_layer"]
 
-        def mask_of(keep: Tensor, budget: Budget) -> Tensor:
-            return budget_mask(keep, budget, minimum_per_layer=minimum, **layout)
+            def keep(name: RankingName, alpha: float) -> Tensor:
+                assert result.scores is not None
+                return keep_scores(
+                    name,
+                    his=result.scores.importance.his,
+                    entropy=result.scores.entropy,
+                    layer_index=layout["layer_index"],
+                    alpha=alpha,
+                    seed=pruner.hparams["seed"],
+                )
 
-        result.alpha = _choose_alpha(cells, result.scores, layout["layer_index"], lambda keep: mask_of(keep, budget), pruner)
-        result.keep = {
-            name: _keep(name, result.scores, layout["layer_index"], result.alpha, pruner.hparams["seed"]) for name in RANKINGS
-        }
-        result.masks |= {name: mask_of(keep, budget) for name, keep in result.keep.items()}
-        result.keep = {"learned": learned_log_alpha, **result.keep}
+            def mask(keep: Tensor, budget: Budget = budget) -> Tensor:
+                return budget_mask(keep, budget, minimum_per_layer=minimum, **layout)
 
-        dense = torch.ones(gates.heads)
-        result.rows.append(cells.post_hoc("dense", dense))
-        result.rows += [cells.post_hoc(method, mask) for method, mask in result.masks.items()]
-        for fraction in curve_fractions:
-            at = Budget.parse(max(1, round(fraction * gates.heads)), heads)
-            for method, keep in result.keep.items():
-                mask = budget_mask(keep, at, **layout)
-                row = cells.post_hoc(method, mask, splits=("select",))
-                result.curve.append(row)
+            # The best post hoc result on the selection split, the first of equals.
+            main = f"select_{pruner.task.main_metric}"
+            quality = [cells.post_hoc("hies", mask(keep("hies", alpha)), splits=("select",))[main] for alpha in ALPHAS]
+            result.alpha = ALPHAS[max(range(len(ALPHAS)), key=quality.__getitem__)]
+            result.keep = {"learned": learned_log_alpha, **{name: keep(name, result.alpha) for name in RANKINGS}}
+            result.masks |= {name: mask(result.keep[name]) for name in RANKINGS}
 
-        result.rows.append(learned_row)
-        for method in settled:
-            if method != "learned":
-                result.rows.append(cells.settle(method, dense if method == "dense" else result.masks[method]))
+            dense = torch.ones(gates.heads)
+            result.rows.append(cells.post_hoc("dense", dense))
+            result.rows += [cells.post_hoc(method, mask) for method, mask in result.masks.items()]
+            for fraction in curve_fractions:
+                at = Budget.parse(max(1, round(fraction * gates.heads)), heads)
+                result.curve += [
+                    cells.post_hoc(method, budget_mask(scores, at, **layout), splits=("select",))
+                    for method, scores in result.keep.items()
+                ]
+            result.rows.append(learned_row)
+            result.rows += [cells.settle(method, dense if method == "dense" else result.masks[method]) for method in rivals]
     finally:
         pruner.fixed_mask = None
         pruner.load_state_dict(learned_state, strict=False)
@@ -132,52 +144,47 @@ def compare(
     return result
 
 
-def _keep(name: RankingName, scores: Scores, layer_index: Tensor, alpha: float, seed: int) -> Tensor:
-    return keep_scores(
-        name, his=scores.importance.his, entropy=scores.entropy, layer_index=layer_index, alpha=alpha, seed=seed
-    )
-
-
-def _choose_alpha(
-    cells: _Cells, scores: Scores, layer_index: Tensor, mask_of: Callable[[Tensor], Tensor], pruner: HeadPruner
-) -> float:
-    """The alpha of HIES with the best post hoc result on the selection split (the first of equals)."""
-    quality = []
-    for alpha in ALPHAS:
-        keep = _keep("hies", scores, layer_index, alpha, 0)
-        quality.append(cells.post_hoc("hies", mask_of(keep), splits=("select",))[f"select_{pruner.task.main_metric}"])
-    return ALPHAS[max(range(len(ALPHAS)), key=quality.__getitem__)]
+def _load_dense(pruner: HeadPruner, run: RunDirectory) -> None:
+    """Weights as at the end of the warm-up."""
+    checkpoint = torch.load(run.checkpoint("dense"), map_location="cpu", weights_only=True)
+    pruner.load_state_dict(checkpoint["state_dict"])
 
 
 class _Cells:
     """Evaluates and trains single cells of the comparison, each from the dense checkpoint."""
 
-    def __init__(self, pruner: HeadPruner, data: ClassificationData, run: RunDirectory, make_trainer: TrainerFactory) -> None:
-        self.pruner, self.data, self.make_trainer = pruner, data, make_trainer
+    def __init__(
+        self,
+        pruner: HeadPruner,
+        data: ClassificationData,
+        run: RunDirectory,
+        make_trainer: TrainerFactory,
+        progress: CellProgress,
+    ) -> None:
+        self.pruner, self.data, self.make_trainer, self.progress = pruner, data, make_trainer, progress
         self.dense_path = run.checkpoint("dense")
-        self.evaluator = make_trainer("evaluating")
-
-    def load_dense(self) -> None:
-        """Weights as at the end of the warm-up."""
-        checkpoint = torch.load(self.dense_path, map_location="cpu", weights_only=False)
-        self.pruner.load_state_dict(checkpoint["state_dict"])
+        self.evaluator = make_trainer()
+        _load_dense(pruner, run)
 
     def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
         """Mask only, no training."""
         start = time.perf_counter()
         self.pruner.gates.set_mask_(mask.to(self.pruner.device))
-        row = {"method": method, "stage": "post hoc", "heads": int(mask.sum())}
-        row |= evaluate(self.evaluator, self.pruner, self.data, splits)
+        row: dict[str, Any] = {"method": method, "stage": "post hoc", "heads": int(mask.sum())}
+        with self.progress.cell(f"{method}, post hoc, {row['heads']} heads"):
+            row |= evaluate(self.evaluator, self.pruner, self.data, splits)
         return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
 
     def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
         """Train on from the dense checkpoint with the mask fixed, to the end of the learned method's schedule."""
         start = time.perf_counter()
         self.pruner.fixed_mask = mask
-        trainer = self.make_trainer(method)
-        trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=False)
-        row = {"method": method, "stage": "settled", "heads": int(mask.sum())}
-        row |= evaluate(self.evaluator, self.pruner, self.data, ("select", "test"))
+        self.pruner.train()  # Lightning keeps the mode it finds
+        row: dict[str, Any] = {"method": method, "stage": "settled", "heads": int(mask.sum())}
+        with self.progress.cell(f"{method}, settled, {row['heads']} heads") as steps_shown:
+            trainer = self.make_trainer(steps_shown)
+            trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)
+            row |= evaluate(self.evaluator, self.pruner, self.data)
         steps = trainer.global_step - self.pruner.boundaries[0]
         return row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
 

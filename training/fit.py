@@ -130,29 +130,28 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
 
-    run.create(parser.dump(config, skip_none=False))
+    run.create(parser.dump(config, skip_unset=False))
     gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"))
     wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, config_values(parser, config))
     trainer = make_trainer(
         config,
-        title="training",
         logger=[CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])],
         callbacks=[
             gate_log,
             dense,
+            *([] if config.trainer.enable_progress_bar is False else [OpenHeadsBar()]),
             ModelCheckpoint(
                 run.path / "checkpoints", filename="last", every_n_train_steps=config.save_every, enable_version_counter=False
             ),
         ],
     )
     start = time.perf_counter()
-    trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=False)
+    trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
     seconds = time.perf_counter() - start
     trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
 
-    quiet_trainer = make_trainer(config, title="evaluating")
     learned_row = {"method": "learned", "stage": "settled", "heads": int(pruner.gates.mask.sum())}
-    learned_row |= evaluate(quiet_trainer, pruner, data)
+    learned_row |= evaluate(make_trainer(config), pruner, data)
     learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
     if options.stage == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
@@ -161,7 +160,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             pruner,
             data,
             run,
-            lambda title: make_trainer(config, title=title),
+            lambda *callbacks: make_trainer(config, callbacks=callbacks),
             learned_row=learned_row,
             settled=settled if options.stage == "full" else [],
             curve_fractions=options.curve if options.curve is not None else (0.75, 0.5, 0.25, 0.125),
@@ -186,10 +185,9 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> tuple[HeadPruner, 
     return model, data
 
 
-def make_trainer(config: Namespace, *, title: str, logger: Any = False, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
-    """A trainer with the run's settings; without ``callbacks`` it writes no checkpoints."""
+def make_trainer(config: Namespace, *, logger: Any = False, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
+    """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
     settings = config.trainer.as_dict()
-    bar = [OpenHeadsBar(title)] if settings.pop("enable_progress_bar", None) is not False else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
@@ -197,9 +195,9 @@ def make_trainer(config: Namespace, *, title: str, logger: Any = False, callback
                 **settings,
                 "max_epochs": 1,
                 "logger": logger,
-                "callbacks": [*callbacks, *bar],
+                "callbacks": list(callbacks),
                 "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-                "enable_progress_bar": bool(bar),
+                "enable_progress_bar": any(isinstance(callback, OpenHeadsBar) for callback in callbacks),
             }
         )
 
@@ -208,7 +206,7 @@ def config_values(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """The resolved configuration as plain values."""
     import yaml
 
-    return dict(yaml.safe_load(parser.dump(config, skip_none=False)))
+    return dict(yaml.safe_load(parser.dump(config, skip_unset=False)))
 
 
 def summarise(

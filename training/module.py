@@ -117,7 +117,7 @@ class HeadPruner(pl.LightningModule):
         if self.budget is not None:
             self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch)
             self.mask_within_budget(self.gates.log_alpha.detach())  # raises where the minimum does not fit
-        self.backbone = backbone
+        self.backbone = backbone.train()
         self._freeze(hparams["freeze"] or [])
         self.gates.mode = "open"
         self.gates.attach()

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from training.data.classification import ClassificationData
 
-FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 
 
 class TextClassificationData(ClassificationData):
@@ -160,7 +161,7 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
     """Read one local file by its ending.
 
     Args:
-        file: ``.csv``, ``.tsv``, ``.txt`` (as tsv), ``.jsonl``, ``.json`` or ``.parquet``, each also with ``.gz``.
+        file: ``.csv``, ``.tsv``, ``.txt`` (as tsv), ``.jsonl`` or ``.parquet``, each also with ``.gz``.
         columns: names of the columns when there is no header line.
         quoting: whether csv fields may be quoted; by default yes for csv and no for tsv.
 
@@ -175,21 +176,28 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
     if kind is None:
         raise GateError(f"the data file {file!r} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, or one of these with .gz")
     _check_text(path, kind)
-    options: dict[str, Any] = {}
-    if kind == "csv":
-        separator = "," if ending == ".csv" else "\t"
-        quoted = ending == ".csv" if quoting is None else quoting
-        options = {
-            "sep": separator, "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, "dtype": str,
-            "keep_default_na": False, "names": columns, "header": 0 if columns is None else None,
-        }  # fmt: skip
     try:
-        return datasets.load_dataset(kind, data_files=str(path), split="train", **options)  # type: ignore[return-value]
-    except Exception as error:  # the readers behind it (pandas, arrow) raise many kinds
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(cause).strip().splitlines()[0]}") from error
+        if kind == "parquet":
+            table = pd.read_parquet(path)
+        elif kind == "json":
+            table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
+        else:
+            comma = ending == ".csv"
+            quoted = comma if quoting is None else quoting
+            table = pd.read_csv(
+                path,
+                sep="," if comma else "\t",
+                quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+                dtype=str,
+                keep_default_na=False,
+                names=columns,
+                header=0 if columns is None else None,
+                index_col=False,
+                encoding="utf-8",
+            )
+    except Exception as error:  # pandas and arrow raise many kinds for damaged files
+        raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(error).strip().splitlines()[0]}") from error
+    return Dataset.from_pandas(table, preserve_index=False)
 
 
 def _check_text(path: Path, kind: str) -> None:
