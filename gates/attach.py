@@ -22,6 +22,7 @@ from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
 Granularity = Literal["example", "token", "batch"]
+DrawPer = Literal["batch", "example"]
 
 
 class HeadGates(nn.Module):
@@ -31,15 +32,18 @@ class HeadGates(nn.Module):
         model: any Transformer that :func:`gates.sites.find_attention` covers. It is not modified until
             :meth:`attach`, and never registered as a submodule.
         stretch, initial_log_alpha, straight_through: see :class:`gates.hard_concrete.HardConcrete`.
+        draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
+            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
+            Either way all positions share it.
 
     ``mode`` says which values the gates take:
 
     * ``"open"``: all ones (the hook does nothing);
-    * ``"stochastic"``: Hard Concrete, one draw per head per call of ``model`` in training mode, shared over the
-      batch and all positions, and the evaluation gates in evaluation mode;
+    * ``"stochastic"``: Hard Concrete, drawn anew for every call of ``model`` in training mode, and the evaluation
+      gates in evaluation mode;
     * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[heads]``.
 
-    :meth:`use` overrides all three for a while.
+    :meth:`use` overrides all three for a while. ``generator``, None by default, is where draws take their noise from.
 
     Raises:
         GateError: if the model's attention is unknown or covered only in part.
@@ -54,8 +58,10 @@ class HeadGates(nn.Module):
         stretch: Stretch = DEFAULT_STRETCH,
         initial_log_alpha: float = 2.5,
         straight_through: bool = False,
+        draw_per: DrawPer = "batch",
     ) -> None:
         super().__init__()
+        self.draw_per: DrawPer = draw_per
         self.sites: tuple[AttentionSite, ...] = find_attention(model)
         self.sizes: list[int] = [site.heads for site in self.sites]
         self.hard_concrete = HardConcrete(
@@ -63,10 +69,11 @@ class HeadGates(nn.Module):
         )
         self.register_buffer("mask", torch.ones(sum(self.sizes)))
         self.mode: Mode = "stochastic"
+        self.generator: torch.Generator | None = None
         self._roots = (model,)  # in a tuple, so that it does not become a submodule
         self._handles: list[RemovableHandle] = []
         self._override: Sequence[Tensor] | None = None
-        self._drawn: Sequence[Tensor] | None = None
+        self._drawn: Tensor | None = None
         self._probe: tuple[Granularity, list[Tensor | None]] | None = None
         self._fired: set[int] = set()
         self.to(next(model.parameters()).device)
@@ -85,7 +92,7 @@ class HeadGates(nn.Module):
         taken = [site.name for site in self.sites if getattr(site.output, "_head_gates", False)]
         if taken:
             raise GateError(f"{type(root).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
-        self._handles.append(root.register_forward_pre_hook(self._on_call))
+        self._handles.append(root.register_forward_pre_hook(self._on_call, with_kwargs=True))
         for index, site in enumerate(self.sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, index)))
             object.__setattr__(site.output, "_head_gates", True)
@@ -163,9 +170,7 @@ class HeadGates(nn.Module):
             values: ``[heads]``, or ``[batch, heads]`` for a copy per example.
         """
         if values.shape[-1] != self.heads or values.dim() not in (1, 2):
-            raise GateError(
-                f"gate values have shape {list(values.shape)}; expected [{self.heads}] or [batch, {self.heads}]"
-            )
+            raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.heads}] or [batch, {self.heads}]")
         before = self._override
         self._override = values.split(self.sizes, dim=-1)
         try:
@@ -195,8 +200,10 @@ class HeadGates(nn.Module):
 
     # -- hooks -------------------------------------------------------------------------------------------------
 
-    def _on_call(self, module: nn.Module, args: Any) -> None:
-        self._drawn = None
+    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
+        stochastic = self.training and self.mode == "stochastic" and self._override is None
+        self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
 
     def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not torch.compiler.is_compiling():
@@ -218,9 +225,12 @@ class HeadGates(nn.Module):
             return self.mask.split(self.sizes)[index]
         if not self.training:
             return self.hard_concrete().split(self.sizes)[index]
-        if self._drawn is None:
-            self._drawn = self.hard_concrete().split(self.sizes)
-        return self._drawn[index]
+        if self._drawn is None:  # a part of the model was called on its own
+            self._drawn = self._draw(None)
+        return self._drawn.split(self.sizes, dim=-1)[index]
+
+    def _draw(self, batch: int | None) -> Tensor:
+        return self.hard_concrete(self.generator, draws=batch if self.draw_per == "example" else None)
 
     def _leaf(self, index: int, heads: Tensor) -> Tensor:
         assert self._probe is not None
@@ -260,6 +270,11 @@ def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
         values = values.unsqueeze(1)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
     return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
+
+
+def _batch_size(inputs: Sequence[Any]) -> int | None:
+    """First dimension of the first tensor among a call's inputs."""
+    return next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim() > 0), None)
 
 
 def _summary(sites: dict[str, int]) -> str:

@@ -117,7 +117,9 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
         config = AutoConfig.from_pretrained(directory)
         name = config.architectures[0].removeprefix("Pruned")
     except (OSError, ValueError, TypeError, IndexError) as error:
-        raise GateError(f"{str(directory)!r} is not a saved model: its config.json cannot be read ({_first_line(error)})") from error
+        raise GateError(
+            f"{str(directory)!r} is not a saved model: its config.json cannot be read ({_first_line(error)})"
+        ) from error
     stock = model_class or getattr(transformers, name, None)
     if not (inspect.isclass(stock) and issubclass(stock, PreTrainedModel)):
         raise GateError(f"{str(directory)!r} was saved from {name!r}, a class that Transformers does not have")
@@ -136,7 +138,7 @@ def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
         mapping = getattr(auto, "_model_mapping", None)
         if name.startswith("AutoModel") and mapping is not None and type(model.config) in mapping:
             stock = mapping[type(model.config)]
-            if inspect.isclass(stock) and stock.__module__.startswith("transformers."):
+            if inspect.isclass(stock) and issubclass(stock, PreTrainedModel) and stock.__module__.startswith("transformers."):
                 found[name] = stock
     return found
 
@@ -169,7 +171,8 @@ def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
         )
     lines = [Path(inspect.getfile(pruned)).read_text(encoding="utf-8")]
     for stock in sorted(set(stock_classes.values()), key=lambda stock: stock.__name__):
-        assert stock.__name__.isidentifier() and hasattr(importlib.import_module(stock.__module__), stock.__name__)
+        assert stock.__name__.isidentifier()
+        assert hasattr(importlib.import_module(stock.__module__), stock.__name__)
         lines += [
             "",
             "",
@@ -242,7 +245,10 @@ def _card_text(dense: PreTrainedModel, cut: PreTrainedModel, mask: Tensor, form:
     for title, table in (("metric", card.metrics), ("package", card.versions)):
         if table:
             lines += ["", f"| {title} | |", "| --- | --: |"]
-            lines += [f"| {name} | {value:.4g} |" if isinstance(value, float) else f"| {name} | {value} |" for name, value in table.items()]
+            lines += [
+                f"| {name} | {value:.4g} |" if isinstance(value, float) else f"| {name} | {value} |"
+                for name, value in table.items()
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -44,20 +44,26 @@ DEFAULT_STRETCH = Stretch()
 
 
 def sample_gates(
-    log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH, *, generator: torch.Generator | None = None
+    log_alpha: Tensor,
+    stretch: Stretch = DEFAULT_STRETCH,
+    *,
+    draws: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one gate per entry of ``log_alpha``: reparametrised, so gradients reach ``log_alpha``.
+    """Draw gates: reparametrised, so gradients reach ``log_alpha``.
 
     Args:
-        log_alpha: ``[...]``.
+        log_alpha: ``[gates]``.
         stretch: temperature and stretch interval.
+        draws: independent draws of all gates; None for one without a dimension of its own.
         generator: source of the noise, on ``log_alpha``'s device; the global one by default.
 
     Returns:
-        Gates in [0, 1], float32, of ``log_alpha``'s shape.
+        Gates in [0, 1], float32, ``[gates]`` or ``[draws, gates]``.
     """
     log_alpha = log_alpha.float()
-    uniform = torch.rand(log_alpha.shape, generator=generator, device=log_alpha.device)
+    shape = log_alpha.shape if draws is None else (draws, *log_alpha.shape)
+    uniform = torch.rand(shape, generator=generator, device=log_alpha.device)
     uniform = uniform * (1 - 2 * NOISE_MARGIN) + NOISE_MARGIN
     logits = (torch.log(uniform) - torch.log1p(-uniform) + log_alpha) / stretch.temperature
     return _stretch_and_clip(torch.sigmoid(logits), stretch)
@@ -116,11 +122,11 @@ class HardConcrete(nn.Module):
         self.log_alpha = nn.Parameter(torch.full((gates,), float(initial_log_alpha)))
         self.clamp_()
 
-    def forward(self, generator: torch.Generator | None = None) -> Tensor:
-        """Gates ``[gates]``: a draw in training mode, the evaluation gates otherwise."""
+    def forward(self, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
+        """Gates ``[gates]``: a draw (or ``[draws, gates]``) in training mode, the evaluation gates otherwise."""
         with torch.autocast(self.log_alpha.device.type, enabled=False):
             if self.training:
-                gates = sample_gates(self.log_alpha, self.stretch, generator=generator)
+                gates = sample_gates(self.log_alpha, self.stretch, draws=draws, generator=generator)
             else:
                 gates = evaluation_gates(self.log_alpha, self.stretch)
             if self.straight_through:

@@ -54,8 +54,9 @@ def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) ->
         part = torch.zeros(site.heads)
         for head in kept[site.name][1]:
             if not 0 <= head < site.heads:
-                raise GateError(f"the mask file {str(path)!r} keeps head {head} of {site.name!r}, which has heads 0 to {site.heads - 1}")
+                raise GateError(
+                    f"the mask file {str(path)!r} keeps head {head} of {site.name!r}, which has heads 0 to {site.heads - 1}"
+                )
             part[head] = 1.0
         parts.append(part)
     return torch.cat(parts)
-

@@ -48,18 +48,21 @@ class Budget:
                     f"the budget names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
                 )
         per_kind = {
-            kind: _count(value[kind], count, f"{kind} budget") if kind in value else count
-            for kind, count in heads.items()
+            kind: _count(value[kind], count, f"{kind} budget") if kind in value else count for kind, count in heads.items()
         }
         return cls(sum(per_kind.values()), per_kind)
 
 
 def _count(value: object, heads: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise GateError(f"the {name} is {value!r}; expected a number of heads such as {max(1, heads // 4)} or a fraction such as 0.25")
+        raise GateError(
+            f"the {name} is {value!r}; expected a number of heads such as {max(1, heads // 4)} or a fraction such as 0.25"
+        )
     count = round(value * heads) if isinstance(value, float) and 0 < value < 1 else value
     if count != int(count) or not 0 <= count <= heads:
-        raise GateError(f"the {name} is {value!r}; expected a whole number from 0 to {heads} (heads in the model) or a fraction between 0 and 1")
+        raise GateError(
+            f"the {name} is {value!r}; expected a whole number from 0 to {heads} (heads in the model) or a fraction below 1"
+        )
     return int(count)
 
 
@@ -86,12 +89,40 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
         0/1 mask ``[heads]``, float32.
     """
     mask = torch.zeros(scores.shape[0], device=scores.device)
-    quotas = budget.per_kind or {None: budget.total}
-    for kind, count in quotas.items():
+    quotas: list[tuple[str | None, int]] = [*budget.per_kind.items()] or [(None, budget.total)]
+    for kind, count in quotas:
         among = torch.ones_like(mask, dtype=torch.bool) if kind is None else kind_index == KINDS.index(kind)
         masked = scores.double().masked_fill(~among, -torch.inf)
         mask[torch.sort(masked, descending=True, stable=True).indices[:count]] = 1.0
     return mask
+
+
+@torch.no_grad()
+def project_to_budget(log_alpha: Tensor, expected: float, stretch: Stretch) -> Tensor:
+    """Shift all ``log_alpha`` by one number so that the expected number of open heads is as asked.
+
+    The differences between heads, and so their ranking, stay as they are, but for the limits on ``|log_alpha|``.
+
+    Args:
+        log_alpha: ``[heads]``.
+        expected: open heads to have in expectation; brought into the range that the limits allow.
+        stretch: of the gates.
+
+    Returns:
+        New ``log_alpha`` ``[heads]`` within its limits.
+    """
+    values = log_alpha.double()
+    low = -2 * LOG_ALPHA_LIMIT - values.abs().max()
+    high = -low
+
+    def shifted(shift: Tensor) -> Tensor:
+        return (values + shift).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+    for _ in range(50):  # bisection: the sum grows with the shift
+        middle = (low + high) / 2
+        too_many = open_probability(shifted(middle), stretch).sum() > expected
+        low, high = torch.where(too_many, low, middle), torch.where(too_many, middle, high)
+    return shifted((low + high) / 2).to(log_alpha.dtype)
 
 
 class TargetBudget(nn.Module):

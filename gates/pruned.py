@@ -76,10 +76,8 @@ def reshape_(model, pruned_attention):
 def _resized(old, features_in, features_out):
     place = {"device": old.weight.device, "dtype": old.weight.dtype}
     if isinstance(old, Conv1D):
-        new = Conv1D(features_out, features_in).to(**place)
-    else:
-        new = nn.Linear(features_in, features_out, bias=old.bias is not None, **place)
-    return new.train(old.training)
+        return Conv1D(features_out, features_in).to(**place)
+    return nn.Linear(features_in, features_out, bias=old.bias is not None, **place)
 
 
 def _behead_(base, name, core, output, kind):

@@ -16,9 +16,7 @@ from gates.errors import GateError
 from gates.importance import normalise_by_layer
 from gates.objective import Budget, top_k_mask
 
-RankingName = Literal[
-    "his", "entropy-low-first", "entropy-high-first", "hies", "rank-sum", "random", "his-inverted"
-]
+RankingName = Literal["his", "entropy-low-first", "entropy-high-first", "hies", "rank-sum", "random", "his-inverted"]
 RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
 """``entropy-low-first`` gives up the heads of lowest entropy first, ``entropy-high-first`` those of highest."""
 
@@ -119,4 +117,6 @@ def jaccard(mask: Tensor, other: Tensor) -> float:
 def rank_correlation(scores: Tensor, other: Tensor) -> tuple[float, float]:
     """Kendall's tau-b and Spearman's rho between two score vectors ``[heads]``."""
     pair = scores.double().cpu(), other.double().cpu()
-    return float(kendall_rank_corrcoef(*pair)), float(spearman_corrcoef(*pair))
+    kendall = kendall_rank_corrcoef(*pair)
+    assert isinstance(kendall, Tensor)
+    return float(kendall), float(spearman_corrcoef(*pair))

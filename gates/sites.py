@@ -121,9 +121,7 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
             would cover it only in part.
     """
     sites = tuple(
-        _site(name, module, layout)
-        for name, module in model.named_modules()
-        if (layout := _match(module)) is not None
+        _site(name, module, layout) for name, module in model.named_modules() if (layout := _match(module)) is not None
     )
     covered = {id(part) for site in sites for part in (*site.module.modules(), *_ancestors(model, site.name))}
     uncovered = sorted(

@@ -179,4 +179,4 @@ def _fill_(projection: nn.Module | None, weight: Tensor, bias: Tensor | None) ->
     if isinstance(projection, (nn.Linear, Conv1D)):
         weight_by_output(projection).copy_(weight)
     if bias is not None:
-        projection.bias.copy_(bias)  # type: ignore[operator, union-attr]
+        projection.bias.copy_(bias)  # type: ignore[operator]

@@ -66,7 +66,14 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         lambda: t.GPT2LMHeadModel(
             t.GPT2Config(
-                n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=48, bos_token_id=1, eos_token_id=2, pad_token_id=0
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                vocab_size=VOCABULARY,
+                n_positions=48,
+                bos_token_id=1,
+                eos_token_id=2,
+                pad_token_id=0,
             )
         ),
         {"decoder": 8},
@@ -75,39 +82,63 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": Family(
         lambda: t.LlamaForCausalLM(t.LlamaConfig(num_key_value_heads=2, **_sizes())),
-        {"decoder": 8}, LLAMA_LIKE, generates=True, kv_heads=2,
-    ),  # fmt: skip
+        {"decoder": 8},
+        LLAMA_LIKE,
+        generates=True,
+        kv_heads=2,
+    ),
     "qwen2": Family(
         lambda: t.Qwen2ForCausalLM(t.Qwen2Config(num_key_value_heads=2, **_sizes())),
-        {"decoder": 8}, LLAMA_LIKE, generates=True, kv_heads=2,
-    ),  # fmt: skip
+        {"decoder": 8},
+        LLAMA_LIKE,
+        generates=True,
+        kv_heads=2,
+    ),
     "qwen3": Family(
         lambda: t.Qwen3ForCausalLM(t.Qwen3Config(num_key_value_heads=2, head_dim=8, **_sizes())),
-        {"decoder": 8}, LLAMA_LIKE, generates=True, kv_heads=2,
-    ),  # fmt: skip
+        {"decoder": 8},
+        LLAMA_LIKE,
+        generates=True,
+        kv_heads=2,
+    ),
     "mistral": Family(
         lambda: t.MistralForCausalLM(t.MistralConfig(num_key_value_heads=1, **_sizes())),
-        {"decoder": 8}, LLAMA_LIKE, generates=True, kv_heads=1,
-    ),  # fmt: skip
+        {"decoder": 8},
+        LLAMA_LIKE,
+        generates=True,
+        kv_heads=1,
+    ),
     "opt": Family(
         lambda: t.OPTForCausalLM(
             t.OPTConfig(
-                hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=40, vocab_size=VOCABULARY,
-                max_position_embeddings=48, word_embed_proj_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                ffn_dim=40,
+                vocab_size=VOCABULARY,
+                max_position_embeddings=48,
+                word_embed_proj_dim=32,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
             )
         ),
         {"decoder": 8},
         tuple(f"model.decoder.layers.{i}.self_attn.out_proj" for i in range(2)),
         generates=True,
-    ),  # fmt: skip
+    ),
     "bart": Family(
         lambda: t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ)),
-        {"encoder": 8, "decoder": 12, "cross": 12}, SEQ2SEQ_PATHS, generates=True,
-    ),  # fmt: skip
+        {"encoder": 8, "decoder": 12, "cross": 12},
+        SEQ2SEQ_PATHS,
+        generates=True,
+    ),
     "marian": Family(
         lambda: t.MarianMTModel(t.MarianConfig(**SEQ2SEQ)),
-        {"encoder": 8, "decoder": 12, "cross": 12}, SEQ2SEQ_PATHS, generates=True,
-    ),  # fmt: skip
+        {"encoder": 8, "decoder": 12, "cross": 12},
+        SEQ2SEQ_PATHS,
+        generates=True,
+    ),
     "vit": Family(
         lambda: t.ViTForImageClassification(
             t.ViTConfig(

@@ -19,6 +19,11 @@ from training.module import HeadPruner
 from training.plots import figure_image, gate_heat_map
 
 
+def _interval(trainer: pl.Trainer) -> int:
+    """Steps between log entries."""
+    return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
+
+
 class DenseCheckpoint(pl.Callback):
     """Save the dense model, with its optimiser, at the end of the warm-up phase: the start of every comparison."""
 
@@ -65,7 +70,7 @@ class GateLog(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
         step = trainer.global_step
-        if step % trainer.log_every_n_steps == 0 and (not self.steps or self.steps[-1] != step):
+        if step % _interval(trainer) == 0 and (not self.steps or self.steps[-1] != step):
             self._record(trainer, pl_module, step)
 
     @torch.no_grad()
@@ -89,7 +94,7 @@ class GateLog(pl.Callback):
                 logged[f"heads/open/{kind}"] = float(open_gates[kinds == index].sum())
         for site, part in zip(gates.sites, open_gates.split(gates.sizes), strict=True):
             logged[f"heads/open/{site.label}"] = float(part.sum())
-        if pruner.budget is not None:
+        if pruner.budget is not None and pruner.target is not None:
             ramp = pruner.ramp(step)
             settled = gates.mode == "masked"
             goal = pruner.budget.total if settled else gates.heads + ramp * (pruner.budget.total - gates.heads)
@@ -99,7 +104,7 @@ class GateLog(pl.Callback):
                     logged[f"multipliers/{name}/{label}"] = value
         pruner.log_dict(logged, rank_zero_only=True)
         pruner.log("open", float(open_gates.sum()), prog_bar=True, logger=False, rank_zero_only=True)
-        every = max(1, pruner.boundaries[2] // trainer.log_every_n_steps // max(1, self.pictures))
+        every = max(1, pruner.boundaries[2] // _interval(trainer) // max(1, self.pictures))
         if len(self.steps) % every == 0:
             self._send_picture(trainer, pruner, values, step)
 

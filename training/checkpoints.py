@@ -27,7 +27,9 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
     except (RuntimeError, pickle.UnpicklingError, EOFError, BadZipFile, OSError, ValueError) as error:
         raise GateError(f"the checkpoint {path!r} is corrupt and cannot be read; use an earlier one") from error
     except (KeyError, TypeError) as error:
-        raise GateError(f"{path!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder") from error
+        raise GateError(
+            f"{path!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder"
+        ) from error
     if not loops:
         raise GateError(f"the checkpoint {path!r} holds weights only; resume from last.ckpt or dense.ckpt")
     own = pruner.state_dict()

@@ -29,7 +29,7 @@ METHODS = ("learned", *RANKINGS)
 class TrainerFactory(Protocol):
     """Makes a trainer like the run's own, without loggers, checkpoints and bars, for one cell of the comparison."""
 
-    def __call__(self, *callbacks: pl.Callback) -> pl.Trainer: ...
+    def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
 
 
 @dataclass
@@ -89,7 +89,9 @@ def compare(
     """
     gates = pruner.gates
     learned_mask = gates.mask.detach().cpu().clone()
-    learned_state = {name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    learned_state = {
+        name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)
+    }
     learned_log_alpha = gates.log_alpha.detach().cpu().clone()
     result = Comparison(masks={"learned": learned_mask})
     rivals = [method for method in settled if method != "learned"]
@@ -102,7 +104,7 @@ def compare(
             cells = _Cells(pruner, data, run, make_trainer, progress)
             heads = describe_kinds(gates.sites)
             budget = pruner.budget or Budget.parse(int(learned_mask.sum()), heads)
-            layout = {"kind_index": gates.kind_index().cpu(), "layer_index": gates.layer_index().cpu()}
+            kinds, layers = gates.kind_index().cpu(), gates.layer_index().cpu()
             minimum = pruner.hparams["minimum_per_layer"]
 
             def keep(name: RankingName, alpha: float) -> Tensor:
@@ -111,13 +113,13 @@ def compare(
                     name,
                     his=result.scores.importance.his,
                     entropy=result.scores.entropy,
-                    layer_index=layout["layer_index"],
+                    layer_index=layers,
                     alpha=alpha,
                     seed=pruner.hparams["seed"],
                 )
 
-            def mask(keep: Tensor, budget: Budget = budget) -> Tensor:
-                return budget_mask(keep, budget, minimum_per_layer=minimum, **layout)
+            def mask(keep: Tensor, at: Budget = budget, minimum: int = minimum) -> Tensor:
+                return budget_mask(keep, at, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum)
 
             # The best post hoc result on the selection split, the first of equals.
             main = f"select_{pruner.task.main_metric}"
@@ -132,8 +134,7 @@ def compare(
             for fraction in curve_fractions:
                 at = Budget.parse(max(1, round(fraction * gates.heads)), heads)
                 result.curve += [
-                    cells.post_hoc(method, budget_mask(scores, at, **layout), splits=("select",))
-                    for method, scores in result.keep.items()
+                    cells.post_hoc(method, mask(scores, at, 0), splits=("select",)) for method, scores in result.keep.items()
                 ]
             result.rows.append(learned_row)
             result.rows += [cells.settle(method, dense if method == "dense" else result.masks[method]) for method in rivals]
@@ -164,6 +165,7 @@ class _Cells:
         self.pruner, self.data, self.make_trainer, self.progress = pruner, data, make_trainer, progress
         self.dense_path = run.checkpoint("dense")
         self.evaluator = make_trainer()
+        self.settled: dict[tuple[float, ...], dict[str, Any]] = {}
         _load_dense(pruner, run)
 
     def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
@@ -176,17 +178,24 @@ class _Cells:
         return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
 
     def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
-        """Train on from the dense checkpoint with the mask fixed, to the end of the learned method's schedule."""
+        """Train on from the dense checkpoint with the mask fixed, to the end of the learned method's schedule.
+
+        Methods that chose the same mask share one training: it would be the same to the last bit.
+        """
+        key = tuple(mask.tolist())
+        if key in self.settled:
+            return self.settled[key] | {"method": method}
         start = time.perf_counter()
         self.pruner.fixed_mask = mask
         self.pruner.train()  # Lightning keeps the mode it finds
         row: dict[str, Any] = {"method": method, "stage": "settled", "heads": int(mask.sum())}
         with self.progress.cell(f"{method}, settled, {row['heads']} heads") as steps_shown:
-            trainer = self.make_trainer(steps_shown)
+            trainer = self.make_trainer(steps_shown, limit_val_batches=0)
             trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)
             row |= evaluate(self.evaluator, self.pruner, self.data)
         steps = trainer.global_step - self.pruner.boundaries[0]
-        return row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
+        self.settled[key] = row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
+        return self.settled[key]
 
 
 def evaluate(
@@ -199,5 +208,3 @@ def evaluate(
     if "test" in splits:
         found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
     return {name.replace("/", "_"): float(value) for name, value in found.items()}
-
-

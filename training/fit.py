@@ -32,7 +32,7 @@ from training.checkpoints import check_checkpoint
 from training.compare import METHODS, Comparison, check_methods, compare, evaluate
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
-from training.plots import figure_image, gate_heat_map, mask_agreement, quality_by_budget
+from training.plots import gate_heat_map, mask_agreement, quality_by_budget
 from training.run_directory import Existing, RunDirectory
 from training.scores_table import score_table
 from training.tasks import stated_labels
@@ -69,7 +69,11 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--save_every", type=int, default=200, help="Optimiser steps between checkpoints.")
     parser.add_class_arguments(HeadPruner, "model", skip={"seed"})
     parser.add_subclass_arguments(ClassificationData, "data", required=True)
-    parser.add_class_arguments(pl.Trainer, "trainer", skip={"logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time"})
+    parser.add_class_arguments(
+        pl.Trainer,
+        "trainer",
+        skip={"logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time", "inference_mode"},
+    )
     parser.add_class_arguments(WandbOptions, "wandb")
     parser.add_class_arguments(CompareOptions, "compare")
     parser.set_defaults(
@@ -135,6 +139,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, config_values(parser, config))
     trainer = make_trainer(
         config,
+        val_check_interval=config.trainer.val_check_interval or data.validation_interval(pruner.epochs),
         logger=[CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])],
         callbacks=[
             gate_log,
@@ -160,7 +165,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             pruner,
             data,
             run,
-            lambda *callbacks: make_trainer(config, callbacks=callbacks),
+            lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
             learned_row=learned_row,
             settled=settled if options.stage == "full" else [],
             curve_fractions=options.curve if options.curve is not None else (0.75, 0.5, 0.25, 0.125),
@@ -178,22 +183,25 @@ def instantiate(parser: ArgumentParser, config: Namespace) -> tuple[HeadPruner, 
     """The module and the data, with the run's seed."""
     chosen = copy.deepcopy(config)
     chosen.pop("trainer")
-    objects = parser.instantiate_classes(chosen)
+    objects = parser.instantiate(chosen)
     model = HeadPruner(**config.model.as_dict(), seed=config.seed)
     data: ClassificationData = objects.data
     data.seed = data.seed + config.seed
     return model, data
 
 
-def make_trainer(config: Namespace, *, logger: Any = False, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
+def make_trainer(
+    config: Namespace, *, logger: Any = False, callbacks: Sequence[pl.Callback] = (), **overrides: Any
+) -> pl.Trainer:
     """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
-    settings = config.trainer.as_dict()
+    settings = config.trainer.as_dict() | overrides
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
             **{
                 **settings,
-                "max_epochs": 1,
+                "max_epochs": 1,  # the loader holds every epoch of the run
+                "inference_mode": False,  # metrics and masks go on to be changed outside of it
                 "logger": logger,
                 "callbacks": list(callbacks),
                 "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
@@ -259,7 +267,9 @@ def write_results(
         "agreement": mask_agreement(result.masks),
     }
     if gate_log.values and pruner.boundaries[0] < pruner.boundaries[1]:
-        figures["gates_before_settling"] = gate_heat_map(gates.sites, last_soft_gates(gate_log, pruner), title="gates at the end of the prune phase")
+        figures["gates_before_settling"] = gate_heat_map(
+            gates.sites, last_soft_gates(gate_log, pruner), title="gates at the end of the prune phase"
+        )
     if len(curve):
         figures["quality_by_budget"] = quality_by_budget(curve, table, metric=main)
     for name, figure in figures.items():
@@ -309,7 +319,9 @@ def show(console: Console, run: RunDirectory, result: Comparison, metrics: dict[
         table.add_column(name.replace("_", " "), justify="left" if name in names[:2] else "right")
     for row in result.rows:
         style = "bold" if row["method"] == "learned" else None
-        table.add_row(*(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style)
+        table.add_row(
+            *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
+        )
     console.print(table)
     for name, path in {
         "comparison": run.path / "comparison.csv",
@@ -332,7 +344,12 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    for message in (".*does not have many workers.*", ".*number of training batches.*", ".*LeafSpec.*", ".*exists and is not empty.*"):
+    for message in (
+        ".*does not have many workers.*",
+        ".*number of training batches.*",
+        ".*LeafSpec.*",
+        ".*exists and is not empty.*",
+    ):
         warnings.filterwarnings("ignore", message)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from gates.attach import HeadGates
+from gates.attach import DrawPer, HeadGates
 from gates.errors import GateError
 from gates.hard_concrete import Stretch
-from gates.objective import Budget, TargetBudget, l0_penalty
+from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
 from gates.sites import KINDS, describe_kinds
 from training.tasks import Classification
@@ -46,7 +45,12 @@ class HeadPruner(pl.LightningModule):
         lr_warm_up: share of all steps over which the backbone's learning rate rises.
         weight_decay: of the backbone's matrices.
         gate_learning_rate: of log_alpha.
-        multiplier_learning_rate: of the target's multipliers, which ascend.
+        steering: how training is held to the budget. ``projection``: after every step all log_alpha are shifted by one
+            number, so that the expected number of open heads is exactly on its way from all heads to the budget and
+            only the task loss decides which; ``multipliers``: the augmented Lagrangian of Wang et al. 2020.
+        multiplier_learning_rate: of the Lagrangian's multipliers, which ascend.
+        draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
+            in the papers.
         temperature: of the Hard-Concrete distribution.
         initial_log_alpha: 2.5 is near-open: evaluation gates start at exactly 1.
         straight_through: train with gates rounded to 0 and 1.
@@ -70,7 +74,9 @@ class HeadPruner(pl.LightningModule):
         lr_warm_up: float = 0.06,
         weight_decay: float = 0.01,
         gate_learning_rate: float = 0.05,
+        steering: Literal["projection", "multipliers"] = "projection",
         multiplier_learning_rate: float = 0.1,
+        draw_per: DrawPer = "example",
         temperature: float = 0.33,
         initial_log_alpha: float = 2.5,
         straight_through: bool = False,
@@ -79,7 +85,9 @@ class HeadPruner(pl.LightningModule):
     ) -> None:
         super().__init__()
         if (backbone is None) == (from_scratch is None):
-            raise GateError("give either a pretrained model (--model.backbone) or config fields (--model.from_scratch), not both or neither")
+            raise GateError(
+                "give either a pretrained model (--model.backbone) or config fields (--model.from_scratch), not both or neither"
+            )
         for name, value in {"warm_up": warm_up, "prune": prune, "settle": settle}.items():
             if value < 0:
                 raise GateError(f"{name} is {value} epochs; expected 0 or more")
@@ -110,12 +118,15 @@ class HeadPruner(pl.LightningModule):
             stretch=Stretch(hparams["temperature"]),
             initial_log_alpha=hparams["initial_log_alpha"],
             straight_through=hparams["straight_through"],
+            draw_per=hparams["draw_per"],
         )
         heads = describe_kinds(self.gates.sites)
         self.budget = None if hparams["budget"] is None else Budget.parse(hparams["budget"], heads)
         self.prices = self._parse_prices(hparams["price"], heads)
+        self.target: TargetBudget | None = None
         if self.budget is not None:
             self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch)
+            self.target.requires_grad_(hparams["steering"] == "multipliers")
             self.mask_within_budget(self.gates.log_alpha.detach())  # raises where the minimum does not fit
         self.backbone = backbone.train()
         self._freeze(hparams["freeze"] or [])
@@ -128,7 +139,9 @@ class HeadPruner(pl.LightningModule):
         prices = dict.fromkeys(heads, price) if not isinstance(price, Mapping) else dict(price)
         for kind, value in prices.items():
             if kind not in heads:
-                raise GateError(f"the price names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only")
+                raise GateError(
+                    f"the price names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
+                )
             if not value >= 0:
                 raise GateError(f"the price of {kind} heads is {value!r}; expected a number of at least 0")
         table = torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
@@ -209,14 +222,13 @@ class HeadPruner(pl.LightningModule):
     # -- steps -------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        # Noise is a function of (seed, batch): a resumed run draws what an unbroken one would have drawn. All
-        # processes draw the same gates; dropout is their own.
+        # Noise is a function of (seed, batch): a resumed run draws what an unbroken one would have drawn. One draw for
+        # the whole batch is the same in all processes; draws per example and dropout are each process's own.
         noise = (int(self.hparams["seed"]) * 1_000_003 + batch_idx) * 4096
-        torch.manual_seed(noise)
-        stochastic = self.gates.mode == "stochastic"
-        with self.gates.use(self.gates.hard_concrete()) if stochastic else nullcontext():
-            torch.manual_seed(noise + 1 + self.global_rank)
-            losses, _ = self.task.losses(self.backbone, batch)
+        own = noise + 1 + self.global_rank
+        self.gates.generator = torch.Generator(self.device).manual_seed(noise if self.gates.draw_per == "batch" else own)
+        torch.manual_seed(own)
+        losses, _ = self.task.losses(self.backbone, batch)
         task_loss = losses.mean()
         penalty = self._penalty()
         loss = task_loss + penalty
@@ -235,12 +247,39 @@ class HeadPruner(pl.LightningModule):
         probability = self.gates.hard_concrete.open_probability()
         if self.budget is None:
             return ramp * l0_penalty(probability, self.prices.to(probability))
+        if self.hparams["steering"] == "projection":
+            return 0.0 * probability.sum()
         active = 1.0 if ramp > 0 else 0.0
+        assert self.target is not None
         return active * self.target(probability, self.gates.kind_index(), ramp)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's
+        bias correction and make their first real steps several times too long."""
+        if self.ramp(self.global_step) == 0:
+            for parameter in self._gate_parameters():
+                parameter.grad = None
+
+    def _gate_parameters(self) -> list[torch.nn.Parameter]:
+        return [self.gates.log_alpha, *(self.target.parameters() if self.target is not None else ())]
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         self.gates.hard_concrete.clamp_()
+        self._project()
+
+    @torch.no_grad()
+    def _project(self) -> None:
+        """Hold the expected number of open heads to the target, in the whole model or in each budgeted kind."""
+        ramp = self.ramp(self.global_step)
+        if self.target is None or ramp == 0 or self.hparams["steering"] != "projection":
+            return
+        expected = (self.target.target(ramp) * self.target.heads).tolist()
+        log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
+        quotas: list[str | None] = [*self.target.kinds] or [None]
+        for kind, count in zip(quotas, expected, strict=True):
+            among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
+            log_alpha[among] = project_to_budget(log_alpha[among], count, self.gates.hard_concrete.stretch)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0 and (unreached := self.gates.unreached()):
@@ -269,7 +308,8 @@ class HeadPruner(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         self._set_boundaries()
         hparams = self.hparams
-        decayed, plain = [], []
+        decayed: list[torch.nn.Parameter] = []
+        plain: list[torch.nn.Parameter] = []
         for name, parameter in self.backbone.named_parameters():
             if parameter.requires_grad:
                 (plain if parameter.dim() < 2 or NO_DECAY.search(name) else decayed).append(parameter)
@@ -280,7 +320,7 @@ class HeadPruner(pl.LightningModule):
         gate_groups: list[dict[str, Any]] = [
             {"name": "gates", "params": [self.gates.log_alpha], "lr": hparams["gate_learning_rate"], "weight_decay": 0.0}
         ]
-        if self.budget is not None:
+        if self.target is not None and hparams["steering"] == "multipliers":
             gate_groups.append(
                 {
                     "name": "multipliers",
@@ -292,7 +332,7 @@ class HeadPruner(pl.LightningModule):
             )
         groups = [group for group in backbone_groups if group["params"]] + gate_groups
         optimizer = torch.optim.AdamW(groups)
-        schedules = [
+        schedules: list[Callable[[int], float]] = [
             self._gate_schedule if group["name"] in ("gates", "multipliers") else self._backbone_schedule for group in groups
         ]
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedules)

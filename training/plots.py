@@ -49,14 +49,14 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     for index, (method, line) in enumerate(curve.groupby("method", sort=False)):
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-        axes.plot(line["heads"], line[column], label=f"{method}, post hoc", linewidth=1.2, markersize=4, **style)
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        axes.plot(line["heads"], line[column], color=colour, marker=marker, markersize=4, linewidth=1.2, label=str(method))
         settled = comparison[(comparison["method"] == method) & (comparison["stage"] == "settled")]
-        axes.scatter(settled["heads"], settled[column], s=90, facecolors="none", edgecolors=style["color"], marker="o")
+        axes.scatter(settled["heads"], settled[column], s=90, facecolors="none", edgecolors=colour, marker="o")
     dense = comparison[comparison["method"] == "dense"]
     if len(dense):
         axes.axhline(float(dense[column].iloc[-1]), color="grey", linestyle=":", label="dense control")
-    axes.set(xlabel="heads kept", ylabel=f"{metric} (selection split)", title="Lines: mask only. Rings: trained on with the mask.")
+    axes.set(xlabel="heads kept", ylabel=f"{metric} (selection split)", title="Lines: mask only; rings: trained on")
     axes.legend(fontsize=7, ncols=2)
     axes.grid(alpha=0.3)
     return figure
@@ -88,5 +88,3 @@ def figure_image(figure: Figure) -> Image.Image:
     figure.savefig(buffer, format="png", dpi=110)
     buffer.seek(0)
     return Image.open(buffer)
-
-

@@ -77,7 +77,9 @@ class RunDirectory:
                 "or give another --run_dir"
             )
         if taken and not (chosen / "config.yaml").is_file():
-            raise GateError(f"{str(chosen)!r} is not empty and does not hold a run, so it is not overwritten; give another --run_dir")
+            raise GateError(
+                f"{str(chosen)!r} is not empty and does not hold a run, so it is not overwritten; give another --run_dir"
+            )
         return cls(chosen)
 
     def create(self, config_yaml: str) -> None:

@@ -50,9 +50,7 @@ class Classification:
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
         try:
-            model = AutoModelForSequenceClassification.from_pretrained(
-                backbone, config=config, ignore_mismatched_sizes=resized
-            )
+            model = AutoModelForSequenceClassification.from_pretrained(backbone, config=config, ignore_mismatched_sizes=resized)
         except (OSError, ValueError, RuntimeError) as error:
             raise GateError(f"cannot load a classifier from {backbone!r}: {str(error).strip().splitlines()[0]}") from error
         return model.float()

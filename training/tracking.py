@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -35,14 +36,18 @@ class WandbOptions:
     group: str | None = None
     tags: list[str] | None = None
 
-    def resolved_mode(self) -> str:
+    def resolved_mode(self) -> Literal["online", "offline", "disabled"]:
         """``online``, ``offline`` or ``disabled``, decided without a prompt."""
         if self.mode != "auto":
             return self.mode
-        chosen = os.environ.get("WANDB_MODE", "").lower()
-        if chosen in ("online", "offline", "disabled"):
-            return chosen
-        return "online" if wandb.Settings().api_key or wandb.api.api_key else "offline"
+        match os.environ.get("WANDB_MODE", "").lower():
+            case "online":
+                return "online"
+            case "offline" | "dryrun":
+                return "offline"
+            case "disabled":
+                return "disabled"
+        return "online" if wandb.login(prompt=False) else "offline"
 
     def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
         """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled."""
@@ -80,8 +85,6 @@ def code_version() -> dict[str, str]:
     """The package's version and, in a git checkout, the commit."""
     described = {"version": metadata.version("head-gates")}
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
         described["commit"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        pass
     return described

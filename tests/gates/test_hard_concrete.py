@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -36,8 +37,7 @@ def expectation(f, log_alpha: float, stretch: Stretch) -> float:
         cuts.append(1 / (1 + math.exp(-logit)))
     points = [1e-12, *cuts, 1 - 1e-12]
     return sum(
-        integrate.quad(lambda u: f(gate_at(u, log_alpha, stretch)), a, b, limit=200)[0]
-        for a, b in zip(points, points[1:], strict=False)
+        integrate.quad(lambda u: f(gate_at(u, log_alpha, stretch)), a, b, limit=200)[0] for a, b in itertools.pairwise(points)
     )
 
 
@@ -80,7 +80,10 @@ def test_gradient_of_expected_l0_matches_finite_differences(log_alpha, temperatu
 def test_evaluation_gate_is_exactly_closed_and_open_at_log_11():
     edge = math.log(11)
     values = evaluation_gates(torch.tensor([-edge - 1e-4, -edge + 1e-3, edge - 1e-3, edge + 1e-4]))
-    assert values[0] == 0 and values[1] > 0 and values[2] < 1 and values[3] == 1
+    assert values[0] == 0
+    assert values[1] > 0
+    assert values[2] < 1
+    assert values[3] == 1
 
 
 def test_default_start_leaves_a_model_unchanged():

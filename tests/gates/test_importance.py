@@ -38,9 +38,8 @@ def test_a_batch_equals_its_examples(name):
     model, batch = build(name), inputs(name)
     gates = HeadGates(model).eval()
     together = head_gradients(gates, lambda: losses_of(model, batch))
-    rows = [
-        head_gradients(gates, lambda one={k: v[i : i + 1] for k, v in batch.items()}: losses_of(model, one)) for i in range(3)
-    ]
+    ones = [{key: tensor[row : row + 1] for key, tensor in batch.items()} for row in range(3)]
+    rows = [head_gradients(gates, lambda one=one: losses_of(model, one)) for one in ones]
     torch.testing.assert_close(together, torch.cat(rows), atol=1e-4, rtol=1e-3)
 
 

@@ -28,7 +28,7 @@ def test_impossible_budgets_name_the_value(value):
 
 
 def test_a_budget_for_a_kind_the_model_lacks():
-    with pytest.raises(GateError, match="'cross'.*'encoder'"):
+    with pytest.raises(GateError, match=r"'cross'.*'encoder'"):
         Budget.parse({"cross": 2}, {"encoder": 8})
 
 
@@ -46,7 +46,7 @@ def test_top_k_is_exact_and_best(scores, budget):
 @settings(deadline=None, max_examples=30)
 def test_top_k_per_kind_is_exact_in_each(scores):
     mask = top_k_mask(torch.tensor(scores), Budget(9, {"encoder": 1, "decoder": 0, "cross": 8}), KIND_INDEX)
-    assert [int(mask[KIND_INDEX == kind].sum()) for kind in range(3)] == [1, 0, 8]
+    assert [int(mask[kind == KIND_INDEX].sum()) for kind in range(3)] == [1, 0, 8]
 
 
 def test_penalty_is_the_price_of_the_expected_number_of_open_heads():

@@ -73,6 +73,9 @@ def test_agreement():
     a, b = torch.tensor([1.0, 1, 0, 0]), torch.tensor([1.0, 0, 1, 0])
     assert jaccard(a, b) == pytest.approx(1 / 3)
     assert jaccard(torch.zeros(4), torch.zeros(4)) == 1.0
-    x, y = torch.randn(30, generator=torch.Generator().manual_seed(0)), torch.randn(30, generator=torch.Generator().manual_seed(1))
+    x, y = (
+        torch.randn(30, generator=torch.Generator().manual_seed(0)),
+        torch.randn(30, generator=torch.Generator().manual_seed(1)),
+    )
     expected = stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic
     assert rank_correlation(x, y) == pytest.approx(expected, abs=1e-6)

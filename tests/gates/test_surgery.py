@@ -145,8 +145,8 @@ def test_a_pruned_model_trains():
 
 def test_refusals():
     model = build("bert")
+    HeadGates(model).attach()
     with pytest.raises(GateError, match="detach"):
-        HeadGates(model).attach()
         remove_heads_(model, torch.ones(8))
     with pytest.raises(GateError, match="8 heads"):
         remove_heads_(build("bert"), torch.ones(7))

@@ -19,6 +19,17 @@ from training.data.batches import RunBatches, SplitBatches
 SPLITS = ("train", "select", "test")
 
 
+class RunLoader(DataLoader[Any]):
+    """Tells Lightning that this loader can resume: its batch sampler starts at the trainer's own batch count
+    (see :meth:`ClassificationData.train_dataloader`), so there is no further state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
 class ClassificationData(pl.LightningDataModule, ABC):
     """Sentences or pairs of sentences with a class each.
 
@@ -103,13 +114,15 @@ class ClassificationData(pl.LightningDataModule, ABC):
         epochs, first, rank, world = 1.0, 0, 0, 1
         if self.trainer is not None:
             epochs = getattr(self.trainer.lightning_module, "epochs", 1.0)
-            first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
+            first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
             rank, world = self.trainer.global_rank, self.trainer.world_size
         lengths = self.splits["train"]["length"]
-        batches = RunBatches(
-            lengths, self.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world
-        )
+        batches = RunBatches(lengths, self.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
         return self._loader("train", batches)
+
+    def validation_interval(self, epochs: float) -> float:
+        """Share of a run between validations: once per epoch."""
+        return min(1.0, 1.0 / epochs)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return self._split_loader("select", self.eval_batch_size)
@@ -135,8 +148,8 @@ class ClassificationData(pl.LightningDataModule, ABC):
         def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
             return dict(pad([{name: value for name, value in row.items() if name != "length"} for row in rows]))
 
-        return DataLoader(
-            self.splits[split],  # type: ignore[arg-type]
+        return RunLoader(
+            self.splits[split],
             batch_sampler=batches,
             collate_fn=collate,
             num_workers=self.num_workers,
@@ -155,7 +168,9 @@ def _ordered(labels: list[str], stated: list[str] | None) -> list[str]:
 
 def _classes(splits: dict[str, Dataset]) -> list[str]:
     """The classes of the training split, sorted; other splits must not have more."""
-    labels = sorted(set(splits["train"]["label"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label))
+    labels = sorted(
+        set(splits["train"]["label"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
+    )
     if len(labels) < 2:
         raise GateError(f"all training examples have the label {labels[0]!r}; expected at least two classes")
     for name in SPLITS:

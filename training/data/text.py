@@ -71,7 +71,9 @@ class TextClassificationData(ClassificationData):
             seed=seed,
         )
         if (dataset is None) == (train_file is None):
-            raise GateError("give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither")
+            raise GateError(
+                "give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither"
+            )
         if train_file is not None and test_file is None:
             raise GateError("--data.train_file is given but --data.test_file is not; results need a test file")
         if not 0 < select_fraction < 1:
@@ -135,7 +137,7 @@ class TextClassificationData(ClassificationData):
             if column not in split.column_names:
                 raise GateError(
                     f"the {name} split has no column {column!r}; it has {', '.join(map(repr, split.column_names))}. "
-                    "Set --data.text_column, --data.pair_column or --data.label_column, or --data.columns for a file without header"
+                    "Set --data.text_column, --data.pair_column or --data.label_column, or --data.columns if there is no header"
                 )
         if split.num_rows == 0:
             raise GateError(f"the {name} split is empty; expected at least one example")
@@ -149,7 +151,7 @@ class TextClassificationData(ClassificationData):
             if names is not None:
                 if not 0 <= chosen["label"] < len(names):
                     raise GateError(
-                        f"the {name} split {self.split_names[name]!r} has hidden labels ({chosen['label']}); choose a labelled split"
+                        f"the {name} split {self.split_names[name]!r} has hidden labels ({chosen['label']}); choose another"
                     )
                 chosen["label"] = names[chosen["label"]]
             return {new: str(value).strip() for new, value in chosen.items()}
@@ -174,7 +176,9 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
     ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     kind = FORMATS.get(ending.lower())
     if kind is None:
-        raise GateError(f"the data file {file!r} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, or one of these with .gz")
+        raise GateError(
+            f"the data file {file!r} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, or one of these with .gz"
+        )
     _check_text(path, kind)
     try:
         if kind == "parquet":
@@ -211,7 +215,9 @@ def _check_text(path: Path, kind: str) -> None:
                 if kind != "parquet":
                     line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise GateError(f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv") from error
+        raise GateError(
+            f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv"
+        ) from error
     except (gzip.BadGzipFile, EOFError) as error:
         raise GateError(f"the data file {str(path)!r} is not a complete gzip file: {error}") from error
     if empty:

@@ -1,0 +1,29 @@
+# Two commands do everything on a fresh machine: `make fit` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: fit test test-all check clean
+
+fit: $(READY)  ## set up, then the main job on the embedded default
+	$(BIN)/python -m training.fit
+
+test: $(READY)  ## set up, then the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(READY)  ## the slow tests too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## style, types and imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
