@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTh
 from pytorch_lightning.loggers import WandbLogger
 from torch import Tensor
 
+from gates.errors import GateError
 from gates.sites import KINDS
 from training.module import HeadPruner
 from training.plots import figure_image, gate_heat_map
@@ -25,10 +27,16 @@ def _interval(trainer: pl.Trainer) -> int:
 
 
 class DenseCheckpoint(pl.Callback):
-    """Save the dense model, with its optimiser, at the end of the warm-up phase: the start of every comparison."""
+    """Save the dense model, with its optimiser, at the end of the warm-up phase: the start of every comparison.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: where to.
+        resumed_from: checkpoint that the run goes on from; past the warm-up, the dense checkpoint is itself or beside it.
+    """
+
+    def __init__(self, path: Path, resumed_from: str | None = None) -> None:
         self.path = path
+        self.resumed_from = None if resumed_from is None else Path(resumed_from)
         self.saved_at: float | None = None
 
     def seconds_since(self) -> float:
@@ -37,8 +45,20 @@ class DenseCheckpoint(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, HeadPruner)
-        if trainer.global_step == 0 and pl_module.boundaries[0] == 0:
+        step, warm_up = trainer.global_step, pl_module.boundaries[0]
+        if step == warm_up == 0:
             trainer.save_checkpoint(self.path)
+            self.saved_at = time.perf_counter()
+        elif step >= warm_up and trainer.is_global_zero and not self.path.is_file():
+            assert self.resumed_from is not None
+            source = self.resumed_from if step == warm_up else self.resumed_from.with_name("dense.ckpt")
+            if not source.is_file():
+                raise GateError(
+                    f"the checkpoint {str(self.resumed_from)!r} is past the warm-up (step {step} of {warm_up}) and there is no "
+                    "dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
+                )
+            shutil.copyfile(source, self.path)
+        if step == warm_up:
             self.saved_at = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:

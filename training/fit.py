@@ -5,8 +5,8 @@ Reads top to bottom: parse the command line, train, compare, write the run direc
 
 from __future__ import annotations
 
-import copy
 import logging
+import os
 import sys
 import time
 import warnings
@@ -39,6 +39,8 @@ from training.tasks import stated_labels
 from training.tracking import WandbOptions, code_version, machine, versions
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
+"""Environment variable by which the first process tells those that Lightning starts where it writes."""
 PACKAGED_CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -56,6 +58,16 @@ class CompareOptions:
     stage: Literal["none", "posthoc", "full"] = "full"
     settled: list[str] | None = None
     curve: list[float] | None = None
+
+
+UNHELPFUL_WARNINGS = (
+    ".*does not have many workers.*",
+    ".*number of training batches.*",
+    ".*LeafSpec.*",
+    ".*exists and is not empty.*",
+    "The dirpath has changed.*",
+    "Be aware that when using `ckpt_path`.*",
+)
 
 
 def build_parser() -> ArgumentParser:
@@ -123,10 +135,15 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     check_methods(settled, more=("dense",))
     if config.save_every < 1:
         raise GateError(f"--save_every is {config.save_every}; expected at least 1")
-    run = RunDirectory.claim(config.run_dir, config.name, config.existing)
+    first = int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0
+    if first:
+        run = RunDirectory.claim(config.run_dir, config.name, config.existing)
+        os.environ[RUN_DIR_OF_FIRST] = str(run.path)
+    else:
+        run = RunDirectory.of_other_process(os.environ.get(RUN_DIR_OF_FIRST) or config.run_dir, config.name, config.existing)
 
     pl.seed_everything(config.seed, workers=True, verbose=False)
-    pruner, data = instantiate(parser, config)
+    pruner, data = instantiate(config)
     data.build(pruner.backbone_name, stated_labels(pruner.backbone_name))
     assert data.tokenizer is not None
     pruner.build(data.labels, data.tokenizer)
@@ -134,8 +151,9 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
 
-    run.create(parser.dump(config, skip_unset=False))
-    gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"))
+    if first:
+        run.create(parser.dump(config, skip_unset=False))
+    gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
     wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, config_values(parser, config))
     trainer = make_trainer(
         config,
@@ -179,15 +197,14 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     return run
 
 
-def instantiate(parser: ArgumentParser, config: Namespace) -> tuple[HeadPruner, ClassificationData]:
+def instantiate(config: Namespace) -> tuple[HeadPruner, ClassificationData]:
     """The module and the data, with the run's seed."""
-    chosen = copy.deepcopy(config)
-    chosen.pop("trainer")
-    objects = parser.instantiate(chosen)
-    model = HeadPruner(**config.model.as_dict(), seed=config.seed)
-    data: ClassificationData = objects.data
-    data.seed = data.seed + config.seed
-    return model, data
+    pruner = HeadPruner(**config.model.as_dict(), seed=config.seed)
+    data_parser = ArgumentParser()
+    data_parser.add_subclass_arguments(ClassificationData, "data")
+    data: ClassificationData = data_parser.instantiate(Namespace(data=config.data)).data
+    data.seed += config.seed
+    return pruner, data
 
 
 def make_trainer(
@@ -344,12 +361,7 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    for message in (
-        ".*does not have many workers.*",
-        ".*number of training batches.*",
-        ".*LeafSpec.*",
-        ".*exists and is not empty.*",
-    ):
+    for message in UNHELPFUL_WARNINGS:
         warnings.filterwarnings("ignore", message)
 
 

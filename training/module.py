@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -126,7 +127,7 @@ class HeadPruner(pl.LightningModule):
         self.target: TargetBudget | None = None
         if self.budget is not None:
             self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch)
-            self.target.requires_grad_(hparams["steering"] == "multipliers")
+            self.target.requires_grad_(self.has_multipliers)
             self.mask_within_budget(self.gates.log_alpha.detach())  # raises where the minimum does not fit
         self.backbone = backbone.train()
         self._freeze(hparams["freeze"] or [])
@@ -156,6 +157,11 @@ class HeadPruner(pl.LightningModule):
                 parameter.requires_grad_(False)
 
     @property
+    def has_multipliers(self) -> bool:
+        """Whether a Lagrangian steers to the budget."""
+        return self.target is not None and self.hparams["steering"] == "multipliers"
+
+    @property
     def epochs(self) -> float:
         """Length of the whole run."""
         return float(self.hparams["warm_up"] + self.hparams["prune"] + self.hparams["settle"])
@@ -183,7 +189,12 @@ class HeadPruner(pl.LightningModule):
     # -- phases ------------------------------------------------------------------------------------------------
 
     def _set_boundaries(self) -> None:
-        steps = int(self.trainer.estimated_stepping_batches)
+        # Not the trainer's estimated_stepping_batches: it makes the training loader before a checkpoint's progress is
+        # restored, and a resumed run would start at the first batch again.
+        batches = len(self.trainer.datamodule.run_batches())  # type: ignore[attr-defined]
+        limit = self.trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
+        steps = math.ceil(batches / self.trainer.accumulate_grad_batches)
         warm_up = round(steps * self.hparams["warm_up"] / self.epochs)
         prune = max(1, round(steps * self.hparams["prune"] / self.epochs))
         self._boundaries = (warm_up, min(steps, warm_up + prune), steps)
@@ -247,7 +258,7 @@ class HeadPruner(pl.LightningModule):
         probability = self.gates.hard_concrete.open_probability()
         if self.budget is None:
             return ramp * l0_penalty(probability, self.prices.to(probability))
-        if self.hparams["steering"] == "projection":
+        if not self.has_multipliers:
             return 0.0 * probability.sum()
         active = 1.0 if ramp > 0 else 0.0
         assert self.target is not None
@@ -272,7 +283,7 @@ class HeadPruner(pl.LightningModule):
     def _project(self) -> None:
         """Hold the expected number of open heads to the target, in the whole model or in each budgeted kind."""
         ramp = self.ramp(self.global_step)
-        if self.target is None or ramp == 0 or self.hparams["steering"] != "projection":
+        if self.target is None or self.has_multipliers or ramp == 0:
             return
         expected = (self.target.target(ramp) * self.target.heads).tolist()
         log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
@@ -320,7 +331,8 @@ class HeadPruner(pl.LightningModule):
         gate_groups: list[dict[str, Any]] = [
             {"name": "gates", "params": [self.gates.log_alpha], "lr": hparams["gate_learning_rate"], "weight_decay": 0.0}
         ]
-        if self.target is not None and hparams["steering"] == "multipliers":
+        if self.has_multipliers:
+            assert self.target is not None
             gate_groups.append(
                 {
                     "name": "multipliers",

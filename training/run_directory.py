@@ -82,6 +82,11 @@ class RunDirectory:
             )
         return cls(chosen)
 
+    @classmethod
+    def of_other_process(cls, path: str | None, name: str, existing: Existing) -> RunDirectory:
+        """The directory that the first of several processes has claimed."""
+        return cls(Path("runs") / name if path is None else Path(path), resumes=existing == "resume")
+
     def create(self, config_yaml: str) -> None:
         """Make the folders (an old run is removed unless it is resumed) and save the resolved configuration."""
         if self.path.is_dir() and not self.resumes:

@@ -41,7 +41,7 @@ class Classification:
         }
         if from_scratch is not None:
             fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **names}
-            return AutoModelForSequenceClassification.from_config(new_config(fields))
+            return from_config(fields)
         assert backbone is not None
         config = read_config(backbone)
         resized = config.num_labels != len(self.labels)
@@ -93,13 +93,13 @@ def read_config(backbone: str) -> Any:
         ) from error
 
 
-def new_config(fields: Mapping[str, Any]) -> Any:
-    """A config from its fields, ``model_type`` among them."""
+def from_config(fields: Mapping[str, Any]) -> PreTrainedModel:
+    """A new classifier from config fields, ``model_type`` among them."""
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
     try:
-        return AutoConfig.for_model(model_type, **fields)
-    except Exception as error:  # strict configs raise their own validation errors
+        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model(model_type, **fields))
+    except Exception as error:  # configs and models raise errors of their own kinds
         raise GateError(f"model.from_scratch is not a config of Transformers: {str(error).strip().splitlines()[0]}") from error
 
 

@@ -51,6 +51,7 @@ class WandbOptions:
 
     def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
         """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled."""
+        os.environ.setdefault("WANDB_SILENT", "true")
         mode = self.resolved_mode()
         if mode == "disabled":
             return None

@@ -111,14 +111,19 @@ class ClassificationData(pl.LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """The whole run: every batch of every epoch, from where a resumed run stands."""
-        epochs, first, rank, world = 1.0, 0, 0, 1
+        first = 0
+        if self.trainer is not None:
+            first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+        return self._loader("train", self.run_batches(first))
+
+    def run_batches(self, first: int = 0) -> RunBatches:
+        """The batches of this process over the whole run; the trainer's module says how many epochs that is."""
+        epochs, rank, world = 1.0, 0, 1
         if self.trainer is not None:
             epochs = getattr(self.trainer.lightning_module, "epochs", 1.0)
-            first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
             rank, world = self.trainer.global_rank, self.trainer.world_size
         lengths = self.splits["train"]["length"]
-        batches = RunBatches(lengths, self.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
-        return self._loader("train", batches)
+        return RunBatches(lengths, self.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
 
     def validation_interval(self, epochs: float) -> float:
         """Share of a run between validations: once per epoch."""

@@ -207,10 +207,11 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
 def _check_text(path: Path, kind: str) -> None:
     """Empty files and files that are not UTF-8, named before a reader stumbles over them."""
     opener = gzip.open if path.suffix == ".gz" else open
+    number, empty = 0, True
     try:
         with opener(path, "rb") as stream:
-            empty = True
-            for number, line in enumerate(stream, start=1):
+            for line in stream:
+                number += 1
                 empty = empty and not line.strip()
                 if kind != "parquet":
                     line.decode("utf-8")

@@ -1,0 +1,84 @@
+"""Small runs for tests: a tiny Transformer on a small synthetic data set, through the real entry point."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from training.data.synthetic import SyntheticData
+from training.module import HeadPruner
+
+MODEL = {
+    "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32,
+    "max_position_embeddings": 64, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+}  # fmt: skip
+SETTINGS = {"learning_rate": 1e-3, "warm_up": 1.0, "prune": 1.0, "settle": 1.0, "budget": 3}
+ROWS = {"train_rows": 256, "select_rows": 96, "test_rows": 96, "batch_size": 16, "score_rows": 64}
+STEPS_PER_EPOCH = 16
+
+CONFIG = """
+name: tiny
+model:
+  from_scratch: {model_type: bert, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 32,
+    max_position_embeddings: 64}
+  budget: 3
+  warm_up: 1
+  prune: 1
+  settle: 1
+  learning_rate: 1.0e-3
+data:
+  class_path: training.data.synthetic.SyntheticData
+  init_args: {train_rows: 256, select_rows: 96, test_rows: 96, batch_size: 16, score_rows: 64}
+trainer: {accelerator: cpu, enable_progress_bar: false, log_every_n_steps: 2}
+wandb: {mode: disabled}
+compare: {stage: none}
+save_every: 8
+"""
+
+
+def make_pruner(**settings: object) -> HeadPruner:
+    """A built pruner with reproducible weights."""
+    torch.manual_seed(0)
+    pruner = HeadPruner(from_scratch=settings.pop("from_scratch", MODEL), **(SETTINGS | settings))
+    data = make_data()
+    pruner.build(data.labels, data.tokenizer)
+    return pruner
+
+
+def make_data(**settings: object) -> SyntheticData:
+    data = SyntheticData(**(ROWS | settings))
+    data.build(None)
+    return data
+
+
+def make_trainer(**settings: object) -> pl.Trainer:
+    return pl.Trainer(
+        **{
+            "accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+            "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False,
+            "num_sanity_val_steps": 0, "limit_val_batches": 0, "inference_mode": False, **settings,
+        }
+    )  # fmt: skip
+
+
+def write_config(folder: Path) -> str:
+    path = folder / "tiny.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def run_fit(*arguments: str, cwd: Path, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python -m training.fit`` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "training.fit", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"} | environment,
+    )

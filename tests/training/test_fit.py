@@ -1,0 +1,411 @@
+"""The command, from its arguments to the files it leaves."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from gates.masks import load_mask
+from gates.sites import find_attention
+from tests.training.runs import make_pruner, run_fit, write_config
+from training.compare import METHODS
+from training.fit import build_parser, main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHAPE = {
+    "config.yaml",
+    "metrics.json",
+    "metrics.csv",
+    "comparison.csv",
+    "curve.csv",
+    "scores",
+    "masks",
+    "plots",
+    "checkpoints",
+    "export",
+}
+
+REPRODUCE = """
+import json, sys, torch, transformers
+sys.modules["gates"] = sys.modules["training"] = None
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+rows = json.load(open(sys.argv[2]))
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+batch = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+with torch.no_grad():
+    predicted = model(**batch).logits.argmax(-1).tolist()
+right = [model.config.id2label[p] == row["label"] for p, row in zip(predicted, rows)]
+print(sum(right) / len(right))
+"""
+
+
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory):
+    """One full run, compared, exported and logged to W&B offline, in a process of its own."""
+    folder = tmp_path_factory.mktemp("full")
+    arguments = ["--config", write_config(folder), "--run_dir", "run", "--compare.stage", "full", "--wandb.mode", "auto"]
+    done = run_fit(*arguments, "--compare.curve", "[0.5, 0.25]", cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run", done
+
+
+def test_the_run_directory_has_the_documented_shape(full_run):
+    run, _ = full_run
+    assert {path.name for path in run.iterdir()} >= SHAPE | {"wandb"}
+    assert {path.stem for path in (run / "masks").iterdir()} == set(METHODS)
+    assert {path.name for path in (run / "plots").iterdir()} >= {"gates.png", "quality_by_budget.png", "agreement.png"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "last.ckpt", "final.ckpt"}
+    assert not [path for path in run.rglob("*") if "partial" in path.name or path.name.startswith(".")]
+
+
+def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
+    run, _ = full_run
+    table = pd.read_csv(run / "comparison.csv")
+    for stage in ("post hoc", "settled"):
+        rows = table[table["stage"] == stage].set_index("method")
+        assert set(rows.index) == {"dense", *METHODS}
+        assert set(rows.loc[list(METHODS), "heads"]) == {3}
+        assert rows.loc["dense", "heads"] == 8
+    assert set(table[table["stage"] == "settled"]["steps"]) == {32}
+    assert set(table[table["stage"] == "post hoc"]["steps"]) == {0}
+    assert table["test_accuracy"].between(0, 1).all()
+
+
+def test_equal_masks_have_equal_results(full_run):
+    """Rows agree with the mask files: methods with the same mask have the same post hoc and settled numbers."""
+    run, _ = full_run
+    sites = find_attention(make_pruner().backbone)
+    masks = {method: tuple(load_mask(run / "masks" / f"{method}.json", sites).tolist()) for method in METHODS}
+    table = pd.read_csv(run / "comparison.csv")
+    for stage in ("post hoc", "settled"):
+        rows = table[table["stage"] == stage].set_index("method")["test_loss"]
+        rivals = [method for method in METHODS if method != "learned" or stage == "post hoc"]
+        for first in rivals:
+            for second in rivals:
+                if masks[first] == masks[second]:
+                    assert rows[first] == pytest.approx(rows[second], abs=1e-6)
+
+
+def test_scores_and_rankings_agree_with_the_masks(full_run):
+    run, _ = full_run
+    heads = pd.read_csv(run / "scores" / "heads.csv")
+    assert len(heads) == 8
+    for method in METHODS:
+        kept = heads[f"kept:{method}"] == 1
+        assert kept.sum() == 3
+        if method != "learned":
+            ranking = heads[f"ranking:{method}"]
+            assert ranking[kept].min() >= ranking[~kept].max()
+    assert (heads["his"] > 0).all()
+    assert heads["entropy"].between(0, 1).all()
+
+
+def test_the_summary_agrees_with_the_table(full_run):
+    run, _ = full_run
+    metrics = json.loads((run / "metrics.json").read_text())
+    table = pd.read_csv(run / "comparison.csv")
+    learned = table[(table["method"] == "learned") & (table["stage"] == "settled")].iloc[0]
+    assert metrics["learned"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
+    assert metrics["heads"]["kept"] == 3 == sum(metrics["heads"]["by_site"].values())
+    assert metrics["versions"]["torch"] == torch.__version__
+
+
+def test_the_export_reproduces_the_logged_test_accuracy_without_this_project(full_run, tmp_path):
+    run, _ = full_run
+    from training.data.synthetic import generate
+
+    rows = [{"text": row["text"], "label": row["label"]} for row in generate(96, seed=2)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    command = [sys.executable, "-c", REPRODUCE, str(run / "export"), str(tmp_path / "rows.json")]
+    environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    logged = json.loads((run / "metrics.json").read_text())["learned"]["test_accuracy"]
+    assert float(done.stdout) == pytest.approx(logged, abs=1e-6)
+
+
+def test_what_was_logged_at_each_step(full_run):
+    run, _ = full_run
+    log = pd.read_csv(run / "metrics.csv")
+    expected = {"train/task_loss", "train/penalty", "heads/open", "heads/expected", "heads/target", "heads/open/encoder"}
+    assert set(log.columns) >= expected | {"heads/open/encoder.0", "heads/open/encoder.1", "select/accuracy"}
+    counts = log.dropna(subset=["heads/open"])
+    assert counts["heads/open"].iloc[0] == 8
+    assert counts["heads/open"].iloc[-1] == 3
+    assert (counts["heads/open"] == counts["heads/open/encoder.0"] + counts["heads/open/encoder.1"]).all()
+    assert log["select/accuracy"].notna().sum() == 3  # once per epoch
+
+
+def wandb_records(log: bytes) -> list[bytes]:
+    """W&B's transaction log: LevelDB's log format (blocks of 32 KiB, headers of checksum, length and type) after 7 bytes."""
+    records, parts, at = [], b"", 7
+    while at + 7 <= len(log):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(log[at + 4 : at + 6], "little"), log[at + 6]
+        parts += log[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            records.append(parts)
+            parts = b""
+    return records
+
+
+def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
+    """Read back from W&B's own transaction log."""
+    run, _ = full_run
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    keys, config, summary = set(), set(), set()
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            keys |= {item.key or "/".join(item.nested_key) for item in record.history.item}
+        elif kind == "run":
+            config |= {item.key for item in record.run.config.update}
+        elif kind == "config":
+            config |= {item.key for item in record.config.update}
+        elif kind == "summary":
+            summary |= {item.key or "/".join(item.nested_key) for item in record.summary.update}
+    assert keys >= {"train/task_loss", "heads/open", "comparison", "gates", "plots/agreement"}
+    assert config >= {"model", "data", "code"}
+    assert any(key.startswith("learned") for key in summary)
+
+
+def test_the_final_table_and_paths_are_printed(full_run):
+    _, done = full_run
+    for part in ("3 of 8 heads kept", "his-inverted", "comparison.csv", "export", "wandb sync"):
+        assert part in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
+
+
+def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
+    run, _ = full_run
+    assert (
+        main(
+            [
+                "--config",
+                str(run / "config.yaml"),
+                "--run_dir",
+                str(tmp_path / "again"),
+                "--compare.stage",
+                "posthoc",
+                "--compare.curve",
+                "[]",
+                "--wandb.mode",
+                "disabled",
+            ]
+        )
+        == 0
+    )
+    first, second = (pd.read_csv(folder / "comparison.csv") for folder in (run, tmp_path / "again"))
+    post_hoc = first[first["stage"] == "post hoc"].set_index("method")["test_loss"]
+    again = second[second["stage"] == "post hoc"].set_index("method")["test_loss"]
+    pd.testing.assert_series_equal(post_hoc, again, rtol=1e-4)
+
+
+def test_killed_and_resumed_equals_unbroken(tmp_path, full_run):
+    config = write_config(tmp_path)
+    arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.warm_up", "3"]
+    process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(600):
+        if (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    rest = ["--config", config, "--model.warm_up", "3"]
+    assert main([*rest, "--run_dir", str(tmp_path / "run"), "--existing", "resume"]) == 0
+    assert main([*rest, "--run_dir", str(tmp_path / "unbroken")]) == 0
+    results = [torch.load(tmp_path / name / "checkpoints" / "final.ckpt")["state_dict"] for name in ("run", "unbroken")]
+    for name, tensor in results[0].items():
+        if torch.is_tensor(tensor):
+            torch.testing.assert_close(tensor, results[1][name], msg=name)
+
+
+def test_another_budget_from_the_dense_checkpoint_of_a_run(full_run, tmp_path):
+    run, _ = full_run
+    dense = str(run / "checkpoints" / "dense.ckpt")
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--ckpt_path", dense]
+    assert main([*arguments, "--model.budget", "5", "--compare.stage", "posthoc", "--compare.curve", "[]"]) == 0
+    tables = [pd.read_csv(folder / "comparison.csv").set_index(["method", "stage"]) for folder in (run, tmp_path / "run")]
+    first, other = (table.loc[("dense", "post hoc"), "test_loss"] for table in tables)
+    assert first == pytest.approx(other, abs=1e-5)
+    assert tables[1].loc[("learned", "settled"), "heads"] == 5
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path):
+    config = write_config(tmp_path)
+    text = (
+        Path(config)
+        .read_text()
+        .replace(
+            "max_position_embeddings: 64",
+            "max_position_embeddings: 64, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0",
+        )
+    )
+    Path(config).write_text(text)
+    common = ["--config", config, "--model.draw_per", "batch", "--compare.stage", "posthoc", "--compare.curve", "[0.5]"]
+    one = run_fit(*common, "--run_dir", "one", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr[-3000:]
+    halves = ["--data.batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
+    assert two.returncode == 0, two.stderr[-3000:]
+    tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
+    for column in ("heads", "test_accuracy", "select_loss", "test_loss"):
+        pd.testing.assert_series_equal(tables[0][column], tables[1][column], rtol=2e-3, atol=2e-3)
+    scores = [pd.read_csv(tmp_path / name / "scores" / "heads.csv") for name in ("one", "two")]
+    for column in ("his", "his_standard_error", "fisher", "entropy"):
+        pd.testing.assert_series_equal(scores[0][column], scores[1][column], rtol=5e-3)
+
+
+def bad_file(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+GOOD = "sentence\tlabel\n" + "the fox\t0\nthe king\t1\n" * 10
+FROM_FILES = ["--data", "training.data.text.TextClassificationData", "--data.tokenizer"]
+
+
+def local_data(folder: Path, train: str) -> list[str]:
+    from training.data.synthetic import build_tokenizer
+
+    build_tokenizer().save_pretrained(folder / "tokenizer")
+    test = bad_file(folder, "test.tsv", GOOD)
+    return [*FROM_FILES, str(folder / "tokenizer"), "--data.train_file", train, "--data.test_file", test]
+
+
+def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
+    corrupt = folder / "corrupt.ckpt"
+    corrupt.write_bytes((good_run / "checkpoints" / "last.ckpt").read_bytes()[:2000])
+    text = folder / "text.ckpt"
+    text.write_text("not a checkpoint")
+    from_hub = ["--model.from_scratch", "null", "--model.backbone"]
+    (folder / "latin.tsv").write_bytes(GOOD.encode() + b"caf\xe9\t1\n")
+    return {
+        "no such model": ([*from_hub, "nobody/nothing"], "'nobody/nothing'"),
+        "not a model folder": ([*from_hub, str(folder)], repr(str(folder))),
+        "unknown architecture": (["--model.from_scratch", "{model_type: telepathy}"], "telepathy"),
+        "architecture without known attention": (["--model.from_scratch", "{model_type: bloom, hidden_size: 16, n_head: 2, n_layer: 1}"], "BloomAttention"),
+        "budget too large": (["--model.budget", "9"], "9"),
+        "budget not a number": (["--model.budget", "many"], "many"),
+        "negative budget": (["--model.budget", "-1"], "-1"),
+        "budget for a missing kind": (["--model.budget", "{cross: 2}"], "'cross'"),
+        "unknown method": (["--compare.settled", "[best]"], "'best'"),
+        "unknown option": (["--model.bugdet", "3"], "bugdet"),
+        "missing file": (local_data(folder, str(folder / "none.tsv")), "none.tsv"),
+        "empty file": (local_data(folder, bad_file(folder, "empty.tsv", "")), "is empty"),
+        "missing column": (local_data(folder, bad_file(folder, "columns.tsv", "text\tlabel\nx\t1\n")), "'sentence'"),
+        "label outside the classes": (local_data(folder, bad_file(folder, "labels.tsv", GOOD.replace("\t1", "\t2"))), "'1'"),
+        "not UTF-8": (local_data(folder, str(folder / "latin.tsv")), "not UTF-8"),
+        "missing checkpoint": (["--ckpt_path", str(folder / "none.ckpt")], "none.ckpt"),
+        "corrupt checkpoint": (["--ckpt_path", str(corrupt)], "corrupt"),
+        "not a checkpoint": (["--ckpt_path", str(text)], "text.ckpt"),
+        "weights only": (["--ckpt_path", str(good_run / "checkpoints" / "final.ckpt")], "weights only"),
+        "checkpoint of another model": (
+            ["--ckpt_path", str(good_run / "checkpoints" / "last.ckpt"), "--model.from_scratch.num_hidden_layers", "1"],
+            "8 heads",
+        ),
+        "nothing to resume": (["--existing", "resume"], "nothing to resume"),
+    }  # fmt: skip
+
+
+NAMES = [
+    "no such model", "not a model folder", "unknown architecture", "architecture without known attention", "budget too large",
+    "budget not a number", "negative budget", "budget for a missing kind", "unknown method", "unknown option", "missing file",
+    "empty file", "missing column", "label outside the classes", "not UTF-8", "missing checkpoint", "corrupt checkpoint",
+    "not a checkpoint", "weights only", "checkpoint of another model", "nothing to resume",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, full_run, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments, expected = cases(tmp_path, full_run[0])[case]
+    command = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *arguments]
+    try:
+        code = main(command)
+    except SystemExit as stop:  # jsonargparse ends the process itself
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert expected in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_holds_a_run_is_not_touched(full_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(full_run[0], run)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert main(["--config", write_config(tmp_path), "--run_dir", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "--existing resume" in error
+    assert "--existing overwrite" in error
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    assert main(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "other"), "--existing", "overwrite"]) == 2
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "precious"
+
+
+def test_without_a_directory_runs_are_numbered(tmp_path, monkeypatch):
+    from training.run_directory import RunDirectory
+
+    monkeypatch.chdir(tmp_path)
+    assert RunDirectory.claim(None, "x", "refuse").path == Path("runs/x")
+    Path("runs/x").mkdir(parents=True)
+    assert RunDirectory.claim(None, "x", "refuse").path == Path("runs/x-2")
+
+
+def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys):
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--model.lr_warm_up", "0"]
+    assert main([*arguments, "--model.learning_rate", "1e30", "--trainer.gradient_clip_val", "0", "--save_every", "1"]) == 2
+    assert "the loss is" in capsys.readouterr().err
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert checkpoint["global_step"] >= 1
+    assert not (tmp_path / "run" / "export").exists()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_parses_and_says_what_it_does(path):
+    assert path.read_text().startswith("# ")
+    config = build_parser().parse_args(["--config", str(path)])
+    assert config.name
+    assert config.data.class_path.startswith("training.data.")
+
+
+def test_print_config_and_help(capsys):
+    for argument, expected in (("--print_config", "temperature: 0.33"), ("--help", "--model.temperature")):
+        with pytest.raises(SystemExit) as stop:
+            main([argument])
+        assert stop.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_without_arguments_the_embedded_default_runs(monkeypatch):
+    chosen = []
+    monkeypatch.setattr("training.fit.fit", lambda parser, config: chosen.append(config))
+    assert main([]) == 0
+    assert main(["--model.budget", "5"]) == 0
+    assert chosen[0].data.class_path == "training.data.synthetic.SyntheticData"
+    assert chosen[0].as_dict() == build_parser().parse_args(["--config", str(CONFIGS / "default.yaml")]).as_dict()
+    assert chosen[1].model.budget == 5
+    assert chosen[1].model.from_scratch == yaml.safe_load((CONFIGS / "default.yaml").read_text())["model"]["from_scratch"]

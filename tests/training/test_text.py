@@ -1,0 +1,154 @@
+import gzip
+import json
+
+import pandas as pd
+import pytest
+
+from gates.errors import GateError
+from training.data.synthetic import build_tokenizer
+from training.data.text import TextClassificationData, read_file
+
+ROWS = [("the fox sees the basil", "1"), ("a \"quoted, word' here", "0"), ("NA", "1"), ("null and 12", "0")] * 5
+
+
+def write(path, rows=ROWS, header=("sentence", "label"), separator="\t"):
+    lines = ([separator.join(header)] if header else []) + [separator.join(row) for row in rows]
+    text = "\n".join(lines) + "\n"
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A data module for a train and a test file; the tokenizer is the synthetic one."""
+
+    def make(train="train.tsv", test="test.tsv", **more):
+        module = TextClassificationData(train_file=str(tmp_path / train), test_file=str(tmp_path / test), **more)
+        monkeypatch.setattr(module, "load_tokenizer", lambda backbone: build_tokenizer())
+        return module
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.txt", "a.csv", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_every_format_reads_the_same(tmp_path, name):
+    path = tmp_path / name
+    frame = pd.DataFrame(ROWS, columns=["sentence", "label"])
+    if ".jsonl" in name:
+        text = "".join(json.dumps(row) + "\n" for row in frame.to_dict("records"))
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    elif name.endswith(".parquet"):
+        frame.to_parquet(path)
+    elif name.endswith(".csv"):
+        frame.to_csv(path, index=False)
+    else:
+        write(path)
+    table = read_file(str(path))
+    assert [(str(row["sentence"]), str(row["label"])) for row in table] == ROWS
+
+
+def test_columns_can_be_named_for_a_file_without_header(tmp_path):
+    table = read_file(write(tmp_path / "a.tsv", header=None), columns=["sentence", "label"])
+    assert table.num_rows == len(ROWS)
+    assert table[0]["sentence"] == ROWS[0][0]
+
+
+def test_splits_pairs_and_labels(tmp_path, data):
+    rows = [("the fox", "the king", label) for label in ("no", "yes", "maybe")] * 10
+    for name in ("train.tsv", "test.tsv"):
+        write(tmp_path / name, rows, header=("a", "b", "gold"))
+    module = data(text_column="a", pair_column="b", label_column="gold", select_fraction=0.2)
+    module.build(None)
+    assert module.labels == ["maybe", "no", "yes"]
+    assert {name: split.num_rows for name, split in module.splits.items()} == {"train": 24, "select": 6, "test": 30}
+    batch = next(iter(module.test_dataloader()))
+    assert set(batch) >= {"input_ids", "attention_mask", "labels"}
+    ids = batch["input_ids"][0].tolist()
+    tokenizer = build_tokenizer()
+    assert ids == tokenizer("the fox", "the king")["input_ids"]
+
+
+def test_number_labels_are_ordered_as_numbers(tmp_path, data):
+    for name in ("train.tsv", "test.tsv"):
+        write(tmp_path / name, [("the fox", str(label)) for label in range(12)] * 2)
+    module = data()
+    module.build(None)
+    assert module.labels == [str(label) for label in range(12)]
+
+
+def test_a_fine_tuned_models_label_order_is_kept(tmp_path, data):
+    for name in ("train.tsv", "test.tsv"):
+        write(tmp_path / name, [("the fox", "negative"), ("the king", "positive")] * 10)
+    module = data()
+    module.build(None, ["POSITIVE", "NEGATIVE"])
+    assert module.labels == ["positive", "negative"]
+
+
+def test_scoring_rows_are_spread_over_the_training_split(tmp_path, data):
+    for name in ("train.tsv", "test.tsv"):
+        write(tmp_path / name, [("the fox", str(i % 2)) for i in range(100)])
+    module = data(score_rows=20)
+    module.build(None)
+    assert sum(len(batch["labels"]) for batch in module.score_dataloader()) == 18  # every fifth of 90
+
+
+BAD = {
+    "missing": (None, "does not exist"),
+    "empty": ("", "is empty"),
+    "blank": ("\n \n", "is empty"),
+    "no label column": ("sentence\tgold\nx\t1\n", "no column 'label'"),
+    "one class": ("sentence\tlabel\n" + "x\t1\n" * 20, "at least two classes"),
+    "ragged": ("sentence\tlabel\nx\t1\ny\t0\tz\tz\n", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_named(tmp_path, data, case):
+    content, message = BAD[case]
+    write(tmp_path / "test.tsv")
+    if content is not None:
+        (tmp_path / "train.tsv").write_text(content)
+    with pytest.raises(GateError, match=message):
+        data().build(None)
+
+
+def test_not_utf8_names_the_line(tmp_path, data):
+    write(tmp_path / "test.tsv")
+    (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\nfine\t1\ncaf\xe9\t0\n")
+    with pytest.raises(GateError, match=r"not UTF-8 \(line 3\)"):
+        data().build(None)
+
+
+def test_damaged_gzip(tmp_path, data):
+    write(tmp_path / "test.tsv")
+    (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(b"sentence\tlabel\n" * 500)[:40])
+    with pytest.raises(GateError, match="not a complete gzip"):
+        data(train="train.tsv.gz").build(None)
+
+
+def test_a_label_outside_the_classes(tmp_path, data):
+    write(tmp_path / "train.tsv")
+    write(tmp_path / "test.tsv", [*ROWS, ("x", "7")])
+    with pytest.raises(GateError, match=r"'7' \(example 21\).*'0', '1'"):
+        data().build(None)
+
+
+def test_unknown_ending(tmp_path, data):
+    (tmp_path / "train.xlsx").write_text("x")
+    with pytest.raises(GateError, match=r"\.xlsx"):
+        data(train="train.xlsx").build(None)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"dataset": "glue", "train_file": "x", "test_file": "y"}, {"train_file": "x"}])
+def test_contradictory_sources(arguments):
+    with pytest.raises(GateError):
+        TextClassificationData(**arguments)
+
+
+def test_an_unreachable_hub_data_set(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(GateError, match="'nobody/nothing'"):
+        TextClassificationData(dataset="nobody/nothing").load_splits()
