@@ -100,28 +100,29 @@ class GateLog(pl.Callback):
         self.steps.append(step)
         self.values.append(values)
         open_gates = (values > 0).float()
-        logged = {
-            "heads/open": float(open_gates.sum()),
-            "heads/expected": float(gates.hard_concrete.open_probability().sum()),
-        }
-        if gates.mode == "masked":
-            logged["heads/expected"] = logged["heads/open"]
-        if gates.mode == "open":
-            logged["heads/expected"] = float(gates.heads)
+        stochastic = gates.mode == "stochastic"
+        expected = gates.hard_concrete.open_probability().cpu() if stochastic else open_gates
         kinds = gates.kind_index().cpu()
-        for index, kind in enumerate(KINDS):
-            if bool((kinds == index).any()):
-                logged[f"heads/open/{kind}"] = float(open_gates[kinds == index].sum())
-        for site, part in zip(gates.sites, open_gates.split(gates.sizes), strict=True):
-            logged[f"heads/open/{site.label}"] = float(part.sum())
-        if pruner.budget is not None and pruner.target is not None:
-            ramp = pruner.ramp(step)
-            settled = gates.mode == "masked"
-            goal = pruner.budget.total if settled else gates.heads + ramp * (pruner.budget.total - gates.heads)
-            logged["heads/target"] = float(goal)
-            for name in ("lambda1", "lambda2"):
-                for label, value in zip(pruner.target.kinds or ["all"], getattr(pruner.target, name).tolist(), strict=True):
-                    logged[f"multipliers/{name}/{label}"] = value
+        logged = {}
+        for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
+            logged[name] = float(counts.sum())
+            for index, kind in enumerate(KINDS):
+                if bool((kinds == index).any()):
+                    logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
+            for site, part in zip(gates.sites, counts.split(gates.sizes), strict=True):
+                logged[f"{name}/{site.label}"] = float(part.sum())
+        if pruner.target is not None:
+            target = pruner.target
+            progress = 1.0 if gates.mode == "masked" else pruner.ramp(step)
+            goals = (target.target(progress) * target.heads).tolist()
+            if gates.mode == "masked" and pruner.budget is not None:
+                goals = list(pruner.budget.per_kind.values()) or [pruner.budget.total]
+            logged["heads/target"] = float(sum(goals))
+            logged |= {f"heads/target/{kind}": float(goal) for kind, goal in zip(target.kinds, goals, strict=False)}
+            if pruner.has_multipliers:
+                for name in ("lambda1", "lambda2"):
+                    values_of = getattr(target, name).tolist()
+                    logged |= {f"multipliers/{name}/{k}": v for k, v in zip(target.kinds or ["all"], values_of, strict=True)}
         pruner.log_dict(logged, rank_zero_only=True)
         pruner.log("open", float(open_gates.sum()), prog_bar=True, logger=False, rank_zero_only=True)
         every = max(1, pruner.boundaries[2] // _interval(trainer) // max(1, self.pictures))

@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,22 +43,6 @@ RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 PACKAGED_CONFIGS = Path(__file__).parent / "configs"
 
 
-@dataclass
-class CompareOptions:
-    """What the run's end compares.
-
-    Args:
-        stage: ``none``; ``posthoc``: masks only, on the dense model; ``full``: also trained on with each mask, for as
-            many steps as the learned method.
-        settled: with ``full``, the methods to train on; ``dense`` is the control that keeps all heads. By default all.
-        curve: budgets of the post hoc curve, as fractions of all heads; empty for none.
-    """
-
-    stage: Literal["none", "posthoc", "full"] = "full"
-    settled: list[str] | None = None
-    curve: list[float] | None = None
-
-
 UNHELPFUL_WARNINGS = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
@@ -79,6 +62,21 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="Of weights, data order, gates and dropout.")
     parser.add_argument("--ckpt_path", type=str | None, default=None, help="Checkpoint to resume from, of this or another run.")
     parser.add_argument("--save_every", type=int, default=200, help="Optimiser steps between checkpoints.")
+    parser.add_argument(
+        "--compare",
+        type=Literal["none", "posthoc", "full"],
+        default="full",
+        help="At the end of the run: nothing; every method's mask on the dense model; also trained on with each mask.",
+    )
+    parser.add_argument(
+        "--settled", type=list[str] | None, default=None, help="With --compare full, methods to train on (default: all)."
+    )
+    parser.add_argument(
+        "--curve",
+        type=list[float],
+        default=[0.75, 0.5, 0.25, 0.125],
+        help="Budgets of the post hoc curve, as fractions of all heads.",
+    )
     parser.add_class_arguments(HeadPruner, "model", skip={"seed"})
     parser.add_subclass_arguments(ClassificationData, "data", required=True)
     parser.add_class_arguments(
@@ -87,7 +85,6 @@ def build_parser() -> ArgumentParser:
         skip={"logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time", "inference_mode"},
     )
     parser.add_class_arguments(WandbOptions, "wandb")
-    parser.add_class_arguments(CompareOptions, "compare")
     parser.set_defaults(
         {
             "trainer.use_distributed_sampler": False,
@@ -130,9 +127,11 @@ def default_config() -> Path:
 def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     """The whole run."""
     console = Console()
-    options = CompareOptions(**config.compare.as_dict())
-    settled = list(options.settled) if options.settled is not None else ["dense", *METHODS]
+    settled = ["dense", *METHODS] if config.settled is None else config.settled
     check_methods(settled, more=("dense",))
+    for fraction in config.curve:
+        if not 0 < fraction <= 1:
+            raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
     if config.save_every < 1:
         raise GateError(f"--save_every is {config.save_every}; expected at least 1")
     first = int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0
@@ -176,7 +175,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     learned_row = {"method": "learned", "stage": "settled", "heads": int(pruner.gates.mask.sum())}
     learned_row |= evaluate(make_trainer(config), pruner, data)
     learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
-    if options.stage == "none":
+    if config.compare == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
     else:
         result = compare(
@@ -185,8 +184,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             run,
             lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
             learned_row=learned_row,
-            settled=settled if options.stage == "full" else [],
-            curve_fractions=options.curve if options.curve is not None else (0.75, 0.5, 0.25, 0.125),
+            settled=settled if config.compare == "full" else [],
+            curve_fractions=config.curve,
         )
     if trainer.is_global_zero:
         metrics = summarise(config, pruner, result, learned_row, seconds)

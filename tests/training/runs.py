@@ -36,7 +36,7 @@ data:
   init_args: {train_rows: 256, select_rows: 96, test_rows: 96, batch_size: 16, score_rows: 64}
 trainer: {accelerator: cpu, enable_progress_bar: false, log_every_n_steps: 2}
 wandb: {mode: disabled}
-compare: {stage: none}
+compare: none
 save_every: 8
 """
 
