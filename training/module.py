@@ -215,6 +215,18 @@ class HeadPruner(pl.LightningModule):
         warm_up, prune, _ = self._boundaries
         return min(1.0, (step - warm_up + 1) / max(1.0, self.hparams["ramp"] * (prune - warm_up)))
 
+    def on_train_start(self) -> None:
+        """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
+        own = {"gates": "gate_learning_rate", "multipliers": "multiplier_learning_rate"}
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+        scheduler.base_lrs = [
+            self.hparams[own.get(group["name"], "learning_rate")]
+            for group in optimizer.param_groups  # type: ignore[union-attr]
+        ]
+        for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):  # type: ignore[union-attr]
+            group["initial_lr"], group["lr"] = base, base * factor(self.global_step)
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         phase = self.phase(self.global_step)
         if phase == "warm-up":

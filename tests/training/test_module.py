@@ -190,6 +190,22 @@ def test_resuming_gives_the_same_result(tmp_path, at, steering):
         assert torch.equal(tensor, resumed[name]), name
 
 
+def test_a_resumed_run_has_its_own_learning_rates(tmp_path):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                trainer.save_checkpoint(tmp_path / "at.ckpt")
+
+    fit(make_pruner(), make_trainer(callbacks=[Save()]))
+    watch = Watch()
+    other = make_pruner(gate_learning_rate=0.2, learning_rate=2e-3)
+    fit(other, make_trainer(callbacks=[watch]), ckpt_path=tmp_path / "at.ckpt", weights_only=True)
+    unbroken = Watch()
+    fit(make_pruner(gate_learning_rate=0.2, learning_rate=2e-3), make_trainer(callbacks=[unbroken]))
+    assert watch.rates == unbroken.rates[STEPS_PER_EPOCH:]
+    assert watch.rates[0]["gates"] == 0.2
+
+
 def test_the_seed_decides_the_run():
     first, again, other = (state(fit(make_pruner(seed=seed))) for seed in (0, 0, 1))
     log_alpha = "gates.hard_concrete.log_alpha"

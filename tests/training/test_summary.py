@@ -1,0 +1,33 @@
+import json
+
+import pandas as pd
+import pytest
+
+from training.summary import main
+
+
+def run(folder, seed, rows):
+    folder.mkdir()
+    pd.DataFrame(rows, columns=["method", "stage", "heads", "test_accuracy"]).to_csv(folder / "comparison.csv", index=False)
+    (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 18}, "seed": seed}))
+    return str(folder)
+
+
+def test_means_and_spreads_over_seeds(tmp_path, capsys):
+    runs = [
+        run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.80), ("his", "post hoc", 9, 0.70), ("dense", "settled", 72, 0.9)]),
+        run(tmp_path / "b", 1, [("his", "post hoc", 18, 0.82), ("dense", "settled", 72, 0.9)]),
+    ]
+    assert main(runs) == 0
+    out = capsys.readouterr().out
+    assert "| stage | method | 72 heads | 18 heads | 9 heads |" in out
+    assert "| post hoc | his |  | 81.0 ± 1.4 | 70.0 |" in out
+    assert "| settled | dense | 90.0 ± 0.0 |" in out
+    assert "2 seeds (0, 1)" in out
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"]])
+def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
+    good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
+    assert main([good, *arguments]) == 2
+    assert arguments[-1] in capsys.readouterr().err
