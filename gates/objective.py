@@ -139,13 +139,15 @@ class TargetBudget(nn.Module):
         stretch: of the gates. With ``|log_alpha|`` limited, a lone gate's open probability can be neither 0 nor 1,
             so the target is the expectation when exactly the budgeted gates are at one limit and the rest at the
             other.
+        start: open fraction from which the target sets out; 1 in the papers.
     """
 
     reachable: Tensor
     heads: Tensor
 
-    def __init__(self, budget: Budget, heads: Mapping[str, int], stretch: Stretch) -> None:
+    def __init__(self, budget: Budget, heads: Mapping[str, int], stretch: Stretch, *, start: float = 1.0) -> None:
         super().__init__()
+        self.start = start
         self.kinds = list(budget.per_kind)
         counts = [heads[kind] for kind in self.kinds] or [sum(heads.values())]
         kept = list(budget.per_kind.values()) or [budget.total]
@@ -174,5 +176,5 @@ class TargetBudget(nn.Module):
         return torch.stack([open_probability[kind_index == KINDS.index(kind)].sum() for kind in self.kinds])
 
     def target(self, progress: float) -> Tensor:
-        """The open fraction aimed at: it falls linearly from 1 to what the budget comes to."""
-        return 1.0 + min(max(progress, 0.0), 1.0) * (self.reachable - 1.0)
+        """The open fraction aimed at: it goes linearly from the start to what the budget comes to."""
+        return self.start + min(max(progress, 0.0), 1.0) * (self.reachable - self.start)

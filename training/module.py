@@ -15,9 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from gates.attach import DrawPer, HeadGates
 from gates.errors import GateError
 from gates.hard_concrete import Stretch
+from gates.importance import normalise_by_layer
 from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
 from gates.sites import KINDS, describe_kinds
+from training.scoring import score_importance
 from training.tasks import Classification
 
 Phase = Literal["warm-up", "prune", "settle"]
@@ -54,6 +56,9 @@ class HeadPruner(pl.LightningModule):
             in the papers.
         temperature: of the Hard-Concrete distribution.
         initial_log_alpha: 2.5 is near-open: evaluation gates start at exactly 1.
+        his_start: with a value above 0, the prune phase starts with gates that HIS on training data has set apart: this
+            many units of log_alpha for each standard deviation of the logarithm of a head's score. Needs a budget and
+            ``steering: projection``.
         straight_through: train with gates rounded to 0 and 1.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
@@ -80,6 +85,7 @@ class HeadPruner(pl.LightningModule):
         draw_per: DrawPer = "example",
         temperature: float = 0.33,
         initial_log_alpha: float = 2.5,
+        his_start: float = 0.0,
         straight_through: bool = False,
         freeze: list[str] | None = None,
         seed: int = 0,
@@ -96,6 +102,8 @@ class HeadPruner(pl.LightningModule):
             raise GateError("prune is 0 epochs; the gates need some training, for example 1")
         if not 0 < ramp <= 1:
             raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
+        if his_start and (budget is None or steering != "projection"):
+            raise GateError("his_start needs a budget and steering: projection; set it to 0 otherwise")
         self.save_hyperparameters()
         self.backbone_name = backbone
         self.fixed_mask: Tensor | None = None
@@ -126,7 +134,10 @@ class HeadPruner(pl.LightningModule):
         self.prices = self._parse_prices(hparams["price"], heads)
         self.target: TargetBudget | None = None
         if self.budget is not None:
-            self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch)
+            # A projection cannot reach an expectation of all heads: the limits would level the gates there.
+            projects = hparams["steering"] == "projection"
+            start = float(self.gates.hard_concrete.open_probability().detach().mean()) if projects else 1.0
+            self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch, start=start)
             self.target.requires_grad_(self.has_multipliers)
             self.mask_within_budget(self.gates.log_alpha.detach())  # raises where the minimum does not fit
         self.backbone = backbone.train()
@@ -229,6 +240,8 @@ class HeadPruner(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         phase = self.phase(self.global_step)
+        if self.global_step == self._boundaries[0] and batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._start_from_his()
         if phase == "warm-up":
             self.gates.mode = "open"
         elif self.fixed_mask is not None:
@@ -237,6 +250,18 @@ class HeadPruner(pl.LightningModule):
             self.gates.mode = "stochastic"
         elif self.gates.mode != "masked":
             self.gates.set_mask_(self.learned_mask())
+
+    @torch.no_grad()
+    def _start_from_his(self) -> None:
+        """Set the gates apart by HIS at the end of the warm-up; the first projection brings their sum to its course."""
+        spread = self.hparams["his_start"]
+        if spread == 0 or self.fixed_mask is not None:
+            return
+        scores = score_importance(self, self.trainer.datamodule.score_dataloader(), self.trainer)  # type: ignore[attr-defined]
+        logarithm = normalise_by_layer(scores.his, self.gates.layer_index().cpu()).clamp(min=1e-6).log()
+        standard = (logarithm - logarithm.mean()) / logarithm.std().clamp(min=1e-6)
+        self.gates.log_alpha.add_(spread * standard.to(self.gates.log_alpha))
+        self.gates.hard_concrete.clamp_()
 
     def on_train_end(self) -> None:
         if self.fixed_mask is None and self.global_step >= self._boundaries[1]:
