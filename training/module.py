@@ -56,9 +56,8 @@ class HeadPruner(pl.LightningModule):
             in the papers.
         temperature: of the Hard-Concrete distribution.
         initial_log_alpha: 2.5 is near-open: evaluation gates start at exactly 1.
-        his_start: with a value above 0, the prune phase starts with gates that HIS on training data has set apart: this
-            many units of log_alpha for each standard deviation of the logarithm of a head's score. Needs a budget and
-            ``steering: projection``.
+        his_start: under projection the prune phase starts with gates that HIS on training data has set apart: by this
+            many units of log_alpha for each standard deviation of the logarithm of a head's score; 0 starts them equal.
         straight_through: train with gates rounded to 0 and 1.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
@@ -72,8 +71,8 @@ class HeadPruner(pl.LightningModule):
         budget: int | float | dict[str, int | float] | None = 0.25,
         price: float | dict[str, float] = 0.01,
         warm_up: float = 2.0,
-        prune: float = 1.0,
-        settle: float = 1.0,
+        prune: float = 0.6,
+        settle: float = 1.4,
         ramp: float = 0.6,
         minimum_per_layer: int = 0,
         learning_rate: float = 5e-5,
@@ -85,7 +84,7 @@ class HeadPruner(pl.LightningModule):
         draw_per: DrawPer = "example",
         temperature: float = 0.33,
         initial_log_alpha: float = 2.5,
-        his_start: float = 0.0,
+        his_start: float = 1.0,
         straight_through: bool = False,
         freeze: list[str] | None = None,
         seed: int = 0,
@@ -102,8 +101,6 @@ class HeadPruner(pl.LightningModule):
             raise GateError("prune is 0 epochs; the gates need some training, for example 1")
         if not 0 < ramp <= 1:
             raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
-        if his_start and (budget is None or steering != "projection"):
-            raise GateError("his_start needs a budget and steering: projection; set it to 0 otherwise")
         self.save_hyperparameters()
         self.backbone_name = backbone
         self.fixed_mask: Tensor | None = None
@@ -255,7 +252,7 @@ class HeadPruner(pl.LightningModule):
     def _start_from_his(self) -> None:
         """Set the gates apart by HIS at the end of the warm-up; the first projection brings their sum to its course."""
         spread = self.hparams["his_start"]
-        if spread == 0 or self.fixed_mask is not None:
+        if spread == 0 or self.fixed_mask is not None or self.target is None or self.has_multipliers:
             return
         scores = score_importance(self, self.trainer.datamodule.score_dataloader(), self.trainer)  # type: ignore[attr-defined]
         logarithm = normalise_by_layer(scores.his, self.gates.layer_index().cpu()).clamp(min=1e-6).log()

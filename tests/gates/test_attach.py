@@ -77,6 +77,19 @@ def test_one_draw_per_call_shared_over_the_batch():
     assert not torch.allclose(first, second)
 
 
+def test_one_draw_per_example_shared_over_positions():
+    model, batch = build("bert"), inputs("bert", padding=False)
+    batch = {key: tensor[:1].expand(4, -1) for key, tensor in batch.items()}
+    gates = HeadGates(model, initial_log_alpha=0.0, draw_per="example").attach().train()
+    drawn = logits(model, batch)
+    assert not torch.allclose(drawn[0], drawn[3])
+    gates.generator = torch.Generator().manual_seed(3)
+    drawn = logits(model, batch)
+    values = gates.hard_concrete(torch.Generator().manual_seed(3), draws=4)
+    with torch.no_grad(), gates.use(values):
+        torch.testing.assert_close(logits(model, batch), drawn)
+
+
 def test_detach_leaves_no_trace():
     model, batch = build("bert"), inputs("bert")
     before = {name: dict(vars(module)) for name, module in model.named_modules()}

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates.errors import GateError
-from gates.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch
-from gates.objective import Budget, TargetBudget, l0_penalty, top_k_mask
+from gates.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
+from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget, top_k_mask
 
 HEADS = {"encoder": 8, "decoder": 12, "cross": 12}
 KIND_INDEX = torch.tensor([0] * 8 + [1] * 12 + [2] * 12)
@@ -95,3 +95,28 @@ def test_no_penalty_on_target():
         target.lambda2.fill_(1.0)
     assert float(target(torch.ones(32), KIND_INDEX, 0.0).detach()) == pytest.approx(0.0, abs=1e-6)
     assert float(target(torch.ones(32), KIND_INDEX, 1.0).detach()) > 0.3
+
+
+@given(st.lists(st.floats(-4, 4), min_size=2, max_size=40), st.floats(0.05, 0.95))
+@settings(deadline=None, max_examples=60)
+def test_projection_reaches_the_expectation_and_keeps_the_order(values, share):
+    log_alpha, stretch = torch.tensor(values), Stretch()
+    low, high = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch)
+    asked = len(values) * float(low + share * (high - low))
+    projected = project_to_budget(log_alpha, asked, stretch)
+    assert open_probability(projected, stretch).sum() == pytest.approx(asked, abs=1e-3)
+    assert projected.abs().max() <= LOG_ALPHA_LIMIT + 1e-5
+    order = projected[log_alpha.argsort()]
+    assert bool((order.diff() >= -1e-6).all())
+
+
+def test_projection_is_a_shift_where_no_limit_is_met():
+    log_alpha = torch.tensor([-0.5, 0.0, 0.7])
+    shift = project_to_budget(log_alpha, 1.2, Stretch()) - log_alpha
+    assert shift.max() - shift.min() < 1e-5
+
+
+def test_a_projection_onto_the_present_expectation_changes_nothing():
+    log_alpha = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    now = float(open_probability(log_alpha, Stretch()).sum())
+    torch.testing.assert_close(project_to_budget(log_alpha, now, Stretch()), log_alpha, atol=1e-4, rtol=0)

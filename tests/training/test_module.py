@@ -6,8 +6,10 @@ import pytorch_lightning as pl
 import torch
 
 from gates.errors import GateError
+from gates.importance import normalise_by_layer
 from tests.training.runs import MODEL, STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.module import HeadPruner
+from training.scoring import score_importance
 
 
 class Watch(pl.Callback):
@@ -70,6 +72,28 @@ def test_projection_holds_the_expectation_to_its_course():
     assert all(later <= earlier + 1e-4 for earlier, later in itertools.pairwise(prune))
     assert prune[-1] == pytest.approx(final, abs=1e-3)
     assert 3 < final < 3.2
+
+
+def test_gates_start_apart_as_his_ranks_them():
+    """Right before the first prune step, log_alpha ranks the heads as HIS of the dense model does."""
+    starts = {}
+
+    class AtStart(pl.Callback):
+        def __init__(self, spread):
+            self.spread = spread
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            if trainer.global_step == STEPS_PER_EPOCH and self.spread not in starts:
+                starts[self.spread] = pl_module.gates.log_alpha.detach().clone()
+                expected = score_importance(pl_module, pl_module.trainer.datamodule.score_dataloader(), trainer).his
+                starts["his"] = normalise_by_layer(expected, pl_module.gates.layer_index())
+
+    for spread in (0.0, 0.3):
+        fit(make_pruner(his_start=spread), make_trainer(callbacks=[AtStart(spread)]))
+    assert torch.equal(starts[0.0], torch.full((8,), 2.5))
+    assert torch.equal(starts[0.3].argsort(), starts["his"].argsort())
+    assert starts[0.3].std() == pytest.approx(0.3, rel=1e-3)
+    assert starts[0.3].mean() == pytest.approx(2.5, abs=1e-5)
 
 
 def test_gates_rest_outside_the_prune_phase():
