@@ -203,6 +203,8 @@ class HeadGates(nn.Module):
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
+        if self._probe is not None:
+            self._probe[1][:] = [None] * len(self.sites)
         self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
 
     def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -237,6 +239,9 @@ class HeadGates(nn.Module):
         granularity, leaves = self._probe
         batch = 1 if granularity == "batch" else heads.shape[0]
         query = heads.shape[1] if granularity == "token" else 1
+        known = leaves[index]
+        if known is not None and known.shape[:2] == (batch, query):  # a shared module runs several times in one call
+            return known
         leaf = torch.ones(batch, query, self.sizes[index], device=heads.device, requires_grad=True)
         leaves[index] = leaf
         return leaf

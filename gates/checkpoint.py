@@ -26,6 +26,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto import modeling_auto
 
 from gates import pruned
+from gates.attach import HeadGates
 from gates.errors import GateError
 from gates.masks import save_mask
 from gates.sites import find_attention
@@ -68,7 +69,7 @@ def save_pruned(
     """Write ``model`` without the heads that ``mask`` drops; the model itself is not changed.
 
     The directory is first written under a temporary name, reloaded and, with ``check_batch``, compared with the
-    model in memory; only then is it renamed into place, so a directory of that name is always complete.
+    gated model in memory; only then is it renamed into place, so a directory of that name is always complete.
 
     Args:
         model: dense model without attached gates.
@@ -98,7 +99,9 @@ def save_pruned(
         (partial / "README.md").write_text(_card_text(model, cut, mask, form, card or ModelCard()), encoding="utf-8")
         reloaded = load_pruned(partial, model_class=type(model))
         if check_batch is not None:
-            _compare(cut, reloaded.to(cut.device), check_batch)
+            gates = HeadGates(model)
+            with gates.attached(), gates.use((mask if values is None else mask * values).to(model.device)):
+                _compare(model, torch.nn.Module.to(reloaded, model.device), check_batch)
     return directory
 
 
@@ -204,7 +207,11 @@ def _written_whole(directory: Path) -> Iterator[Path]:
 @torch.no_grad()
 def _compare(saved: PreTrainedModel, reloaded: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
     inputs = {name: tensor.to(saved.device) for name, tensor in batch.items()}
-    expected, found = saved.eval()(**inputs)[0].float(), reloaded.eval()(**inputs)[0].float()
+    was_training = saved.training
+    try:
+        expected, found = saved.eval()(**inputs)[0].float(), reloaded.eval()(**inputs)[0].float()
+    finally:
+        saved.train(was_training)
     difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1.0))
     if not difference <= TOLERANCE:
         raise GateError(f"the reloaded model differs from the saved one by {difference:.2g} (relative); nothing was kept")
@@ -221,7 +228,7 @@ def _card_text(dense: PreTrainedModel, cut: PreTrainedModel, mask: Tensor, form:
         "---",
         "library_name: transformers",
         "tags: [attention-head-pruning]",
-        *([f"base_model: {json.dumps(base)}"] if card.base_model else []),
+        *([f"base_model: {json.dumps(base)}"] if "/" in base else []),  # a hub name
         "---",
         "",
         f"# {type(dense).__name__} with {int(mask.sum())} of {len(mask)} attention heads",

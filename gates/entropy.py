@@ -39,7 +39,11 @@ def attention_entropy(query: Tensor, key: Tensor, scale: float, bias: Tensor | N
         bias: what is added to the scores, broadcastable to ``[batch, heads, query, key]``: ``-inf`` or the
             dtype's lowest value at invisible keys, anything finite elsewhere.
     """
-    query, key = query.float(), key.float()
+    with torch.autocast(query.device.type, enabled=False):
+        return _entropy(query.float(), key.float(), scale, bias)
+
+
+def _entropy(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     fused = None if bias is not None and not _is_binary(bias) else _fused(query, key, scale, bias)
     if fused is None:
         blocks = range(0, query.shape[2], BLOCK)
@@ -72,17 +76,17 @@ def _fused(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> tup
 
     The operators are not public: any failure to call them falls back to the explicit blocks.
     """
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if bias is not None:
-        shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        bias = bias.float().clamp(min=torch.finfo(torch.float32).min / 2).expand(shape)
+        bias = bias.float().clamp(min=torch.finfo(torch.float32).min / 2)
     try:
         if query.device.type == "cpu":
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, key, 0.0, False, attn_mask=bias, scale=scale
+                query, key, key, 0.0, False, attn_mask=None if bias is None else bias.expand(shape), scale=scale
             )
         if query.device.type == "cuda":
             if bias is not None:
-                bias = _aligned(bias)
+                bias = _aligned(bias).expand(shape)  # aligned before it is expanded, which costs no memory
             output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
                 query, key, key, bias, True, 0.0, False, scale=scale
             )
@@ -193,6 +197,12 @@ def observe_entropy(
     def observed(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
+        unlike = [name for name in ("s_aux", "softcap") if kwargs.get(name) is not None]
+        if unlike:
+            raise GateError(
+                f"{type(module).__name__} changes its attention by {' and '.join(unlike)}, not covered by this entropy; "
+                "leave the entropy rankings out for this model"
+            )
         position = index.get(id(module))
         if position is not None:
             seen.add(position)

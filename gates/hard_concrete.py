@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gates.errors import GateError
+
 NOISE_MARGIN = 1e-6
 """Uniform noise is drawn from [margin, 1 - margin], so that its logit is finite."""
 
@@ -35,9 +37,9 @@ class Stretch:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0, for example 0.33")
+            raise GateError(f"temperature is {self.temperature}; it must be above 0, for example 0.33")
         if not (self.low < 0 and self.high > 1):
-            raise ValueError(f"stretch is ({self.low}, {self.high}); it must contain [0, 1], for example (-0.1, 1.1)")
+            raise GateError(f"stretch is ({self.low}, {self.high}); it must contain [0, 1], for example (-0.1, 1.1)")
 
 
 DEFAULT_STRETCH = Stretch()

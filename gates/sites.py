@@ -180,6 +180,14 @@ def _site(name: str, module: nn.Module, layout: Layout) -> AttentionSite:
     width = weight_by_output(_linear(module, layout.output)).shape[1]
     key_width = weight_by_output(_linear(module, layout.key)).shape[0]
     kv_width = key_width // _times_fused(layout)
+    query_width = weight_by_output(_linear(module, layout.query)).shape[0]
+    if layout.query == layout.key:
+        query_width -= 2 * kv_width
+    if query_width != width:
+        raise GateError(
+            f"{type(core).__name__} at {name!r} projects to {query_width} query features but feeds {width} into its output "
+            "projection; gates for such attention are not implemented"
+        )
     if width % head_dim or kv_width % head_dim or width % kv_width:
         raise GateError(
             f"{type(core).__name__} at {name!r} projects to {width} query and {kv_width} key features, "

@@ -53,12 +53,9 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
         GateError: if gates are attached or the mask is of another model.
     """
     sites = find_attention(model)
-    if any(getattr(site.output, "_head_gates", False) for site in sites):
-        raise GateError("gates are attached to this model; detach() them before removing heads")
+    check_removable(sites)
+    mask = _checked(mask, sites)
     sizes = [site.heads for site in sites]
-    mask = mask.detach().cpu()
-    if mask.shape != (sum(sizes),) or not bool(((mask == 0) | (mask == 1)).all()):
-        raise GateError(f"the mask has shape {list(mask.shape)}; expected zeros and ones for {sum(sizes)} heads")
     values = torch.ones_like(mask) if values is None else values.detach().cpu()
     cuts = [_cut(site, keep) for site, keep in zip(sites, mask.split(sizes), strict=True)]
     weights = [_sliced(cut, gate) for cut, gate in zip(cuts, values.split(sizes), strict=True)]
@@ -78,11 +75,40 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
 def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> Model:
     """Fold gates ``mask * values`` into the output projections and keep the dense shape (the *masked* form)."""
     sites = find_attention(model)
-    gates = mask if values is None else mask * values
+    mask = _checked(mask, sites)
+    gates = mask if values is None else mask * values.detach().cpu()
     for site, gate in zip(sites, gates.split([site.heads for site in sites]), strict=True):
         columns = weight_by_output(site.output)
         columns.mul_(gate.to(columns).repeat_interleave(site.head_dim))
     return model
+
+
+def check_removable(sites: tuple[AttentionSite, ...]) -> None:
+    """Whether heads can be removed from these sites.
+
+    Raises:
+        GateError: for attention with parameters per head beside its projections (attention sinks, norms over all heads),
+            which would have to be cut as well.
+    """
+    for site in sites:
+        own = {f"{path}.{name}" for path in site.layout.paths for name in ("weight", "bias")}
+        prefix = f"{site.layout.core}." if site.layout.core else ""
+        for name, parameter in site.core.named_parameters():
+            if prefix + name not in own and parameter.numel() != site.head_dim:
+                raise GateError(
+                    f"{type(site.core).__name__} at {site.name!r} has the parameter {name!r} beside its "
+                    "projections; removing heads from such attention is not implemented"
+                )
+
+
+def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
+    """The mask on the CPU, if it fits and no gates are attached."""
+    if any(getattr(site.output, "_head_gates", False) for site in sites):
+        raise GateError("gates are attached to this model; detach() them before removing heads")
+    mask, heads = mask.detach().cpu(), sum(site.heads for site in sites)
+    if mask.shape != (heads,) or not bool(((mask == 0) | (mask == 1)).all()):
+        raise GateError(f"the mask has shape {list(mask.shape)}; expected zeros and ones for {heads} heads")
+    return mask
 
 
 def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:

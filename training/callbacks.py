@@ -39,9 +39,9 @@ class DenseCheckpoint(pl.Callback):
         self.resumed_from = None if resumed_from is None else Path(resumed_from)
         self.saved_at: float | None = None
 
-    def seconds_since(self) -> float:
-        """Wall time since the dense checkpoint was saved, NaN if an earlier session saved it."""
-        return float("nan") if self.saved_at is None else round(time.perf_counter() - self.saved_at, 2)
+    def seconds_since(self) -> float | None:
+        """Wall time since the dense checkpoint was saved, None if an earlier session saved it."""
+        return None if self.saved_at is None else round(time.perf_counter() - self.saved_at, 2)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, HeadPruner)
@@ -67,6 +67,38 @@ class DenseCheckpoint(pl.Callback):
         if stepped and trainer.global_step == pl_module.boundaries[0]:
             trainer.save_checkpoint(self.path)
             self.saved_at = time.perf_counter()
+
+
+class LastGoodCheckpoint(pl.Callback):
+    """Save ``last.ckpt`` every so many optimiser steps, once the next loss has shown that the weights are still sound.
+
+    Args:
+        path: of the checkpoint.
+        every: optimiser steps between checkpoints.
+    """
+
+    def __init__(self, path: Path, *, every: int) -> None:
+        self.path, self.every = path, every
+        self.pending = path.with_name(f".{path.name}.pending")
+        self.saved = -1
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._promote(trainer)  # this batch's loss was finite, or the step would have raised
+        step = trainer.global_step
+        if step % self.every == 0 and step not in (0, self.saved):
+            self.saved = step
+            trainer.save_checkpoint(self.pending)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._promote(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if trainer.is_global_zero:
+            self.pending.unlink(missing_ok=True)
+
+    def _promote(self, trainer: pl.Trainer) -> None:
+        if trainer.is_global_zero and self.pending.is_file():
+            self.pending.replace(self.path)
 
 
 class GateLog(pl.Callback):

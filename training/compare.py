@@ -74,6 +74,7 @@ def compare(
     learned_row: dict[str, Any],
     settled: Sequence[str],
     curve_fractions: Sequence[float],
+    show_progress: bool = True,
 ) -> Comparison:
     """Fill a :class:`Comparison`. The pruner comes with the learned mask in force and leaves in that state.
 
@@ -86,6 +87,7 @@ def compare(
         settled: methods to train on with their mask, for as many steps as the learned one; ``dense`` among them is the
             control that keeps all heads.
         curve_fractions: budgets of the post hoc curve, as fractions of all heads.
+        show_progress: whether to draw bars.
     """
     gates = pruner.gates
     learned_mask = gates.mask.detach().cpu().clone()
@@ -100,7 +102,7 @@ def compare(
         scorer = make_trainer()
         _load_dense(pruner, run)
         result.scores = score_heads(pruner, data.score_dataloader(), scorer)
-        with cell_progress(count, visible=scorer.is_global_zero) as progress:
+        with cell_progress(count, visible=show_progress and scorer.is_global_zero) as progress:
             cells = _Cells(pruner, data, run, make_trainer, progress)
             heads = describe_kinds(gates.sites)
             budget = pruner.budget or Budget.parse(int(learned_mask.sum()), heads)

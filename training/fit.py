@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +20,15 @@ import pandas as pd
 import pytorch_lightning as pl
 import torch
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
 from gates.checkpoint import ModelCard, save_pruned
 from gates.errors import GateError
 from gates.masks import save_mask
-from training.callbacks import DenseCheckpoint, GateLog, OpenHeadsBar
+from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
 from training.compare import METHODS, Comparison, check_methods, compare, evaluate
 from training.data.classification import ClassificationData
@@ -132,12 +134,16 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     for fraction in config.curve:
         if not 0 < fraction <= 1:
             raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
+    if config.seed < 0:
+        raise GateError(f"--seed is {config.seed}; expected 0 or more")
     if config.save_every < 1:
         raise GateError(f"--save_every is {config.save_every}; expected at least 1")
     first = int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0
     if first:
         run = RunDirectory.claim(config.run_dir, config.name, config.existing)
         os.environ[RUN_DIR_OF_FIRST] = str(run.path)
+    elif RUN_DIR_OF_FIRST not in os.environ and config.run_dir is None:
+        raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
     else:
         run = RunDirectory.of_other_process(os.environ.get(RUN_DIR_OF_FIRST) or config.run_dir, config.name, config.existing)
 
@@ -149,24 +155,19 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
+        if first and not run.resumes and run.path.resolve() in Path(checkpoint).resolve().parents:
+            raise GateError(f"--ckpt_path {checkpoint!r} lies in the run that would be overwritten; give another --run_dir")
+
+    gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
+    bar = [] if config.trainer.enable_progress_bar is False else [OpenHeadsBar()]
+    callbacks = [gate_log, dense, LastGoodCheckpoint(run.checkpoint("last"), every=config.save_every), *bar]
+    interval = config.trainer.val_check_interval or data.validation_interval(pruner.epochs)
+    trainer = make_trainer(config, callbacks=callbacks, val_check_interval=interval)  # before anything is written
 
     if first:
         run.create(parser.dump(config, skip_unset=False))
-    gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
     wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, config_values(parser, config))
-    trainer = make_trainer(
-        config,
-        val_check_interval=config.trainer.val_check_interval or data.validation_interval(pruner.epochs),
-        logger=[CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])],
-        callbacks=[
-            gate_log,
-            dense,
-            *([] if config.trainer.enable_progress_bar is False else [OpenHeadsBar()]),
-            ModelCheckpoint(
-                run.path / "checkpoints", filename="last", every_n_train_steps=config.save_every, enable_version_counter=False
-            ),
-        ],
-    )
+    trainer.loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
     start = time.perf_counter()
     trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
     seconds = time.perf_counter() - start
@@ -175,6 +176,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     learned_row = {"method": "learned", "stage": "settled", "heads": int(pruner.gates.mask.sum())}
     learned_row |= evaluate(make_trainer(config), pruner, data)
     learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
+    if trainer.is_global_zero:
+        export(run, pruner, data, learned_row)
     if config.compare == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
     else:
@@ -186,10 +189,11 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             learned_row=learned_row,
             settled=settled if config.compare == "full" else [],
             curve_fractions=config.curve,
+            show_progress=bool(bar),
         )
     if trainer.is_global_zero:
         metrics = summarise(config, pruner, result, learned_row, seconds)
-        write_results(run, pruner, data, gate_log, result, metrics)
+        write_results(run, pruner, gate_log, result, metrics)
         if wandb_logger is not None:
             send_results(wandb_logger, run, result, metrics)
         show(console, run, result, metrics, wandb_logger)
@@ -211,7 +215,7 @@ def make_trainer(
 ) -> pl.Trainer:
     """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
     settings = config.trainer.as_dict() | overrides
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mended_settings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
             **{
@@ -220,10 +224,19 @@ def make_trainer(
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
                 "logger": logger,
                 "callbacks": list(callbacks),
-                "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+                "enable_checkpointing": False,  # LastGoodCheckpoint does it
                 "enable_progress_bar": any(isinstance(callback, OpenHeadsBar) for callback in callbacks),
             }
         )
+
+
+@contextmanager
+def mended_settings() -> Iterator[None]:
+    """Lightning's complaints about trainer settings as one sentence."""
+    try:
+        yield
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+        raise GateError(f"a --trainer setting does not work here: {' '.join(str(error).split())}") from error
 
 
 def config_values(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
@@ -262,15 +275,15 @@ def summarise(
 def write_results(
     run: RunDirectory,
     pruner: HeadPruner,
-    data: ClassificationData,
     gate_log: GateLog,
     result: Comparison,
     metrics: dict[str, Any],
 ) -> None:
-    """Tables, masks, scores, pictures and the exported model."""
+    """Tables, masks, scores and pictures."""
     gates = pruner.gates
     table, curve = result.table(), pd.DataFrame(result.curve)
     run.write_json("metrics.json", metrics)
+    run.join_logs()
     run.write_table("comparison.csv", table)
     run.write_table("curve.csv", curve)
     run.write_table("scores/gates_over_time.csv", gate_log.table(pruner))
@@ -291,7 +304,13 @@ def write_results(
     for name, figure in figures.items():
         with run.replacing(f"plots/{name}.png") as partial:
             figure.savefig(partial, format="png", dpi=150)
+
+
+def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, learned_row: dict[str, Any]) -> None:
+    """The pruned model, checked on a batch of the test split."""
+    gates = pruner.gates
     batch = next(iter(data.test_dataloader()))
+    shutil.rmtree(run.export, ignore_errors=True)
     gates.detach()
     try:
         save_pruned(
@@ -300,15 +319,22 @@ def write_results(
             gates.mask.cpu(),
             tokenizer=data.tokenizer,
             card=ModelCard(
-                base_model=pruner.backbone_name or str(pruner.hparams["from_scratch"]["model_type"]),
+                base_model=base_model_name(pruner),
                 method="learned Hard-Concrete gates, weights settled with the mask",
-                metrics={name: metrics["learned"][f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
-                versions=metrics["versions"],
+                metrics={name: learned_row[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
+                versions=versions(),
             ),
             check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
         )
     finally:
         gates.attach()
+
+
+def base_model_name(pruner: HeadPruner) -> str:
+    """A hub name as it is; a local folder by its last part alone, since paths mean nothing elsewhere."""
+    if pruner.backbone_name is None:
+        return str(pruner.hparams["from_scratch"]["model_type"])
+    return Path(pruner.backbone_name).name if Path(pruner.backbone_name).exists() else pruner.backbone_name
 
 
 def last_soft_gates(gate_log: GateLog, pruner: HeadPruner) -> torch.Tensor:

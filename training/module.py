@@ -18,7 +18,8 @@ from gates.hard_concrete import Stretch
 from gates.importance import normalise_by_layer
 from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
-from gates.sites import KINDS, describe_kinds
+from gates.sites import KINDS, describe_kinds, find_attention
+from gates.surgery import check_removable
 from training.scoring import score_importance
 from training.tasks import Classification
 
@@ -94,9 +95,14 @@ class HeadPruner(pl.LightningModule):
             raise GateError(
                 "give either a pretrained model (--model.backbone) or config fields (--model.from_scratch), not both or neither"
             )
-        for name, value in {"warm_up": warm_up, "prune": prune, "settle": settle}.items():
-            if value < 0:
-                raise GateError(f"{name} is {value} epochs; expected 0 or more")
+        for name, value in {
+            "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,
+            "learning_rate": learning_rate, "lr_warm_up": lr_warm_up, "weight_decay": weight_decay,
+            "gate_learning_rate": gate_learning_rate, "multiplier_learning_rate": multiplier_learning_rate,
+            "his_start": his_start,
+        }.items():  # fmt: skip
+            if not 0 <= value < math.inf:
+                raise GateError(f"{name} is {value}; expected 0 or more")
         if prune == 0:
             raise GateError("prune is 0 epochs; the gates need some training, for example 1")
         if not 0 < ramp <= 1:
@@ -119,6 +125,7 @@ class HeadPruner(pl.LightningModule):
         hparams = self.hparams
         self.task = Classification(labels)
         backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer)
+        check_removable(find_attention(backbone))
         self.gates = HeadGates(
             backbone,
             stretch=Stretch(hparams["temperature"]),
@@ -158,7 +165,10 @@ class HeadPruner(pl.LightningModule):
 
     def _freeze(self, patterns: list[str]) -> None:
         for pattern in patterns:
-            matches = [p for name, p in self.backbone.named_parameters() if re.search(pattern, name)]
+            try:
+                matches = [p for name, p in self.backbone.named_parameters() if re.search(pattern, name)]
+            except re.error as error:
+                raise GateError(f"the freeze pattern {pattern!r} is not a regular expression: {error}") from error
             if not matches:
                 raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(self.backbone).__name__}")
             for parameter in matches:
@@ -189,10 +199,19 @@ class HeadPruner(pl.LightningModule):
         """What the gates say now: the top log_alpha within the budget, or without one every gate above 0."""
         if self.gates.mode == "masked":
             return self.gates.mask.clone()
-        if self.budget is None:
-            self.gates.mode = "stochastic"
-            return (self.gates.values() > 0).float()
-        return self.mask_within_budget(self.gates.log_alpha.detach())
+        log_alpha = self.gates.log_alpha.detach()
+        if self.budget is not None:
+            return self.mask_within_budget(log_alpha)
+        self.gates.mode = "stochastic"
+        minimum, sites = self.hparams["minimum_per_layer"], self.gates.sites
+        count = max(int((self.gates.values() > 0).sum()), sum(min(minimum, site.heads) for site in sites))
+        return budget_mask(
+            log_alpha,
+            Budget(count, {}),
+            kind_index=self.gates.kind_index(),
+            layer_index=self.gates.layer_index(),
+            minimum_per_layer=minimum,
+        )
 
     # -- phases ------------------------------------------------------------------------------------------------
 
@@ -277,13 +296,18 @@ class HeadPruner(pl.LightningModule):
         task_loss = losses.mean()
         penalty = self._penalty()
         loss = task_loss + penalty
-        if not torch.isfinite(loss):
+        if not self._finite_everywhere(loss):
             raise GateError(
-                f"the loss is {float(loss.detach())} at step {self.global_step}; the last good checkpoint is kept. Lower "
-                "--model.learning_rate or set --trainer.gradient_clip_val, then resume with --existing resume"
+                f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
+                "--trainer.gradient_clip_val and start again, or go on from the last good checkpoint with --existing resume"
             )
         self.log_dict({"train/task_loss": task_loss, "train/penalty": penalty, "train/loss": loss})
         return loss
+
+    def _finite_everywhere(self, loss: Tensor) -> bool:
+        """Whether the loss is finite in all processes, so that all of them stop together."""
+        finite = bool(torch.isfinite(loss))
+        return finite if self.trainer.world_size == 1 else self.trainer.strategy.reduce_boolean_decision(finite, all=True)
 
     def _penalty(self) -> Tensor:
         """The price on open gates, or the pull to the target; times 0 outside the prune phase, so that every

@@ -34,6 +34,17 @@ Existing = Literal["refuse", "resume", "overwrite"]
 FOLDERS = ("scores", "masks", "plots", "checkpoints")
 
 
+EARLIER_LOG = "metrics-before-resuming.csv"
+
+
+def _joined(logs: list[pd.DataFrame]) -> pd.DataFrame:
+    """Logs one after another; steps that a later one has again are taken from it."""
+    joined = logs[0]
+    for log in logs[1:]:
+        joined = pd.concat([joined[joined["step"] < log["step"].min()], log], ignore_index=True)
+    return joined
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths of one run.
@@ -64,8 +75,9 @@ class RunDirectory:
             while chosen.exists():
                 chosen = Path("runs") / f"{name}-{number}"
                 number += 1
-        if chosen.exists() and not chosen.is_dir():
-            raise GateError(f"--run_dir {str(chosen)!r} is a file; give a directory")
+        for place in (chosen, *chosen.parents):
+            if place.exists() and not place.is_dir():
+                raise GateError(f"--run_dir {str(chosen)!r} is or lies in a file ({str(place)!r}); give a directory")
         taken = chosen.is_dir() and any(chosen.iterdir())
         if existing == "resume":
             if not (chosen / "checkpoints" / "last.ckpt").is_file():
@@ -93,9 +105,23 @@ class RunDirectory:
             shutil.rmtree(self.path)
         for folder in FOLDERS:
             (self.path / folder).mkdir(parents=True, exist_ok=True)
-        if self.resumes:  # results of an unfinished comparison are made again
-            shutil.rmtree(self.export, ignore_errors=True)
+        if self.resumes:
+            self._keep_log()
         self.write_text("config.yaml", config_yaml)
+
+    def _keep_log(self) -> None:
+        """Set the log of the interrupted run aside, since the logger starts a new file."""
+        logs = [pd.read_csv(self.path / name) for name in (EARLIER_LOG, "metrics.csv") if (self.path / name).is_file()]
+        if logs:
+            self.write_table(EARLIER_LOG, _joined(logs))
+
+    def join_logs(self) -> None:
+        """Put the log of an interrupted run and that of its resumption together, in ``metrics.csv``."""
+        earlier, own = self.path / EARLIER_LOG, self.path / "metrics.csv"
+        if earlier.is_file():
+            logs = [pd.read_csv(path) for path in (earlier, own) if path.is_file()]
+            self.write_table("metrics.csv", _joined(logs))
+            earlier.unlink()
 
     @property
     def export(self) -> Path:
@@ -109,7 +135,7 @@ class RunDirectory:
             partial.write_text(text, encoding="utf-8")
 
     def write_json(self, name: str, content: Any) -> None:
-        self.write_text(name, json.dumps(content, indent=2) + "\n")
+        self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         with self.replacing(name) as partial:

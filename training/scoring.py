@@ -55,16 +55,16 @@ def score_importance(
     device = trainer.strategy.root_device
     before = (gates.mode, pruner.device, [module for module in pruner.modules() if module.training])
     importance = HeadImportance(gates.heads).to(device)
+    quiet = trainer.training or not trainer.is_global_zero
     pruner.to(device).eval()
     gates.mode = "open"
     try:
-        for batch in track(loader, description="scoring heads", disable=trainer.training or not trainer.is_global_zero):
+        for batch in track(loader, description="scoring heads", disable=quiet, transient=True):
             batch = move_data_to_device(batch, device)
-            with trainer.precision_plugin.forward_context():
-                rows = head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0])  # type: ignore[misc]
-                importance.update(rows)
-                if also is not None:
-                    also(batch)
+            # Without autocast: gradients of gates are small, and half precision would lose some of them.
+            importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
+            if also is not None:
+                also(batch)
     finally:
         gates.mode = before[0]
         pruner.to(before[1])

@@ -34,7 +34,7 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Mean and standard deviation over seeds: one row per stage and method, one column per budget, as text."""
     if metric not in rows:
         raise GateError(f"no column {metric!r} in the runs; they have {', '.join(map(str, rows.filter(like='test_').columns))}")
-    rows = rows.drop_duplicates(["method", "stage", "heads", "seed"]).copy()
+    rows = rows.drop_duplicates(["method", "stage", "heads", "seed", metric]).copy()
     values = rows.groupby(["stage", "method", "heads"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     values["text"] = [
         f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if count > 1 else "")

@@ -84,7 +84,11 @@ def machine() -> dict[str, str | int]:
 
 def code_version() -> dict[str, str]:
     """The package's version and, in a git checkout, the commit."""
-    described = {"version": metadata.version("head-gates")}
+    described: dict[str, str] = {}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        described["version"] = metadata.version("head-gates")
+    if not (Path(__file__).parents[1] / ".git").exists():
+        return described
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         described["commit"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

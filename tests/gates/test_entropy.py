@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,15 @@ def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch):
     fused = attention_entropy(query, key, 0.3, bias)
     monkeypatch.setattr(module, "_fused", lambda *arguments: None)
     torch.testing.assert_close(attention_entropy(query, key, 0.3, bias), fused, atol=2e-5, rtol=1e-5)
+
+
+def test_float32_under_autocast():
+    torch.manual_seed(0)
+    query, key, bias = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 9)
+    for b in (None, bias):
+        expected = attention_entropy(query, key, 0.3, b)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(attention_entropy(query, key, 0.3, b), expected)
 
 
 def test_a_position_bias_is_taken_into_account():
@@ -111,6 +121,17 @@ def test_streaming_equals_one_batch(name):
                 logits(model, part)
         results.append(metric.compute())
     torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+def test_attention_with_a_softcap_is_refused():
+    config = transformers.Gemma2Config(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=50,
+        intermediate_size=40,
+    )  # fmt: skip
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    sites = find_attention(model)
+    with pytest.raises(GateError, match="softcap"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+        logits(model, {"input_ids": torch.ones(1, 5, dtype=torch.long)})
 
 
 def test_attention_that_cannot_be_observed_is_an_error():

@@ -43,6 +43,22 @@ def test_a_batch_equals_its_examples(name):
     torch.testing.assert_close(together, torch.cat(rows), atol=1e-4, rtol=1e-3)
 
 
+def test_a_shared_module_has_the_gradient_of_all_its_passes():
+    model, batch = build("bert").double(), inputs("bert")
+    model.bert.encoder.layer[1] = model.bert.encoder.layer[0]
+    gates = HeadGates(model).eval().attach()
+    rows = head_gradients(gates, lambda: losses_of(model, batch))
+    assert rows.shape == (3, 4)
+    for head in range(4):
+        found = []
+        for step in (1e-5, -1e-5):
+            values = torch.ones(4, dtype=torch.float64)
+            values[head] += step
+            with torch.no_grad(), gates.use(values):
+                found.append(losses_of(model, batch))
+        torch.testing.assert_close(rows[:, head].double(), (found[0] - found[1]) / 2e-5, rtol=1e-3, atol=1e-5)
+
+
 def test_granularities_are_the_published_variants():
     model, batch = build("llama").double(), inputs("llama")
     gates = HeadGates(model).eval()

@@ -11,7 +11,7 @@ HEADS = {"encoder": 8, "decoder": 12, "cross": 12}
 KIND_INDEX = torch.tensor([0] * 8 + [1] * 12 + [2] * 12)
 
 
-@pytest.mark.parametrize(("value", "total"), [(18, 18), (0, 0), (32, 32), (0.25, 8), (8.0, 8)])
+@pytest.mark.parametrize(("value", "total"), [(18, 18), (0, 0), (32, 32), (0.25, 8), (8.0, 8), (1, 1)])
 def test_budgets_of_the_whole_model(value, total):
     assert Budget.parse(value, HEADS) == Budget(total, {})
 
@@ -21,7 +21,7 @@ def test_budgets_per_kind_leave_other_kinds_whole():
     assert budget == Budget(20, {"encoder": 2, "decoder": 12, "cross": 6})
 
 
-@pytest.mark.parametrize("value", [-1, 33, 2.5, float("nan"), "many", True, float("inf")])
+@pytest.mark.parametrize("value", [-1, 33, 2.5, float("nan"), "many", True, float("inf"), 1.0, 0.001])
 def test_impossible_budgets_name_the_value(value):
     with pytest.raises(GateError, match=str(value)):
         Budget.parse(value, HEADS)

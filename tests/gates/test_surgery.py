@@ -1,5 +1,6 @@
 import pytest
 import torch
+import transformers
 
 from gates.attach import HeadGates
 from gates.errors import GateError
@@ -143,11 +144,22 @@ def test_a_pruned_model_trains():
     assert all(parameter.grad is not None for parameter in pruned.parameters())
 
 
+@pytest.mark.parametrize("name", ["Olmo2", "GptOss"])
+def test_parameters_per_head_beside_the_projections_are_refused(name):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{name}Config")(vocab_size=50, intermediate_size=40, pad_token_id=0, **sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with pytest.raises(GateError, match=f"{name}Attention.*beside its projections"):
+        remove_heads_(model, torch.ones(4))
+
+
 def test_refusals():
     model = build("bert")
     HeadGates(model).attach()
     with pytest.raises(GateError, match="detach"):
         remove_heads_(model, torch.ones(8))
+    with pytest.raises(GateError, match="detach"):
+        zero_heads_(model, torch.ones(8))
     with pytest.raises(GateError, match="8 heads"):
         remove_heads_(build("bert"), torch.ones(7))
     with pytest.raises(GateError, match="zeros and ones"):

@@ -326,6 +326,13 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
             ["--ckpt_path", str(good_run / "checkpoints" / "last.ckpt"), "--model.from_scratch.num_hidden_layers", "1"],
             "8 heads",
         ),
+        "trainer setting": (["--trainer.accelerator", "tpu"], "--trainer"),
+        "temperature": (["--model.temperature", "0"], "temperature is 0"),
+        "freeze pattern": (["--model.freeze", "['(']"], "regular expression"),
+        "negative rate": (["--model.learning_rate", "-1"], "learning_rate is -1"),
+        "negative seed": (["--seed", "-1"], "--seed is -1"),
+        "no rows": (["--data.train_rows", "0"], "train_rows is 0"),
+        "run directory in a file": (["--run_dir", str(text / "run")], "text.ckpt"),
         "nothing to resume": (["--existing", "resume"], "nothing to resume"),
     }  # fmt: skip
 
@@ -334,7 +341,8 @@ NAMES = [
     "no such model", "not a model folder", "unknown architecture", "architecture without known attention", "budget too large",
     "budget not a number", "negative budget", "budget for a missing kind", "unknown method", "unknown option", "missing file",
     "empty file", "missing column", "label outside the classes", "not UTF-8", "missing checkpoint", "corrupt checkpoint",
-    "not a checkpoint", "weights only", "checkpoint of another model", "nothing to resume",
+    "not a checkpoint", "weights only", "checkpoint of another model", "trainer setting", "temperature",
+    "freeze pattern", "negative rate", "negative seed", "no rows", "run directory in a file", "nothing to resume",
 ]  # fmt: skip
 
 
@@ -379,12 +387,43 @@ def test_without_a_directory_runs_are_numbered(tmp_path, monkeypatch):
 
 
 def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys):
-    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--model.lr_warm_up", "0"]
-    assert main([*arguments, "--model.learning_rate", "1e30", "--trainer.gradient_clip_val", "0", "--save_every", "1"]) == 2
+    """The step that ruins the weights is never saved as the last good one: from it a run with a sane rate succeeds."""
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--save_every", "1"]
+    ruinous = ["--model.learning_rate", "1e30", "--model.lr_warm_up", "0.1", "--trainer.gradient_clip_val", "0"]
+    assert (
+        main([*arguments[:2], "--run_dir", str(tmp_path / "run"), "--save_every", "1", "--trainer.limit_train_batches", "6"])
+        == 0
+    )
+    capsys.readouterr()
+    assert main([*arguments, *ruinous, "--existing", "resume"]) == 2
     assert "the loss is" in capsys.readouterr().err
-    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    assert checkpoint["global_step"] >= 1
-    assert not (tmp_path / "run" / "export").exists()
+    good = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert all(torch.isfinite(t).all() for t in good["state_dict"].values() if torch.is_tensor(t))
+    assert good["state_dict"]["backbone.classifier.weight"].abs().max() < 10
+    assert main([*arguments, "--existing", "resume"]) == 0
+
+
+def test_a_resumed_run_keeps_its_log(full_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(full_run[0], run)
+    before = pd.read_csv(run / "metrics.csv")
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--existing", "resume"]
+    assert main(arguments) == 0
+    after = pd.read_csv(run / "metrics.csv")
+    assert set(before["step"]) <= set(after["step"])
+    assert {path.name for path in run.iterdir()} >= SHAPE
+    json.loads((run / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_an_old_run_survives_settings_that_cannot_start(full_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(full_run[0], run)
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--existing", "overwrite"]
+    assert main([*arguments, "--trainer.accelerator", "tpu"]) == 2
+    assert "--trainer" in capsys.readouterr().err
+    assert main([*arguments, "--ckpt_path", str(run / "checkpoints" / "dense.ckpt")]) == 2
+    assert "would be overwritten" in capsys.readouterr().err
+    assert (run / "export" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -34,6 +34,17 @@ def test_questions_and_answers_are_balanced():
         assert 110 < labels["yes"] < 190
 
 
+def test_every_question_is_among_the_rows_that_heads_are_scored_on():
+    data = SyntheticData(600, 60, 60, score_rows=50)
+    data.build(None)
+    question_of = dict(zip(map(tuple, data.splits["train"]["input_ids"]), generate(600, seed=0)["question"], strict=True))
+    scored = Counter(
+        question_of[tuple(ids)] for batch in [data.score_dataloader()] for ids in data.splits["score"]["input_ids"]
+    )
+    assert sum(scored.values()) == 50
+    assert min(scored[question] for question in synthetic.QUESTIONS) >= 8
+
+
 def test_distractors_carry_no_hint():
     """Between subject and verb lie nouns of both numbers, whatever the answer."""
     agree = [row for row in ROWS if row["question"] == "agree?"]

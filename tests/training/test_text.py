@@ -87,12 +87,12 @@ def test_a_fine_tuned_models_label_order_is_kept(tmp_path, data):
     assert module.labels == ["positive", "negative"]
 
 
-def test_scoring_rows_are_spread_over_the_training_split(tmp_path, data):
+def test_scoring_rows_are_a_random_choice_of_the_training_split(tmp_path, data):
     for name in ("train.tsv", "test.tsv"):
         write(tmp_path / name, [("the fox", str(i % 2)) for i in range(100)])
     module = data(score_rows=20)
     module.build(None)
-    assert sum(len(batch["labels"]) for batch in module.score_dataloader()) == 18  # every fifth of 90
+    assert sum(len(batch["labels"]) for batch in module.score_dataloader()) == 20
 
 
 BAD = {
@@ -100,6 +100,9 @@ BAD = {
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
     "no label column": ("sentence\tgold\nx\t1\n", "no column 'label'"),
+    "empty label": ("sentence\tlabel\n" + "x\t1\ny\t\n" * 10, "an empty label"),
+    "numbers": ("sentence\tlabel\n" + "".join(f"x\t0.{i}\n" for i in range(40)), "expected classes"),
+    "one row": ("sentence\tlabel\nx\t1\n", "one example"),
     "one class": ("sentence\tlabel\n" + "x\t1\n" * 20, "at least two classes"),
     "ragged": ("sentence\tlabel\nx\t1\ny\t0\tz\tz\n", "cannot be read"),
 }
@@ -125,6 +128,15 @@ def test_not_utf8_names_the_line(tmp_path, data):
 def test_damaged_gzip(tmp_path, data):
     write(tmp_path / "test.tsv")
     (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(b"sentence\tlabel\n" * 500)[:40])
+    with pytest.raises(GateError, match="not a complete gzip"):
+        data(train="train.tsv.gz").build(None)
+
+
+def test_corrupt_gzip(tmp_path, data):
+    write(tmp_path / "test.tsv")
+    packed = bytearray(gzip.compress(("sentence\tlabel\n" + "x\t1\n" * 900).encode()))
+    packed[20:30] = b"\xff" * 10
+    (tmp_path / "train.tsv.gz").write_bytes(packed)
     with pytest.raises(GateError, match="not a complete gzip"):
         data(train="train.tsv.gz").build(None)
 

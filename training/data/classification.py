@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from datasets import Dataset
@@ -17,6 +17,16 @@ from gates.errors import GateError
 from training.data.batches import RunBatches, SplitBatches
 
 SPLITS = ("train", "select", "test")
+
+
+class _Collate:
+    """Pads a batch to its longest example (a class, so that workers of any start method can have it)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.pad = DataCollatorWithPadding(tokenizer, return_tensors="pt")
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return dict(self.pad([{name: value for name, value in row.items() if name != "length"} for row in rows]))
 
 
 class RunLoader(DataLoader[Any]):
@@ -39,7 +49,7 @@ class ClassificationData(pl.LightningDataModule, ABC):
     Args:
         batch_size: examples per step and device.
         eval_batch_size: examples per batch in evaluation.
-        score_rows: training examples on which heads are scored, spread evenly over the split.
+        score_rows: training examples, chosen at random, on which heads are scored.
         max_length: longest input in tokens; longer ones are truncated.
         num_workers: processes that prepare batches.
         seed: of the order of training batches.
@@ -56,9 +66,17 @@ class ClassificationData(pl.LightningDataModule, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "score_rows": score_rows}.items():
+        sizes = {
+            "batch_size": batch_size,
+            "eval_batch_size": eval_batch_size,
+            "score_rows": score_rows,
+            "max_length": max_length,
+        }
+        for name, value in sizes.items():
             if value < 1:
                 raise GateError(f"{name} is {value}; expected at least 1")
+        if num_workers < 0:
+            raise GateError(f"num_workers is {num_workers}; expected 0 or more")
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.score_rows = score_rows
@@ -136,10 +154,10 @@ class ClassificationData(pl.LightningDataModule, ABC):
         return self._split_loader("test", self.eval_batch_size)
 
     def score_dataloader(self) -> DataLoader[Any]:
-        """The training examples on which heads are scored."""
-        rows = self.splits["train"].num_rows
-        step = max(1, math.ceil(rows / self.score_rows))
-        self.splits.setdefault("score", self.splits["train"].select(range(0, rows, step)))
+        """The training examples on which heads are scored: a random choice of ``score_rows``."""
+        if "score" not in self.splits:
+            rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.score_rows]
+            self.splits["score"] = self.splits["train"].select(np.sort(rows))
         return self._split_loader("score", self.batch_size)
 
     def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:
@@ -148,15 +166,10 @@ class ClassificationData(pl.LightningDataModule, ABC):
 
     def _loader(self, split: str, batches: Any) -> DataLoader[Any]:
         assert self.tokenizer is not None
-        pad = DataCollatorWithPadding(self.tokenizer, return_tensors="pt")
-
-        def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-            return dict(pad([{name: value for name, value in row.items() if name != "length"} for row in rows]))
-
         return RunLoader(
             self.splits[split],
             batch_sampler=batches,
-            collate_fn=collate,
+            collate_fn=_Collate(self.tokenizer),
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=False,
@@ -176,6 +189,13 @@ def _classes(splits: dict[str, Dataset]) -> list[str]:
     labels = sorted(
         set(splits["train"]["label"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
     )
+    if len(labels) > max(2, len(splits["train"]) // 2):
+        raise GateError(
+            f"the label column has {len(labels)} different values in {len(splits['train'])} training examples (such as "
+            f"{labels[0]!r}); expected classes, not numbers to predict"
+        )
+    if "" in labels:
+        raise GateError("the training split has an example with an empty label; give every example a class")
     if len(labels) < 2:
         raise GateError(f"all training examples have the label {labels[0]!r}; expected at least two classes")
     for name in SPLITS:

@@ -23,6 +23,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from gates.errors import GateError
 from training.data.classification import ClassificationData
 
 NOUNS = ("fox", "lake", "barn", "king", "nurse", "river", "clock", "horse", "tower", "baker", "poet", "wolf")
@@ -71,7 +72,7 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
     """Questions, sentences, answers and gold dependency heads.
 
     Args:
-        rows: how many examples; the three questions alternate.
+        rows: how many examples; the three questions are equally frequent.
         seed: of all random choices.
         max_distractors: nouns between subject and verb, at most.
 
@@ -80,8 +81,8 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
         the index of its dependency head, -1 for the root and the question word).
     """
     random = np.random.default_rng(seed)
-    examples = [_example(random, QUESTIONS[row % len(QUESTIONS)], max_distractors) for row in range(rows)]
-    return Dataset.from_list(examples)
+    questions = random.permutation([QUESTIONS[row % len(QUESTIONS)] for row in range(rows)])
+    return Dataset.from_list([_example(random, str(question), max_distractors) for question in questions])
 
 
 def _example(random: np.random.Generator, question: str, max_distractors: int) -> dict[str, object]:
@@ -171,6 +172,9 @@ class SyntheticData(ClassificationData):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, score_rows=score_rows, seed=seed)
+        for name, rows in {"train_rows": train_rows, "select_rows": select_rows, "test_rows": test_rows}.items():
+            if rows < len(QUESTIONS):
+                raise GateError(f"{name} is {rows}; expected at least {len(QUESTIONS)}, one for each question")
         self.rows = {"train": train_rows, "select": select_rows, "test": test_rows}
         self.max_distractors = max_distractors
 

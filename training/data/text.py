@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ class TextClassificationData(ClassificationData):
         raw = self._read_files() if self.dataset is None else self._read_hub()
         splits = {name: self._choose_columns(name, split) for name, split in raw.items()}
         if "select" not in splits:
+            if splits["train"].num_rows < 2:
+                raise GateError("the train split has one example; expected more, or a --data.select_file beside it")
             halves = splits["train"].train_test_split(self.select_fraction, seed=0)
             splits["train"], splits["select"] = halves["train"], halves["test"]
         return splits
@@ -219,7 +222,7 @@ def _check_text(path: Path, kind: str) -> None:
         raise GateError(
             f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv"
         ) from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise GateError(f"the data file {str(path)!r} is not a complete gzip file: {error}") from error
     if empty:
         raise GateError(f"the data file {str(path)!r} is empty; expected at least one example")
