@@ -5,6 +5,7 @@ Reads top to bottom: parse the command line, train, compare, write the run direc
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -203,9 +204,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
 def instantiate(config: Namespace) -> tuple[HeadPruner, ClassificationData]:
     """The module and the data, with the run's seed."""
     pruner = HeadPruner(**config.model.as_dict(), seed=config.seed)
-    data_parser = ArgumentParser()
-    data_parser.add_subclass_arguments(ClassificationData, "data")
-    data: ClassificationData = data_parser.instantiate(Namespace(data=config.data)).data
+    module, _, name = config.data.class_path.rpartition(".")  # by hand, since the parser would wrap the class's own errors
+    data: ClassificationData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
     data.seed += config.seed
     return pruner, data
 
@@ -358,7 +358,7 @@ def show(console: Console, run: RunDirectory, result: Comparison, metrics: dict[
     table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
     names = ["method", "stage", "heads", "select_accuracy", "test_accuracy", "test_loss", "steps", "seconds"]
     for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if name in names[:2] else "right")
+        table.add_column(name.replace("_", " "), justify="left" if name in names[:2] else "right", no_wrap=name in names[:3])
     for row in result.rows:
         style = "bold" if row["method"] == "learned" else None
         table.add_row(

@@ -189,7 +189,7 @@ def _classes(splits: dict[str, Dataset]) -> list[str]:
     labels = sorted(
         set(splits["train"]["label"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
     )
-    if len(labels) > max(2, len(splits["train"]) // 2):
+    if len(labels) > max(2, 0.9 * len(splits["train"])):
         raise GateError(
             f"the label column has {len(labels)} different values in {len(splits['train'])} training examples (such as "
             f"{labels[0]!r}); expected classes, not numbers to predict"
