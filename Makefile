@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: fit test test-all check clean
 
 fit: $(READY)  ## set up, then the main job on the embedded default
-	$(BIN)/python -m training.fit
+	OMP_NUM_THREADS=1 $(BIN)/python -m training.fit  # one thread: the embedded model is too small for more
 
 test: $(READY)  ## set up, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
