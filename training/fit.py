@@ -197,7 +197,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
         write_results(run, pruner, gate_log, result, metrics)
         if wandb_logger is not None:
             send_results(wandb_logger, run, result, metrics)
-        show(console, run, result, metrics, wandb_logger)
+        show(console, run, result, metrics, wandb_logger, pruner.task.main_metric)
     return run
 
 
@@ -352,13 +352,18 @@ def send_results(logger: WandbLogger, run: RunDirectory, result: Comparison, met
     logger.experiment.finish()
 
 
-def show(console: Console, run: RunDirectory, result: Comparison, metrics: dict[str, Any], wandb_logger: Any) -> None:
+def show(
+    console: Console, run: RunDirectory, result: Comparison, metrics: dict[str, Any], wandb_logger: Any, main: str
+) -> None:
     """The final table and the paths of what was written."""
     heads = metrics["heads"]
     table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
-    names = ["method", "stage", "heads", "select_accuracy", "test_accuracy", "test_loss", "steps", "seconds"]
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if name in names[:2] else "right", no_wrap=name in names[:3])
+    names = {
+        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {main[:3]}.",
+        f"test_{main}": f"test {main[:3]}.", "test_loss": "test loss", "steps": "steps", "seconds": "s",
+    }  # fmt: skip
+    for name, title in names.items():
+        table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
     for row in result.rows:
         style = "bold" if row["method"] == "learned" else None
         table.add_row(
