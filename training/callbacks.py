@@ -48,7 +48,6 @@ class DenseCheckpoint(pl.Callback):
         step, warm_up = trainer.global_step, pl_module.boundaries[0]
         if step == warm_up == 0:
             trainer.save_checkpoint(self.path)
-            self.saved_at = time.perf_counter()
         elif step >= warm_up and trainer.is_global_zero and not self.path.is_file():
             assert self.resumed_from is not None
             source = self.resumed_from if step == warm_up else self.resumed_from.with_name("dense.ckpt")

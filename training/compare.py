@@ -154,7 +154,7 @@ def _load_dense(pruner: HeadPruner, run: RunDirectory) -> None:
 
 
 class _Cells:
-    """Evaluates and trains single cells of the comparison, each from the dense checkpoint."""
+    """Evaluates and trains single cells of the comparison; the pruner comes with the dense weights loaded."""
 
     def __init__(
         self,
@@ -168,7 +168,6 @@ class _Cells:
         self.dense_path = run.checkpoint("dense")
         self.evaluator = make_trainer()
         self.settled: dict[tuple[float, ...], dict[str, Any]] = {}
-        _load_dense(pruner, run)
 
     def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
         """Mask only, no training."""

@@ -51,7 +51,6 @@ UNHELPFUL_WARNINGS = (
     ".*number of training batches.*",
     ".*LeafSpec.*",
     ".*exists and is not empty.*",
-    "The dirpath has changed.*",
     "Be aware that when using `ckpt_path`.*",
 )
 

@@ -143,7 +143,7 @@ class HeadPruner(pl.LightningModule):
             start = float(self.gates.hard_concrete.open_probability().detach().mean()) if projects else 1.0
             self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch, start=start)
             self.target.requires_grad_(self.has_multipliers)
-            self.mask_within_budget(self.gates.log_alpha.detach())  # raises where the minimum does not fit
+            self.mask_within_budget(self.gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
         self.backbone = backbone.train()
         self._freeze(hparams["freeze"] or [])
         self.gates.mode = "open"
@@ -184,12 +184,11 @@ class HeadPruner(pl.LightningModule):
         """Length of the whole run."""
         return float(self.hparams["warm_up"] + self.hparams["prune"] + self.hparams["settle"])
 
-    def mask_within_budget(self, scores: Tensor) -> Tensor:
+    def mask_within_budget(self, scores: Tensor, budget: Budget) -> Tensor:
         """The 0/1 mask ``[heads]`` of the highest scores: exactly the budget, with the minimum per layer."""
-        assert self.budget is not None
         return budget_mask(
             scores,
-            self.budget,
+            budget,
             kind_index=self.gates.kind_index().to(scores.device),
             layer_index=self.gates.layer_index().to(scores.device),
             minimum_per_layer=self.hparams["minimum_per_layer"],
@@ -201,17 +200,11 @@ class HeadPruner(pl.LightningModule):
             return self.gates.mask.clone()
         log_alpha = self.gates.log_alpha.detach()
         if self.budget is not None:
-            return self.mask_within_budget(log_alpha)
+            return self.mask_within_budget(log_alpha, self.budget)
         self.gates.mode = "stochastic"
         minimum, sites = self.hparams["minimum_per_layer"], self.gates.sites
         count = max(int((self.gates.values() > 0).sum()), sum(min(minimum, site.heads) for site in sites))
-        return budget_mask(
-            log_alpha,
-            Budget(count, {}),
-            kind_index=self.gates.kind_index(),
-            layer_index=self.gates.layer_index(),
-            minimum_per_layer=minimum,
-        )
+        return self.mask_within_budget(log_alpha, Budget(count, {}))
 
     # -- phases ------------------------------------------------------------------------------------------------
 
