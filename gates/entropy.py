@@ -8,28 +8,28 @@ call that also returns its log-sum-exp gives exact entropies in memory linear in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
-from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from gates.errors import GateError
 from gates.sites import AttentionSite
 
-OBSERVER = "head_gates_entropy"
 BLOCK = 256
 """Queries per block where the fused operator is not to be had."""
 
 
 @torch.no_grad()
-def attention_entropy(query: Tensor, key: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+def attention_entropy(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
     """Entropy in nats of each query's attention distribution, ``[batch, heads, query]``, float32.
 
     Args:
@@ -38,22 +38,32 @@ def attention_entropy(query: Tensor, key: Tensor, scale: float, bias: Tensor | N
         scale: factor of the scores.
         bias: what is added to the scores, broadcastable to ``[batch, heads, query, key]``: ``-inf`` or the
             dtype's lowest value at invisible keys, anything finite elsewhere.
+        softcap: scores become ``softcap * tanh(score / softcap)`` before the bias (Gemma 2).
+        sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); it counts as one more key.
     """
     with torch.autocast(query.device.type, enabled=False):
-        return _entropy(query.float(), key.float(), scale, bias)
+        query, key = query.float(), key.float()
+        sink = None if sink is None else sink.float().view(1, -1, 1)
+        plain = softcap is None and (bias is None or _is_binary(bias))
+        fused = _fused(query, key, scale, bias) if plain else None
+        if fused is not None:
+            mean_key, log_sum_exp = fused
+            return _from_moments(log_sum_exp, (query * mean_key).sum(-1) * scale, sink).clamp(min=0)
+        blocks = [slice(at, at + BLOCK) for at in range(0, query.shape[2], BLOCK)]
+        return torch.cat([_explicit(query[:, :, at], key, scale, _rows(bias, at), softcap, sink) for at in blocks], dim=2)
 
 
-def _entropy(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    fused = None if bias is not None and not _is_binary(bias) else _fused(query, key, scale, bias)
-    if fused is None:
-        blocks = range(0, query.shape[2], BLOCK)
-        return torch.cat([_explicit(query[:, :, at : at + BLOCK], key, scale, _rows(bias, at)) for at in blocks], dim=2)
-    mean_key, log_sum_exp = fused
-    return (log_sum_exp - (query * mean_key).sum(-1) * scale).clamp(min=0)
+def _from_moments(log_sum_exp: Tensor, mean_score: Tensor, sink: Tensor | None) -> Tensor:
+    """Entropy from the log-sum-exp and the mean of the scores, with the sink as one more outcome."""
+    if sink is None:
+        return log_sum_exp - mean_score
+    whole = torch.logaddexp(log_sum_exp, sink)
+    p_sink = (sink - whole).exp()
+    return whole - (1 - p_sink) * mean_score - p_sink * sink
 
 
-def _rows(bias: Tensor | None, at: int) -> Tensor | None:
-    return bias if bias is None or bias.shape[2] == 1 else bias[:, :, at : at + BLOCK]
+def _rows(bias: Tensor | None, at: slice) -> Tensor | None:
+    return bias if bias is None or bias.shape[2] == 1 else bias[:, :, at]
 
 
 def _is_binary(bias: Tensor) -> bool:
@@ -62,11 +72,17 @@ def _is_binary(bias: Tensor) -> bool:
     return bool((hidden | (bias == 0)).all())
 
 
-def _explicit(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+def _explicit(
+    query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None, sink: Tensor | None
+) -> Tensor:
     """The definition, for a block of queries: O(block * keys) memory."""
     scores = query @ key.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     if bias is not None:
         scores = scores + bias
+    if sink is not None:
+        scores = torch.cat([scores, sink.unsqueeze(-1).expand(*scores.shape[:-1], 1)], dim=-1)
     log_p = scores.log_softmax(-1)
     return -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1)
 
@@ -171,92 +187,3 @@ class AttentionEntropy(Metric):
 def _slices(sites: tuple[AttentionSite, ...]) -> list[slice]:
     ends = torch.tensor([site.heads for site in sites]).cumsum(0).tolist()
     return [slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)]
-
-
-@contextmanager
-def observe_entropy(
-    model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Mapping[str, Tensor | None]
-) -> Iterator[None]:
-    """Feed ``metric`` from every forward pass of ``model`` inside the block; outputs are unchanged.
-
-    Queries and keys are taken where the model hands them to its attention function: after rotary embedding and
-    scaling, before dropout and before the gates.
-
-    Args:
-        model: a model whose attention goes through Transformers' attention interface.
-        sites: its sites.
-        metric: receives every site's entropies.
-        valid: for each kind, the queries that are not padding ``[batch, query]``, or None if all count.
-
-    Raises:
-        GateError: if the model does not use the attention interface, so that nothing could be observed.
-    """
-    index = {id(site.core): position for position, site in enumerate(sites)}
-    seen: set[int] = set()
-
-    def observed(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        unlike = [name for name in ("s_aux", "softcap") if kwargs.get(name) is not None]
-        if unlike:
-            raise GateError(
-                f"{type(module).__name__} changes its attention by {' and '.join(unlike)}, not covered by this entropy; "
-                "leave the entropy rankings out for this model"
-            )
-        position = index.get(id(module))
-        if position is not None:
-            seen.add(position)
-            entropy, visible = _observe(module, query, key, attention_mask, kwargs)
-            metric.update(position, entropy, visible, valid.get(sites[position].kind))
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-    with _attention_function(model, observed):
-        yield
-    if len(seen) < len(sites):
-        missing = next(site for position, site in enumerate(sites) if position not in seen)
-        raise GateError(
-            f"the attention at {missing.name!r} ({type(missing.core).__name__}) does not go through Transformers' attention "
-            "interface, so its entropy cannot be observed"
-        )
-
-
-def _observe(
-    module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: Mapping[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """Entropies ``[batch, heads, query]`` and visible keys ``[batch or 1, 1, query]``."""
-    scale = kwargs.get("scaling")
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    key = repeat_kv(key, query.shape[1] // key.shape[1])
-    queries, keys = query.shape[2], key.shape[2]
-    is_causal = kwargs.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is None and is_causal and queries > 1:
-        attention_mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
-    bias = None
-    visible = torch.full((1, 1, queries), keys, device=query.device)
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., :keys]
-        sees = attention_mask if attention_mask.dtype == torch.bool else attention_mask > torch.finfo(attention_mask.dtype).min
-        visible = sees.sum(-1).expand(-1, -1, queries)[:, :1]
-        bias = torch.zeros_like(sees, dtype=torch.float32).masked_fill(~sees, -torch.inf)
-        if attention_mask.dtype != torch.bool:
-            bias = torch.where(sees, attention_mask.float(), bias)
-    position_bias = kwargs.get("position_bias")
-    if position_bias is not None:
-        bias = position_bias.float() if bias is None else bias + position_bias.float()
-    return attention_entropy(query, key, scale, bias), visible
-
-
-@contextmanager
-def _attention_function(model: PreTrainedModel, function: Callable[..., Any]) -> Iterator[None]:
-    """Make ``function`` the model's attention function for a while."""
-    before = model.config._attn_implementation
-    ALL_ATTENTION_FUNCTIONS.register(OBSERVER, function)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(OBSERVER, sdpa_mask)
-    try:
-        model.set_attn_implementation(OBSERVER)
-        yield
-    finally:
-        model.set_attn_implementation(before)
-        for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-            type(interface)._global_mapping.pop(OBSERVER, None)

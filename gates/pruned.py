@@ -3,15 +3,32 @@
 This file imports torch and transformers only. It is part of the library and is also copied, unchanged, into
 exported checkpoints, so that they load where this project is not installed.
 
-A pruned shape is plain data, kept in the model's config as ``pruned_attention``: for each attention module
-(named from the base model) its remaining ``heads``, the sizes ``[in, out]`` of its projections, the attributes to
-set, and, for a module that lost all its heads, how to stand in for it.
+A pruned shape is plain data, kept in the model's config as ``pruned_attention``. For each attention module (named from
+the base model) it has the remaining ``heads`` and ``kv_heads``, and, all by path below the module:
+
+* ``projections``: sizes ``[in, out]`` of its projections;
+* ``attributes``: values to set;
+* ``parameters``: shapes of parameters with an axis of heads (attention sinks, norms, tables of position biases);
+* ``modules``: how many modules stay in a list of one module per head;
+* ``selected``: features that stay after a norm which spans all heads, so that the projection before it stays whole;
+* ``config``: values that this module alone reads from its config;
+* ``arguments``: inputs with an axis of as many heads as ``of`` says (ALiBi, position biases), to select from;
+* ``own_bias``: a position bias that another layer computed is not for these heads, so the module computes its own from a
+  table of this many buckets (T5);
+* ``flat_heads``: heads are split without regard to the four parts that CodeGen's weights come in;
+* ``headless``: the module lost all its heads; how to stand in for it.
 """
+
+import copy
+import inspect
 
 import torch
 from torch import nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.pytorch_utils import Conv1D
+
+CACHE_NAMES = ("past_key_values", "layer_past", "cache")
+LAYER_NAMES = ("layer_idx", "layer_id")
 
 
 class Bias(nn.Module):
@@ -27,29 +44,61 @@ class Bias(nn.Module):
         return heads.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
 
 
+class Selected(nn.Module):
+    """A norm over the features of all heads, followed by the choice of the features of the heads that stay."""
+
+    def __init__(self, norm, features):
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("index", torch.zeros(features, dtype=torch.long))
+
+    def forward(self, features):
+        return self.norm(features).index_select(-1, self.index)
+
+
 class Headless(nn.Module):
     """Stands in for attention without heads: no computation, and the output projection's bias as output.
 
     A decoder's cache still has to know how many tokens went by, so one key of width 1 is stored per token.
     """
 
-    def __init__(self, layer_idx, kind, output_name=None, output=None):
+    def __init__(self, layer_idx, kind, adds="", returns=2, **parts):
         super().__init__()
+        self.returns = returns
         self.layer_idx = layer_idx
         self.kind = kind
-        self.output_name = output_name
-        if output_name is not None:
-            setattr(self, output_name, output)
+        self.adds = adds
+        self.output_name = next(iter(parts), None)
+        for name, part in parts.items():
+            setattr(self, name, part)
 
-    def forward(self, hidden_states, *args, past_key_values=None, **kwargs):
-        if past_key_values is not None and self.kind != "cross":
-            cache = past_key_values
+    def forward(self, hidden_states, *args, **kwargs):
+        cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+        if cache is not None and self.kind != "cross":
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
             token = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
             cache.update(token, token, self.layer_idx)
-        heads = hidden_states.new_zeros(*hidden_states.shape[:-1], 0)
-        return (heads if self.output_name is None else getattr(self, self.output_name)(heads)), None
+        output = hidden_states.new_zeros(*hidden_states.shape[:-1], 0)
+        if self.output_name is not None:
+            output = getattr(self, self.output_name)(output)
+        if self.adds == "residual":
+            output = output + (kwargs["residual"] if "residual" in kwargs else args[0])
+        elif self.adds:
+            output = getattr(self, self.adds)(output + hidden_states)
+        return (output, *[None] * (self.returns - 1))
+
+
+class OwnConfig:
+    """A model's config as one of its modules sees it: some values are the module's own."""
+
+    def __init__(self, config, values):
+        self.__dict__.update(values, _shared=config)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or "_shared" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._shared, name)
 
 
 def reshape_(model, pruned_attention):
@@ -60,50 +109,141 @@ def reshape_(model, pruned_attention):
     base = model.base_model
     for name, shape in pruned_attention.items():
         attention = base.get_submodule(name)
-        for path, (features_in, features_out) in shape["projections"].items():
-            parent_path, _, child = path.rpartition(".")
-            parent = attention.get_submodule(parent_path)
-            setattr(parent, child, _resized(getattr(parent, child), features_in, features_out))
-        for path, value in shape["attributes"].items():
-            parent_path, _, child = path.rpartition(".")
-            setattr(attention.get_submodule(parent_path), child, value)
         if "headless" in shape:
             _behead_(base, name, **shape["headless"])
+            continue
+        for path, (features_in, features_out) in shape["projections"].items():
+            _replace_(attention, path, lambda old, i=features_in, o=features_out: _resized(old, i, o))
+        for path, size in shape.get("parameters", {}).items():
+            _reshape_parameter_(attention, path, size)
+        for path, count in shape.get("modules", {}).items():
+            _replace_(attention, path, lambda old, n=count: nn.ModuleList([copy.deepcopy(old[0]) for _ in range(n)]))
+        for path, features in shape.get("selected", {}).items():
+            _replace_(attention, path, lambda old, n=features: _select(old, n))
+        for path, value in shape["attributes"].items():
+            parent, child = _parent(attention, path)
+            setattr(parent, child, value)
+        if "config" in shape:
+            shared = attention.config
+            shared = shared._shared if isinstance(shared, OwnConfig) else shared
+            attention.config = OwnConfig(shared, shape["config"])
+        if "arguments" in shape:
+            _follow_heads_(attention, shape["heads"], **shape["arguments"])
+        if "own_bias" in shape:
+            _compute_own_bias_(attention, shape["own_bias"], shape["heads"])
+        if "flat_heads" in shape:
+            attention._split_heads = _split_flat_heads
     model.config.pruned_attention = pruned_attention
     return model
+
+
+def _parent(module, path):
+    parent_path, _, child = path.rpartition(".")
+    return module.get_submodule(parent_path), child
+
+
+def _replace_(module, path, make):
+    parent, child = _parent(module, path)
+    setattr(parent, child, make(getattr(parent, child)))
 
 
 def _resized(old, features_in, features_out):
     place = {"device": old.weight.device, "dtype": old.weight.dtype}
     if isinstance(old, Conv1D):
         return Conv1D(features_out, features_in).to(**place)
-    return nn.Linear(features_in, features_out, bias=old.bias is not None, **place)
+    return type(old)(features_in, features_out, bias=old.bias is not None, **place)
 
 
-def _behead_(base, name, core, output, kind):
+def _reshape_parameter_(attention, path, size):
+    parent, child = _parent(attention, path)
+    old = getattr(parent, child)
+    setattr(parent, child, nn.Parameter(old.new_empty(size), requires_grad=old.requires_grad))
+
+
+def _select(norm, features):
+    norm = norm.norm if isinstance(norm, Selected) else norm
+    return Selected(norm, features).to(norm.weight.device)
+
+
+def _follow_heads_(attention, heads, names, of):
+    """Have the inputs ``names``, with an axis of ``of`` heads, reduced to the heads in the buffer ``kept_heads``."""
+    known = "kept_heads" in attention._buffers
+    device = next(attention.parameters()).device
+    attention.register_buffer("kept_heads", torch.zeros(heads, dtype=torch.long, device=device))
+    attention.head_arguments = {"names": names, "of": of}
+    if not known:
+        attention.register_forward_pre_hook(_select_arguments, with_kwargs=True)
+
+
+def _select_arguments(attention, args, kwargs):
+    names, of = attention.head_arguments["names"], attention.head_arguments["of"]
+    named = zip(_argument_names(attention), args, strict=False)  # further arguments may come by keyword
+    args = [_of_kept_heads(arg, attention.kept_heads, of) if name in names else arg for name, arg in named]
+    kwargs = {name: _of_kept_heads(arg, attention.kept_heads, of) if name in names else arg for name, arg in kwargs.items()}
+    return tuple(args), kwargs
+
+
+def _argument_names(module):
+    return list(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def _of_kept_heads(argument, kept_heads, of):
+    """``[batch or 1, heads, query, key]``, or the same with batch and heads in one axis."""
+    if argument is None or (argument.dim() == 4 and argument.shape[1] != of):
+        return argument
+    if argument.dim() == 4:
+        return argument.index_select(1, kept_heads)
+    return argument.unflatten(0, (-1, of)).index_select(1, kept_heads).flatten(0, 1)
+
+
+def _compute_own_bias_(attention, buckets, heads):
+    """``buckets`` is the length of the table of position biases; 0 where there is none (cross-attention)."""
+    if buckets:
+        weight = attention.q.weight
+        attention.relative_attention_bias = nn.Embedding(buckets, heads, device=weight.device, dtype=weight.dtype)
+        attention.has_relative_attention_bias = True
+    if "position_bias" in _argument_names(attention) and not getattr(attention, "computes_own_bias", False):
+        attention.computes_own_bias = True
+        attention.register_forward_pre_hook(_without_position_bias, with_kwargs=True)
+
+
+def _without_position_bias(attention, args, kwargs):
+    return args, {**kwargs, "position_bias": None}
+
+
+def _split_flat_heads(features, heads, head_dim, mp_num):
+    """CodeGen's ``_split_heads`` for any number of heads, not multiples of four alone: ``[batch, query, heads, head_dim]``."""
+    return features.flatten(-2).unflatten(-1, (heads, head_dim))
+
+
+def _behead_(base, name, core, output, kind, adds="", returns=2):
     attention = base.get_submodule(name)
-    parent_path, _, child = output.rpartition(".")
-    holder = attention.get_submodule(parent_path)
+    holder, child = _parent(attention, output)
     projection = getattr(holder, child)
     features = projection.weight.shape[1 if isinstance(projection, Conv1D) else 0]
     bias = Bias(features, projection.bias is not None).to(projection.weight.device, projection.weight.dtype)
-    layer_idx = getattr(attention.get_submodule(core), "layer_idx", None)
+    states = vars(attention.get_submodule(core))
+    layer_idx = next((states[name] for name in LAYER_NAMES if name in states), None)
     if core:
         setattr(holder, child, bias)
         target, stand_in = f"{name}.{core}", Headless(layer_idx, kind)
     else:
-        target, stand_in = name, Headless(layer_idx, kind, child, bias)
-    parent_path, _, child = target.rpartition(".")
-    setattr(base.get_submodule(parent_path), child, stand_in)
+        norm = {} if adds in ("", "residual") else {adds: getattr(attention, adds)}
+        target, stand_in = name, Headless(layer_idx, kind, adds, returns, **{child: bias}, **norm)
+    owner, child = _parent(base, target)
+    setattr(owner, child, stand_in)
 
 
 def pruned_class(stock):
-    """A subclass of a stock model class that takes the shape its config states before weights are loaded."""
+    """A subclass of a stock model class that takes the shape its config states before weights are loaded.
+
+    It keeps the class's name, by which Transformers finds how to rename weights and which pipelines a model is for.
+    """
 
     class Pruned(stock):
         def __init__(self, config, *args, **kwargs):
             super().__init__(config, *args, **kwargs)
             reshape_(self, config.pruned_attention)
 
-    Pruned.__name__ = Pruned.__qualname__ = "Pruned" + stock.__name__
+    Pruned.__name__ = Pruned.__qualname__ = stock.__name__
     return Pruned

@@ -11,8 +11,9 @@ from pytorch_lightning.utilities import move_data_to_device
 from rich.progress import track
 from torch import Tensor
 
-from gates.entropy import AttentionEntropy, observe_entropy
+from gates.entropy import AttentionEntropy
 from gates.importance import HeadImportance, Importance, head_gradients
+from gates.observe import observe_entropy
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -2,15 +2,16 @@ import math
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates import entropy as module
-from gates.entropy import AttentionEntropy, attention_entropy, normalised_entropy, observe_entropy
+from gates.entropy import AttentionEntropy, attention_entropy, normalised_entropy
 from gates.errors import GateError
+from gates.observe import entropy_route, observe_entropy
 from gates.sites import find_attention
 from tests.models import FAMILIES, build, inputs, logits
+from training import zoo
 
 
 def naive(query, key, scale, bias=None):
@@ -123,21 +124,47 @@ def test_streaming_equals_one_batch(name):
     torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
 
 
-def test_attention_with_a_softcap_is_refused():
-    config = transformers.Gemma2Config(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=50,
-        intermediate_size=40,
-    )  # fmt: skip
-    model = transformers.Gemma2ForCausalLM(config).eval()
-    sites = find_attention(model)
-    with pytest.raises(GateError, match="softcap"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
-        logits(model, {"input_ids": torch.ones(1, 5, dtype=torch.long)})
+def test_a_softcap_changes_the_scores():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8) * 3, torch.randn(2, 3, 9, 8)
+    bias = torch.zeros(1, 1, 9, 9).masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
+    scores = 2.0 * (query.double() @ key.double().transpose(-1, -2) * 0.3 / 2.0).tanh()
+    p = (scores + bias).softmax(-1)
+    expected = -(p * p.clamp(min=1e-300).log()).sum(-1)
+    torch.testing.assert_close(attention_entropy(query, key, 0.3, bias, softcap=2.0).double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_attention_that_cannot_be_observed_is_an_error():
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_sink_is_one_more_key(monkeypatch, fused):
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
+    scores = query.double() @ key.double().transpose(-1, -2) * 0.3
+    p = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)
+    if not fused:
+        monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+    found = attention_entropy(query, key, 0.3, sink=sink)
+    torch.testing.assert_close(found.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_that_is_not_seen_is_an_error():
     model, batch = build("bert"), inputs("bert")
     other = build("bert", seed=1)
     sites = find_attention(other)
-    with pytest.raises(GateError, match="cannot be observed"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+    with pytest.raises(GateError, match="was not seen"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
         logits(model, batch)
-    assert model.config._attn_implementation == "sdpa"
+
+
+def test_matrices_changed_by_dropout_are_refused():
+    architecture = zoo.BY_NAME["RoFormer"]
+    model = zoo.build(architecture).train()
+    sites = find_attention(model)
+    with pytest.raises(GateError, match="eval"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [("Bert", "fast"), ("Falcon (new decoder)", "fast"), ("T5", "explicit"), ("Gemma2", "explicit"), ("Bloom", "explicit")],
+)
+def test_the_route_by_architecture(name, route):
+    assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route

@@ -62,9 +62,3 @@ def test_a_partly_known_model_is_an_error():
     model.bert.encoder.layer[1].attention = StrangeAttention()
     with pytest.raises(GateError, match="StrangeAttention"):
         find_attention(model)
-
-
-def test_bloom_is_refused_by_name():
-    config = t.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=20)
-    with pytest.raises(GateError, match="BloomAttention"):
-        find_attention(t.BloomForCausalLM(config))
