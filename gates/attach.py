@@ -7,10 +7,10 @@ papers exactly, and independent of the attention implementation (eager, SDPA, fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,20 @@ from gates.sites import KINDS, AttentionSite, find_attention
 Mode = Literal["open", "stochastic", "masked"]
 Granularity = Literal["example", "token", "batch"]
 DrawPer = Literal["batch", "example"]
+Unit = Literal["head", "group"]
+
+IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
+"""Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
 
 
 class HeadGates(nn.Module):
-    """Gates for all heads of a model, in one flat vector ``[heads]`` in site order.
+    """Gates for all heads of a model, in one flat vector ``[gates]`` in site order.
 
     Args:
         model: any Transformer that :func:`gates.sites.find_attention` covers. It is not modified until
             :meth:`attach`, and never registered as a submodule.
+        unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
+            closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
         stretch, initial_log_alpha, straight_through: see :class:`gates.hard_concrete.HardConcrete`.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
             example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
@@ -41,12 +47,15 @@ class HeadGates(nn.Module):
     * ``"open"``: all ones (the hook does nothing);
     * ``"stochastic"``: Hard Concrete, drawn anew for every call of ``model`` in training mode, and the evaluation
       gates in evaluation mode;
-    * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[heads]``.
+    * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[gates]``.
 
     :meth:`use` overrides all three for a while. ``generator``, None by default, is where draws take their noise from.
 
+    Gates are float32 always: casting the module moves them and leaves their dtype.
+
     Raises:
-        GateError: if the model's attention is unknown or covered only in part.
+        GateError: if the model's attention is unknown or covered only in part, and, when an attached model is called, for
+            the head masks of Transformers 4, which Transformers 5 would ignore.
     """
 
     mask: Tensor
@@ -54,6 +63,7 @@ class HeadGates(nn.Module):
     def __init__(
         self,
         model: nn.Module,
+        unit: Unit = "head",
         *,
         stretch: Stretch = DEFAULT_STRETCH,
         initial_log_alpha: float = 2.5,
@@ -61,13 +71,16 @@ class HeadGates(nn.Module):
         draw_per: DrawPer = "batch",
     ) -> None:
         super().__init__()
+        if unit not in get_args(Unit):
+            raise GateError(f"the unit is {unit!r}; expected 'head' or 'group'")
+        self.unit: Unit = unit
         self.draw_per: DrawPer = draw_per
         self.sites: tuple[AttentionSite, ...] = find_attention(model)
-        self.sizes: list[int] = [site.heads for site in self.sites]
+        self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
         self.hard_concrete = HardConcrete(
-            sum(self.sizes), stretch=stretch, initial_log_alpha=initial_log_alpha, straight_through=straight_through
+            self.size, stretch=stretch, initial_log_alpha=initial_log_alpha, straight_through=straight_through
         )
-        self.register_buffer("mask", torch.ones(sum(self.sizes)))
+        self.register_buffer("mask", torch.ones(self.size))
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
         self._roots = (model,)  # in a tuple, so that it does not become a submodule
@@ -124,17 +137,22 @@ class HeadGates(nn.Module):
     # -- values ------------------------------------------------------------------------------------------------
 
     @property
-    def heads(self) -> int:
-        """Heads in the whole model."""
+    def size(self) -> int:
+        """Gates in the whole model."""
         return sum(self.sizes)
 
     @property
+    def heads(self) -> int:
+        """Heads in the whole model; as many as gates, if the unit is the head."""
+        return sum(site.heads for site in self.sites)
+
+    @property
     def log_alpha(self) -> nn.Parameter:
-        """The trainable scalars, ``[heads]``."""
+        """The trainable scalars, ``[gates]``."""
         return self.hard_concrete.log_alpha
 
     def values(self) -> Tensor:
-        """The deterministic gate of every head in the present mode, ``[heads]``, detached."""
+        """The deterministic value of every gate in the present mode, ``[gates]``, detached."""
         if self.mode == "open":
             return torch.ones_like(self.mask)
         if self.mode == "masked":
@@ -145,19 +163,65 @@ class HeadGates(nn.Module):
         finally:
             self.hard_concrete.train(was_training)
 
+    def to_heads(self, values: Tensor) -> Tensor:
+        """Values per gate as values per head: each gate's for all heads it scales.
+
+        Args:
+            values: ``[..., gates]``, a mask for example.
+
+        Returns:
+            ``[..., heads]`` in site order, as :func:`gates.surgery.remove_heads_` and :func:`gates.masks.save_mask` take it.
+        """
+        if values.shape[-1] != self.size:
+            raise GateError(f"values have shape {list(values.shape)}; expected one for each of {self.size} {self.unit}s")
+        return values[..., self._gate_of_head(values.device)]
+
+    def to_gates(self, scores: Tensor) -> Tensor:
+        """Scores per head (attention entropy, for example) as scores per gate: the mean over the heads it scales.
+
+        Args:
+            scores: floating point, ``[..., heads]``.
+
+        Returns:
+            ``[..., gates]`` in site order.
+        """
+        if scores.shape[-1] != self.heads:
+            raise GateError(f"scores have shape {list(scores.shape)}; expected one for each of {self.heads} heads")
+        index = self._gate_of_head(scores.device)
+        sums = scores.new_zeros(*scores.shape[:-1], self.size).index_add(-1, index, scores)
+        return sums / index.bincount(minlength=self.size)
+
+    def _gate_of_head(self, device: torch.device) -> Tensor:
+        """The gate that scales each head, ``[heads]``; the query heads of a group stand next to each other."""
+        per_gate = [site.heads // size for site, size in zip(self.sites, self.sizes, strict=True) for _ in range(size)]
+        return torch.arange(self.size).repeat_interleave(torch.tensor(per_gate)).to(device)
+
+    def open_heads(self, mask: Tensor | None = None) -> int:
+        """Heads that a mask ``[gates]`` keeps; by default the one in force in mode ``"masked"``."""
+        return int(self.to_heads(self.mask if mask is None else mask).sum())
+
+    def kind_sizes(self) -> dict[str, int]:
+        """Gates of each kind that the model has, such as ``{"encoder": 72}``: what a budget is parsed against."""
+        kinds = [site.kind for site in self.sites]
+        return {
+            kind: sum(size for own, size in zip(kinds, self.sizes, strict=True) if own == kind)
+            for kind in KINDS
+            if kind in kinds
+        }
+
     def kind_index(self) -> Tensor:
-        """The position of each head's kind in :data:`gates.sites.KINDS`, ``[heads]``."""
+        """The position of each gate's kind in :data:`gates.sites.KINDS`, ``[gates]``."""
         kinds = torch.tensor([KINDS.index(site.kind) for site in self.sites])
         return kinds.repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
 
     def layer_index(self) -> Tensor:
-        """The index of each head's site, ``[heads]``: heads of one site share a number."""
+        """The index of each gate's site, ``[gates]``: gates of one site share a number."""
         return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
 
     def set_mask_(self, mask: Tensor) -> Self:
-        """Fix the gates at a 0/1 mask ``[heads]`` and switch to mode ``"masked"``."""
+        """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``."""
         if mask.shape != self.mask.shape:
-            raise GateError(f"the mask has shape {list(mask.shape)}; this model has {self.heads} heads")
+            raise GateError(f"the mask has shape {list(mask.shape)}; this model has {self.size} {self.unit}s to gate")
         self.mask.copy_(mask)
         self.mode = "masked"
         return self
@@ -167,10 +231,10 @@ class HeadGates(nn.Module):
         """Gate values in force for the length of a ``with`` block, gradients included.
 
         Args:
-            values: ``[heads]``, or ``[batch, heads]`` for a copy per example.
+            values: ``[gates]``, or ``[batch, gates]`` for a copy per example.
         """
-        if values.shape[-1] != self.heads or values.dim() not in (1, 2):
-            raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.heads}] or [batch, {self.heads}]")
+        if values.dim() not in (1, 2) or values.shape[-1] != self.size:
+            raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
         before = self._override
         self._override = values.split(self.sizes, dim=-1)
         try:
@@ -183,8 +247,8 @@ class HeadGates(nn.Module):
         """Gates of one that record themselves, so that a loss can be differentiated with respect to them.
 
         Inside the block every call of the model fills the yielded list, in site order, with fresh leaf tensors of
-        ones: ``[batch, 1, heads]`` (granularity ``example``), ``[batch, query, heads]`` (``token``) or
-        ``[1, 1, heads]`` (``batch``). They multiply whatever values the present mode gives.
+        ones: ``[batch, 1, gates]`` (granularity ``example``), ``[batch, query, gates]`` (``token``) or
+        ``[1, 1, gates]`` (``batch``), with the gates of one site. They multiply whatever values the present mode gives.
         """
         leaves: list[Tensor | None] = [None] * len(self.sites)
         before = self._probe
@@ -201,6 +265,12 @@ class HeadGates(nn.Module):
     # -- hooks -------------------------------------------------------------------------------------------------
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for name in IGNORED_MASKS:
+            if kwargs.get(name) is not None:
+                raise GateError(
+                    f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
+                    f"one for each of {self.size} {self.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
+                )
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
         if self._probe is not None:
@@ -249,10 +319,14 @@ class HeadGates(nn.Module):
     # -- checkpoints -------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"mode": self.mode, "sites": {site.name: site.heads for site in self.sites}}
+        return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        expected = {site.name: site.heads for site in self.sites}
+        unit, expected = state.get("unit", "head"), self._site_sizes()  # no unit: a checkpoint from before there were two
+        if unit != self.unit:
+            raise GateError(
+                f"the checkpoint holds gates per {unit}, but these gates are per {self.unit}; build them with unit={unit!r}"
+            )
         if state["sites"] != expected:
             raise GateError(
                 f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(expected)}; "
@@ -260,16 +334,30 @@ class HeadGates(nn.Module):
             )
         self.mode = state["mode"]
 
+    def _site_sizes(self) -> dict[str, int]:
+        return {site.name: size for site, size in zip(self.sites, self.sizes, strict=True)}
+
+    # -- the module --------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half`` and their like do, but for the dtype: in half precision small steps would be lost."""
+
+        def without_cast(tensor: Tensor) -> Tensor:
+            applied = fn(tensor)
+            return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
+
+        return super()._apply(without_cast, recurse)
+
     def extra_repr(self) -> str:
-        return f"mode={self.mode}, sites={len(self.sites)}, heads={self.heads}, attached={self.is_attached}"
+        return f"unit={self.unit}, mode={self.mode}, sites={len(self.sites)}, gates={self.size}, attached={self.is_attached}"
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
-    """Multiply each head by its gate.
+    """Multiply each head, or each group of neighbouring heads, by its gate.
 
     Args:
         heads: concatenated heads ``[batch, query, heads * head_dim]``.
-        values: ``[heads]``, ``[batch, heads]`` or ``[batch or 1, query or 1, heads]``.
+        values: ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
     """
     if values.dim() == 2:
         values = values.unsqueeze(1)
@@ -283,4 +371,4 @@ def _batch_size(inputs: Sequence[Any]) -> int | None:
 
 
 def _summary(sites: dict[str, int]) -> str:
-    return f"{len(sites)} sites with {sum(sites.values())} heads (first {next(iter(sites), None)!r})"
+    return f"{len(sites)} sites with {sum(sites.values())} gates (first {next(iter(sites), None)!r})"

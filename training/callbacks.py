@@ -163,12 +163,13 @@ class GateLog(pl.Callback):
     def _send_picture(self, trainer: pl.Trainer, pruner: HeadPruner, values: Tensor, step: int) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and trainer.is_global_zero:
-                figure = gate_heat_map(pruner.gates.sites, values, title=f"gates at step {step}")
+                figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=f"gates at step {step}")
                 logger.log_image("gates", [figure_image(figure)], step=step)
 
     def table(self, pruner: HeadPruner) -> pd.DataFrame:
-        """One row per recorded step and one column per head, such as ``encoder.3.11``."""
-        names = [f"{site.label}.{head}" for site in pruner.gates.sites for head in range(site.heads)]
+        """One row per recorded step and one column per gate, such as ``encoder.3.11``."""
+        gates = pruner.gates
+        names = [f"{site.label}.{i}" for site, size in zip(gates.sites, gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
         return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})
 

@@ -1,9 +1,11 @@
-"""Check a training checkpoint before anything is written or trained."""
+"""Read training checkpoints, and check them before anything is written or trained."""
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import torch
@@ -12,24 +14,32 @@ from gates.errors import GateError
 from training.module import HeadPruner
 
 
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a training checkpoint, tensors on the CPU; a pickle that holds more than data is not read.
+
+    Raises:
+        GateError: if it does not exist, is damaged, or is not a checkpoint of a training run.
+    """
+    path = str(path)
+    if not Path(path).is_file():
+        raise GateError(f"the checkpoint {path!r} does not exist; check the path")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, BadZipFile, OSError, ValueError) as error:
+        raise GateError(f"the checkpoint {path!r} is corrupt and cannot be read; use an earlier one") from error
+    if not (isinstance(content, dict) and {"state_dict", "loops"} <= content.keys()):
+        raise GateError(f"{path!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder")
+    return content
+
+
 def check_checkpoint(path: str, pruner: HeadPruner) -> None:
     """Whether a checkpoint exists, is whole, and belongs to this model.
 
     Raises:
         GateError: naming what is wrong.
     """
-    if not Path(path).is_file():
-        raise GateError(f"the checkpoint {path!r} does not exist; check the path")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        weights = content["state_dict"]
-        loops = content["loops"]
-    except (RuntimeError, pickle.UnpicklingError, EOFError, BadZipFile, OSError, ValueError) as error:
-        raise GateError(f"the checkpoint {path!r} is corrupt and cannot be read; use an earlier one") from error
-    except (KeyError, TypeError) as error:
-        raise GateError(
-            f"{path!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder"
-        ) from error
+    content = read_checkpoint(path)
+    weights, loops = content["state_dict"], content["loops"]
     groups = [group.get("name") for state in content.get("optimizer_states", []) for group in state["param_groups"]]
     if not loops or not groups:
         raise GateError(f"the checkpoint {path!r} holds weights only; resume from last.ckpt or dense.ckpt")

@@ -15,7 +15,6 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.objective import Budget
 from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
-from gates.sites import describe_kinds
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
 from training.progress import CellProgress, cell_progress
@@ -104,8 +103,8 @@ def compare(
         result.scores = score_heads(pruner, data.score_dataloader(), scorer)
         with cell_progress(count, visible=show_progress and scorer.is_global_zero) as progress:
             cells = _Cells(pruner, data, run, make_trainer, progress)
-            heads = describe_kinds(gates.sites)
-            budget = pruner.budget or Budget.parse(int(learned_mask.sum()), heads)
+            sizes = gates.kind_sizes()
+            budget = pruner.budget or Budget.parse(int(learned_mask.sum()), sizes)
             kinds, layers = gates.kind_index().cpu(), gates.layer_index().cpu()
             minimum = pruner.hparams["minimum_per_layer"]
 
@@ -130,11 +129,11 @@ def compare(
             result.keep = {"learned": learned_log_alpha, **{name: keep(name, result.alpha) for name in RANKINGS}}
             result.masks |= {name: mask(result.keep[name]) for name in RANKINGS}
 
-            dense = torch.ones(gates.heads)
+            dense = torch.ones(gates.size)
             result.rows.append(cells.post_hoc("dense", dense))
             result.rows += [cells.post_hoc(method, mask) for method, mask in result.masks.items()]
             for fraction in curve_fractions:
-                at = Budget.parse(max(1, round(fraction * gates.heads)), heads)
+                at = Budget.parse(max(1, round(fraction * gates.size)), sizes)
                 result.curve += [
                     cells.post_hoc(method, mask(scores, at, 0), splits=("select",)) for method, scores in result.keep.items()
                 ]
@@ -173,7 +172,7 @@ class _Cells:
         """Mask only, no training."""
         start = time.perf_counter()
         self.pruner.gates.set_mask_(mask.to(self.pruner.device))
-        row: dict[str, Any] = {"method": method, "stage": "post hoc", "heads": int(mask.sum())}
+        row: dict[str, Any] = {"method": method, "stage": "post hoc", "heads": self.pruner.gates.open_heads(mask)}
         with self.progress.cell(f"{method}, post hoc, {row['heads']} heads"):
             row |= evaluate(self.evaluator, self.pruner, self.data, splits)
         return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
@@ -189,7 +188,7 @@ class _Cells:
         start = time.perf_counter()
         self.pruner.fixed_mask = mask
         self.pruner.train()  # Lightning keeps the mode it finds
-        row: dict[str, Any] = {"method": method, "stage": "settled", "heads": int(mask.sum())}
+        row: dict[str, Any] = {"method": method, "stage": "settled", "heads": self.pruner.gates.open_heads(mask)}
         with self.progress.cell(f"{method}, settled, {row['heads']} heads") as steps_shown:
             trainer = self.make_trainer(steps_shown, limit_val_batches=0)
             trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)

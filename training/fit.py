@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shutil
 import sys
 import time
 import warnings
@@ -17,28 +16,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import pytorch_lightning as pl
-import torch
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
-from pytorch_lightning.loggers import CSVLogger, WandbLogger
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
-from rich.table import Table
 
-from gates.checkpoint import ModelCard, save_pruned
 from gates.errors import GateError
-from gates.masks import save_mask
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
 from training.compare import METHODS, Comparison, check_methods, compare, evaluate
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
-from training.plots import gate_heat_map, mask_agreement, quality_by_budget
+from training.results import export, send_results, show, summarise, write_results
 from training.run_directory import Existing, RunDirectory
-from training.scores_table import score_table
 from training.tasks import stated_labels
-from training.tracking import WandbOptions, code_version, machine, versions
+from training.tracking import WandbOptions
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
@@ -164,16 +158,17 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     interval = config.trainer.val_check_interval or data.validation_interval(pruner.epochs)
     trainer = make_trainer(config, callbacks=callbacks, val_check_interval=interval)  # before anything is written
 
+    resolved = parser.dump(config, skip_unset=False)
     if first:
-        run.create(parser.dump(config, skip_unset=False))
-    wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, config_values(parser, config))
+        run.create(resolved)
+    wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, yaml.safe_load(resolved))
     trainer.loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
     start = time.perf_counter()
     trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
     seconds = time.perf_counter() - start
     trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
 
-    learned_row = {"method": "learned", "stage": "settled", "heads": int(pruner.gates.mask.sum())}
+    learned_row = {"method": "learned", "stage": "settled", "heads": pruner.gates.open_heads()}
     learned_row |= evaluate(make_trainer(config), pruner, data)
     learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
     if trainer.is_global_zero:
@@ -192,7 +187,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             show_progress=bool(bar),
         )
     if trainer.is_global_zero:
-        metrics = summarise(config, pruner, result, learned_row, seconds)
+        mode = WandbOptions(**config.wandb.as_dict()).resolved_mode()
+        metrics = summarise(pruner, result, learned_row, seed=config.seed, seconds=seconds, wandb_mode=mode)
         write_results(run, pruner, gate_log, result, metrics)
         if wandb_logger is not None:
             send_results(wandb_logger, run, result, metrics)
@@ -236,148 +232,6 @@ def mended_settings() -> Iterator[None]:
         yield
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise GateError(f"a --trainer setting does not work here: {' '.join(str(error).split())}") from error
-
-
-def config_values(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
-    """The resolved configuration as plain values."""
-    import yaml
-
-    return dict(yaml.safe_load(parser.dump(config, skip_unset=False)))
-
-
-def summarise(
-    config: Namespace, pruner: HeadPruner, result: Comparison, learned_row: dict[str, Any], seconds: float
-) -> dict[str, Any]:
-    """What ``metrics.json`` holds."""
-    dense = [row for row in result.rows if row["method"] == "dense"]
-    return {
-        "heads": {
-            "total": pruner.gates.heads,
-            "kept": learned_row["heads"],
-            "by_site": {
-                site.label: int(part.sum())
-                for site, part in zip(pruner.gates.sites, pruner.gates.mask.split(pruner.gates.sizes), strict=True)
-            },
-        },
-        "learned": {name: value for name, value in learned_row.items() if name not in ("method", "stage")},
-        "dense": {row["stage"]: {k: v for k, v in row.items() if k not in ("method", "stage")} for row in dense},
-        "hies_alpha": result.alpha if result.scores else None,
-        "seed": config.seed,
-        "train_seconds": round(seconds, 2),
-        "wandb_mode": WandbOptions(**config.wandb.as_dict()).resolved_mode(),
-        "code": code_version(),
-        "machine": machine(),
-        "versions": versions(),
-    }
-
-
-def write_results(
-    run: RunDirectory,
-    pruner: HeadPruner,
-    gate_log: GateLog,
-    result: Comparison,
-    metrics: dict[str, Any],
-) -> None:
-    """Tables, masks, scores and pictures."""
-    gates = pruner.gates
-    table, curve = result.table(), pd.DataFrame(result.curve)
-    run.write_json("metrics.json", metrics)
-    run.join_logs()
-    run.write_table("comparison.csv", table)
-    run.write_table("curve.csv", curve)
-    run.write_table("scores/gates_over_time.csv", gate_log.table(pruner))
-    run.write_table("scores/heads.csv", score_table(gates, result))
-    for method, mask in result.masks.items():
-        save_mask(run.path / "masks" / f"{method}.json", mask, gates.sites, method=method)
-    main = pruner.task.main_metric
-    figures = {
-        "gates": gate_heat_map(gates.sites, gates.mask.cpu(), title="heads kept"),
-        "agreement": mask_agreement(result.masks),
-    }
-    if gate_log.values and pruner.boundaries[0] < pruner.boundaries[1]:
-        figures["gates_before_settling"] = gate_heat_map(
-            gates.sites, last_soft_gates(gate_log, pruner), title="gates at the end of the prune phase"
-        )
-    if len(curve):
-        figures["quality_by_budget"] = quality_by_budget(curve, table, metric=main)
-    for name, figure in figures.items():
-        with run.replacing(f"plots/{name}.png") as partial:
-            figure.savefig(partial, format="png", dpi=150)
-
-
-def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, learned_row: dict[str, Any]) -> None:
-    """The pruned model, checked on a batch of the test split."""
-    gates = pruner.gates
-    batch = next(iter(data.test_dataloader()))
-    shutil.rmtree(run.export, ignore_errors=True)
-    gates.detach()
-    try:
-        save_pruned(
-            pruner.backbone,
-            run.export,
-            gates.mask.cpu(),
-            tokenizer=data.tokenizer,
-            card=ModelCard(
-                base_model=base_model_name(pruner),
-                method="learned Hard-Concrete gates, weights settled with the mask",
-                metrics={name: learned_row[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
-                versions=versions(),
-            ),
-            check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
-        )
-    finally:
-        gates.attach()
-
-
-def base_model_name(pruner: HeadPruner) -> str:
-    """A hub name as it is; a local folder by its last part alone, since paths mean nothing elsewhere."""
-    if pruner.backbone_name is None:
-        return str(pruner.hparams["from_scratch"]["model_type"])
-    return Path(pruner.backbone_name).name if Path(pruner.backbone_name).exists() else pruner.backbone_name
-
-
-def last_soft_gates(gate_log: GateLog, pruner: HeadPruner) -> torch.Tensor:
-    """The gates as last recorded within the prune phase."""
-    recorded = [value for step, value in zip(gate_log.steps, gate_log.values, strict=True) if step <= pruner.boundaries[1]]
-    return recorded[-1] if recorded else gate_log.values[0]
-
-
-def send_results(logger: WandbLogger, run: RunDirectory, result: Comparison, metrics: dict[str, Any]) -> None:
-    """The comparison as a W&B Table, the pictures as media, the results as the run's summary."""
-    logger.log_table("comparison", dataframe=result.table())
-    for picture in sorted((run.path / "plots").glob("*.png")):
-        logger.log_image(f"plots/{picture.stem}", [str(picture)])
-    logger.experiment.summary.update({"learned": metrics["learned"], "heads": metrics["heads"]})
-    logger.experiment.finish()
-
-
-def show(
-    console: Console, run: RunDirectory, result: Comparison, metrics: dict[str, Any], wandb_logger: Any, main: str
-) -> None:
-    """The final table and the paths of what was written."""
-    heads = metrics["heads"]
-    table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
-    names = {
-        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {main[:3]}.",
-        f"test_{main}": f"test {main[:3]}.", "test_loss": "test loss", "steps": "steps", "seconds": "s",
-    }  # fmt: skip
-    for name, title in names.items():
-        table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
-    for row in result.rows:
-        style = "bold" if row["method"] == "learned" else None
-        table.add_row(
-            *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
-        )
-    console.print(table)
-    for name, path in {
-        "comparison": run.path / "comparison.csv",
-        "masks": run.path / "masks",
-        "pictures": run.path / "plots",
-        "pruned model": run.export,
-    }.items():
-        console.print(f"{name}: {path}")
-    if wandb_logger is not None and metrics["wandb_mode"] == "offline":
-        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
 
 
 def quiet_libraries() -> None:

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from gates.attach import DrawPer, HeadGates
+from gates.attach import DrawPer, HeadGates, Unit
 from gates.errors import GateError
 from gates.hard_concrete import Stretch
 from gates.importance import normalise_by_layer
 from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
-from gates.sites import KINDS, describe_kinds, find_attention
+from gates.sites import KINDS, find_attention
 from gates.surgery import check_removable
+from training.schedule import Phase, Schedule
 from training.scoring import score_importance
 from training.tasks import Classification
 
-Phase = Literal["warm-up", "prune", "settle"]
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
@@ -53,6 +53,8 @@ class HeadPruner(pl.LightningModule):
             number, so that the expected number of open heads is exactly on its way from all heads to the budget and
             only the task loss decides which; ``multipliers``: the augmented Lagrangian of Wang et al. 2020.
         multiplier_learning_rate: of the Lagrangian's multipliers, which ascend.
+        unit: what a gate scales and a budget counts: a ``head``, or under grouped-query attention a ``group``: a key/value
+            head with all its query heads, whose closing shrinks the cache.
         draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
             in the papers.
         temperature: of the Hard-Concrete distribution.
@@ -82,6 +84,7 @@ class HeadPruner(pl.LightningModule):
         gate_learning_rate: float = 0.05,
         steering: Literal["projection", "multipliers"] = "projection",
         multiplier_learning_rate: float = 0.1,
+        unit: Unit = "head",
         draw_per: DrawPer = "example",
         temperature: float = 0.33,
         initial_log_alpha: float = 2.5,
@@ -110,7 +113,7 @@ class HeadPruner(pl.LightningModule):
         self.save_hyperparameters()
         self.backbone_name = backbone
         self.fixed_mask: Tensor | None = None
-        self._boundaries = (0, 0, 0)
+        self.schedule = Schedule()
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -128,12 +131,13 @@ class HeadPruner(pl.LightningModule):
         check_removable(find_attention(backbone))
         self.gates = HeadGates(
             backbone,
+            hparams["unit"],
             stretch=Stretch(hparams["temperature"]),
             initial_log_alpha=hparams["initial_log_alpha"],
             straight_through=hparams["straight_through"],
             draw_per=hparams["draw_per"],
         )
-        heads = describe_kinds(self.gates.sites)
+        heads = self.gates.kind_sizes()
         self.budget = None if hparams["budget"] is None else Budget.parse(hparams["budget"], heads)
         self.prices = self._parse_prices(hparams["price"], heads)
         self.target: TargetBudget | None = None
@@ -151,7 +155,7 @@ class HeadPruner(pl.LightningModule):
         self.metrics = torch.nn.ModuleDict({split: self.task.metrics() for split in ("select", "test")})
 
     def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
-        """The price of each head, ``[heads]``."""
+        """The price of each gate, ``[gates]``."""
         prices = dict.fromkeys(heads, price) if not isinstance(price, Mapping) else dict(price)
         for kind, value in prices.items():
             if kind not in heads:
@@ -185,7 +189,7 @@ class HeadPruner(pl.LightningModule):
         return float(self.hparams["warm_up"] + self.hparams["prune"] + self.hparams["settle"])
 
     def mask_within_budget(self, scores: Tensor, budget: Budget) -> Tensor:
-        """The 0/1 mask ``[heads]`` of the highest scores: exactly the budget, with the minimum per layer."""
+        """The 0/1 mask ``[gates]`` of the highest scores: exactly the budget, with the minimum per layer."""
         return budget_mask(
             scores,
             budget,
@@ -202,38 +206,37 @@ class HeadPruner(pl.LightningModule):
         if self.budget is not None:
             return self.mask_within_budget(log_alpha, self.budget)
         self.gates.mode = "stochastic"
-        minimum, sites = self.hparams["minimum_per_layer"], self.gates.sites
-        count = max(int((self.gates.values() > 0).sum()), sum(min(minimum, site.heads) for site in sites))
+        minimum = self.hparams["minimum_per_layer"]
+        count = max(int((self.gates.values() > 0).sum()), sum(min(minimum, size) for size in self.gates.sizes))
         return self.mask_within_budget(log_alpha, Budget(count, {}))
 
     # -- phases ------------------------------------------------------------------------------------------------
 
-    def _set_boundaries(self) -> None:
+    def _set_schedule(self) -> None:
         # Not the trainer's estimated_stepping_batches: it makes the training loader before a checkpoint's progress is
         # restored, and a resumed run would start at the first batch again.
         batches = len(self.trainer.datamodule.run_batches())  # type: ignore[attr-defined]
         limit = self.trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
-        steps = math.ceil(batches / self.trainer.accumulate_grad_batches)
-        warm_up = round(steps * self.hparams["warm_up"] / self.epochs)
-        prune = max(1, round(steps * self.hparams["prune"] / self.epochs))
-        self._boundaries = (warm_up, min(steps, warm_up + prune), steps)
+        hparams = self.hparams
+        self.schedule = Schedule.of_epochs(
+            math.ceil(batches / self.trainer.accumulate_grad_batches),
+            **{name: hparams[name] for name in ("warm_up", "prune", "settle")},
+            ramp_share=hparams["ramp"],
+            rise_share=hparams["lr_warm_up"],
+        )
 
     @property
     def boundaries(self) -> tuple[int, int, int]:
         """Optimiser steps after which warm-up, prune and settle end."""
-        return self._boundaries
+        return self.schedule.warm_up, self.schedule.prune, self.schedule.end
 
     def phase(self, step: int) -> Phase:
-        warm_up, prune, _ = self._boundaries
-        return "warm-up" if step < warm_up else "prune" if step < prune else "settle"
+        return self.schedule.phase(step)
 
     def ramp(self, step: int) -> float:
-        """How far the target or the price has gone, 0 to 1; 0 outside the prune phase."""
-        if self.phase(step) != "prune" or self.fixed_mask is not None:
-            return 0.0
-        warm_up, prune, _ = self._boundaries
-        return min(1.0, (step - warm_up + 1) / max(1.0, self.hparams["ramp"] * (prune - warm_up)))
+        """How far the target or the price has gone, 0 to 1; 0 outside the prune phase and with a fixed mask."""
+        return self.schedule.ramp(step) if self.fixed_mask is None else 0.0
 
     def on_train_start(self) -> None:
         """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
@@ -249,7 +252,7 @@ class HeadPruner(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         phase = self.phase(self.global_step)
-        if self.global_step == self._boundaries[0] and batch_idx % self.trainer.accumulate_grad_batches == 0:
+        if self.global_step == self.schedule.warm_up and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._start_from_his()
         if phase == "warm-up":
             self.gates.mode = "open"
@@ -273,7 +276,7 @@ class HeadPruner(pl.LightningModule):
         self.gates.hard_concrete.clamp_()
 
     def on_train_end(self) -> None:
-        if self.fixed_mask is None and self.global_step >= self._boundaries[1]:
+        if self.fixed_mask is None and self.global_step >= self.schedule.prune:
             self.gates.set_mask_(self.learned_mask())
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -368,7 +371,7 @@ class HeadPruner(pl.LightningModule):
     # -- optimisation ------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        self._set_boundaries()
+        self._set_schedule()
         hparams = self.hparams
         decayed: list[torch.nn.Parameter] = []
         plain: list[torch.nn.Parameter] = []
@@ -396,18 +399,11 @@ class HeadPruner(pl.LightningModule):
         groups = [group for group in backbone_groups if group["params"]] + gate_groups
         optimizer = torch.optim.AdamW(groups)
         schedules: list[Callable[[int], float]] = [
-            self._gate_schedule if group["name"] in ("gates", "multipliers") else self._backbone_schedule for group in groups
+            self.schedule.gate_rate if group["name"] in ("gates", "multipliers") else self.schedule.backbone_rate
+            for group in groups
         ]
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedules)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _backbone_schedule(self, step: int) -> float:
-        steps = self._boundaries[2]
-        rise = max(1, round(self.hparams["lr_warm_up"] * steps))
-        return min((step + 1) / rise, max(0.0, (steps - step) / max(1, steps - rise)))
-
-    def _gate_schedule(self, step: int) -> float:
-        return 1.0 if self.phase(step) == "prune" else 0.0
 
     def configure_gradient_clipping(
         self,

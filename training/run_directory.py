@@ -99,6 +99,26 @@ class RunDirectory:
         """The directory that the first of several processes has claimed."""
         return cls(Path("runs") / name if path is None else Path(path), resumes=existing == "resume")
 
+    @classmethod
+    def finished(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """A run that has ended.
+
+        Raises:
+            GateError: if there is no such directory, it does not hold a run, or the run has not ended.
+        """
+        found = cls(Path(path))
+        if not found.path.is_dir():
+            raise GateError(f"the run {str(path)!r} does not exist; give a run directory, or a checkpoint in one")
+        if not (found.path / "config.yaml").is_file():
+            raise GateError(f"{str(path)!r} does not hold a run: it has no config.yaml; give a directory that fit wrote")
+        for part in (found.path / "metrics.json", found.checkpoint("final"), found.export / "config.json"):
+            if not part.is_file():
+                raise GateError(
+                    f"the run in {str(path)!r} has not ended: it has no {part.relative_to(found.path)}; go on with it "
+                    "(python -m training.fit --existing resume)"
+                )
+        return found
+
     def create(self, config_yaml: str) -> None:
         """Make the folders (an old run is removed unless it is resumed) and save the resolved configuration."""
         if self.path.is_dir() and not self.resumes:

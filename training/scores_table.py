@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+from torch import Tensor
 
 from gates.attach import HeadGates
 from gates.importance import normalise_by_layer
@@ -10,7 +13,14 @@ from training.compare import Comparison
 
 
 def score_table(gates: HeadGates, result: Comparison) -> pd.DataFrame:
-    """One row per head: where it is, its raw scores, what each ranking made of them, and which masks keep it."""
+    """One row per head: where it is, its raw scores, what each ranking made of them, and which masks keep it.
+
+    Heads that share a gate have its scores.
+    """
+
+    def of_heads(values: Tensor) -> Any:
+        return gates.to_heads(values).numpy()
+
     columns: dict[str, object] = {
         "kind": [site.kind for site in gates.sites for _ in range(site.heads)],
         "layer": [site.layer for site in gates.sites for _ in range(site.heads)],
@@ -18,14 +28,15 @@ def score_table(gates: HeadGates, result: Comparison) -> pd.DataFrame:
     }
     if result.scores is not None:
         importance = result.scores.importance
+        by_layer = normalise_by_layer(importance.his, gates.layer_index().cpu())
         columns |= {
-            "his": importance.his.numpy(),
-            "his_standard_error": importance.standard_error.numpy(),
-            "his_by_layer": normalise_by_layer(importance.his, gates.layer_index().cpu()).numpy(),
-            "signed_importance": importance.signed.numpy(),
-            "fisher": importance.fisher.numpy(),
-            "entropy": result.scores.entropy.numpy(),
+            "his": of_heads(importance.his),
+            "his_standard_error": of_heads(importance.standard_error),
+            "his_by_layer": of_heads(by_layer),
+            "signed_importance": of_heads(importance.signed),
+            "fisher": of_heads(importance.fisher),
+            "entropy": of_heads(result.scores.entropy),
         }
-    columns |= {f"ranking:{name}": keep.numpy() for name, keep in result.keep.items()}
-    columns |= {f"kept:{name}": mask.int().numpy() for name, mask in result.masks.items()}
+    columns |= {f"ranking:{name}": of_heads(keep) for name, keep in result.keep.items()}
+    columns |= {f"kept:{name}": of_heads(mask.int()) for name, mask in result.masks.items()}
     return pd.DataFrame(columns)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Scores(NamedTuple):
-    """Raw scores of every head, each ``[heads]`` on the CPU."""
+    """Raw scores of every gate, each ``[gates]`` on the CPU."""
 
     importance: Importance
     entropy: Tensor
@@ -41,7 +41,7 @@ def score_heads(pruner: HeadPruner, loader: DataLoader[Any], trainer: pl.Trainer
             task.losses(backbone, batch)
 
     importance = score_importance(pruner, loader, trainer, also=observe)
-    return Scores(importance, entropy.compute().cpu())
+    return Scores(importance, pruner.gates.to_gates(entropy.compute()).cpu())
 
 
 def score_importance(
@@ -51,11 +51,11 @@ def score_importance(
     *,
     also: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> Importance:
-    """HIS alone, each ``[heads]`` on the CPU; ``also`` is called with every batch."""
+    """HIS alone, each ``[gates]`` on the CPU; ``also`` is called with every batch."""
     gates, task, backbone = pruner.gates, pruner.task, pruner.backbone
     device = trainer.strategy.root_device
     before = (gates.mode, pruner.device, [module for module in pruner.modules() if module.training])
-    importance = HeadImportance(gates.heads).to(device)
+    importance = HeadImportance(gates.size).to(device)
     quiet = trainer.training or not trainer.is_global_zero
     pruner.to(device).eval()
     gates.mode = "open"

@@ -5,6 +5,9 @@ import torch
 
 from gates.attach import HeadGates, scale_heads
 from gates.errors import GateError
+from gates.masks import load_mask, save_mask
+from gates.sites import find_attention
+from gates.surgery import remove_heads_
 from tests.models import FAMILIES, build, inputs, logits, random_mask
 
 
@@ -218,3 +221,160 @@ def test_scale_heads_by_hand():
     heads = torch.arange(12.0).reshape(1, 2, 6)  # two queries, three heads of two features
     scaled = scale_heads(heads, torch.tensor([1.0, 0.0, 2.0]))
     assert scaled.tolist() == [[[0, 1, 0, 0, 8, 10], [6, 7, 0, 0, 20, 22]]]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------
+
+
+def grouped(name="llama"):
+    """A model with two query heads to each key/value head, with gates per group and per head on copies of it."""
+    model = build(name)
+    return model, HeadGates(model, "group").eval(), HeadGates(copy.deepcopy(model), "head").eval()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_group_gates_equal_head_gates_with_repeated_values(name):
+    model, groups, heads = grouped(name)
+    kv_heads, batch = FAMILIES[name].kv_heads, inputs(name)
+    assert groups.sizes == [kv_heads, kv_heads]
+    values = torch.rand(3, groups.size, generator=torch.Generator().manual_seed(0))
+    by_hand = torch.stack([values[:, head // (4 // kv_heads)] for head in range(8)], dim=1)
+    assert torch.equal(groups.to_heads(values), by_hand)
+    for row in (slice(None), 0):
+        with groups.attached(), groups.use(values[row]), heads.attached(), heads.use(by_hand[row]):
+            torch.testing.assert_close(logits(model, batch), logits(heads._roots[0], batch))
+
+
+def test_the_score_of_a_group_is_the_mean_over_its_heads_and_its_gradient_their_sum():
+    _, groups, heads = grouped()
+    scores = torch.arange(16.0).reshape(2, 8)
+    assert groups.to_gates(scores).tolist() == [[0.5, 2.5, 4.5, 6.5], [8.5, 10.5, 12.5, 14.5]]
+    assert torch.equal(heads.to_gates(scores), scores)
+    batch, found = inputs("llama"), []
+    for gates in (groups, heads):
+        with gates.attached(), gates.probe("example") as leaves:
+            loss = gates._roots[0](**batch).logits.square().mean()
+        found.append(torch.cat(torch.autograd.grad(loss, leaves), dim=-1).squeeze(1))
+    torch.testing.assert_close(found[0], 2 * groups.to_gates(found[1]))
+
+
+def test_without_grouped_queries_a_group_is_a_head():
+    model, batch = build("bert"), inputs("bert")
+    groups, heads = HeadGates(model, "group"), HeadGates(model, "head")
+    assert groups.sizes == heads.sizes
+    assert torch.equal(groups.kind_index(), heads.kind_index())
+    values = torch.rand(8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(groups.to_heads(values), values)
+    assert torch.equal(groups.to_gates(values), values)
+    found = []
+    for gates in (groups, heads):
+        with gates.attached(), gates.use(values):
+            found.append(logits(model, batch))
+    assert torch.equal(*found)
+
+
+def cached_bytes(cache):
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+def test_pruning_by_groups_shrinks_the_cache_in_proportion():
+    model, batch = build("llama"), inputs("llama")
+    gates = HeadGates(model, "group")
+    mask = torch.tensor([1.0, 0, 0, 1])
+    with gates.attached(), torch.no_grad():
+        gates.set_mask_(mask)
+        masked = model(**batch, use_cache=True)
+        masked_tokens = model.generate(**batch, max_new_tokens=5, do_sample=False)
+    pruned = remove_heads_(copy.deepcopy(model), gates.to_heads(mask))
+    assert [site.kv_heads for site in find_attention(pruned)] == [1, 1]
+    assert [layer.self_attn.k_proj.weight.shape[0] for layer in pruned.model.layers] == [8, 8]
+    with torch.no_grad():
+        found = pruned(**batch, use_cache=True)
+        generated = pruned.generate(**batch, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
+    valid = batch["attention_mask"].bool()
+    torch.testing.assert_close(found.logits[valid], masked.logits[valid], atol=2e-6, rtol=1e-5)
+    assert torch.equal(generated.sequences, masked_tokens)
+    assert cached_bytes(found.past_key_values) == cached_bytes(masked.past_key_values) / 2
+    tokens = generated.past_key_values.get_seq_length()
+    assert cached_bytes(generated.past_key_values) == 2 * 2 * 3 * tokens * 8 * 4  # layers, k and v, batch, head_dim, bytes
+
+
+def test_masks_of_groups_go_to_mask_files(tmp_path):
+    _, groups, heads = grouped()
+    mask = groups.to_heads(torch.tensor([1.0, 0, 0, 1]))
+    save_mask(tmp_path / "mask.json", mask, groups.sites)
+    assert load_mask(tmp_path / "mask.json", heads.sites).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_gates_of_each_kind_are_counted():
+    assert HeadGates(build("marian")).kind_sizes() == {"encoder": 8, "decoder": 12, "cross": 12}
+    assert HeadGates(build("llama"), "group").kind_sizes() == {"decoder": 4}
+
+
+def test_state_of_another_unit_is_refused_and_an_old_state_is_of_heads():
+    _, groups, heads = grouped()
+    with pytest.raises(GateError, match="unit='head'"):
+        groups.load_state_dict(heads.state_dict())
+    with pytest.raises(GateError, match="unit='group'"):
+        HeadGates(build("bert")).load_state_dict(HeadGates(build("bert"), "group").state_dict())
+    old = heads.state_dict()
+    old["_extra_state"] = {"mode": "masked", "sites": {site.name: site.heads for site in heads.sites}}
+    heads.load_state_dict(old)
+    assert heads.mode == "masked"
+
+
+def test_group_states_survive_a_round_trip():
+    _, groups, _ = grouped()
+    groups.set_mask_(torch.tensor([1.0, 0, 0, 1]))
+    other = HeadGates(build("llama"), "group")
+    other.load_state_dict(groups.state_dict())
+    assert torch.equal(other.values(), groups.mask)
+
+
+def test_sizes_that_do_not_fit_and_units_that_are_none_are_refused():
+    model, groups, _ = grouped()
+    with pytest.raises(GateError, match="4 groups"):
+        groups.set_mask_(torch.ones(8))
+    with pytest.raises(GateError, match="4 groups"):
+        groups.to_heads(torch.ones(8))
+    with pytest.raises(GateError, match="8 heads"):
+        groups.to_gates(torch.ones(4))
+    with pytest.raises(GateError, match="'layer'"):
+        HeadGates(model, "layer")
+
+
+# -- head masks of Transformers 4 --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["head_mask", "decoder_head_mask", "cross_attn_head_mask"])
+def test_a_head_mask_is_an_error_that_names_the_replacement(name):
+    model, batch = build("marian"), inputs("marian")
+    gates = HeadGates(model).eval()
+    ignored = logits(model, batch | {name: torch.zeros(2, 4)})  # without gates Transformers ignores it
+    with gates.attached():
+        with pytest.raises(GateError, match=rf"^{name} .*gates\.use\(values\).*set_mask_\(mask\)"):
+            model(**batch, **{name: torch.zeros(2, 4)})
+        torch.testing.assert_close(logits(model, batch | {name: None}), ignored)
+
+
+def test_a_head_mask_is_an_error_in_a_compiled_model_too():
+    model, batch = build("llama"), inputs("llama")
+    HeadGates(model).attach()
+    with pytest.raises(GateError, match="head_mask"):
+        torch.compile(model, backend="aot_eager")(**batch, head_mask=torch.ones(2, 4))
+    torch._dynamo.reset()
+
+
+# -- precision ---------------------------------------------------------------------------------------------------
+
+
+def test_casting_leaves_the_gates_in_float32():
+    gates = HeadGates(build("bert"))
+    with torch.no_grad():
+        gates.log_alpha.fill_(0.1234567)
+    before = gates.log_alpha.clone()
+    for cast in (gates.half, gates.bfloat16, gates.double, lambda: gates.to("cpu", torch.float16)):
+        cast()
+        assert torch.equal(gates.log_alpha, before)
+        assert {tensor.dtype for tensor in gates.state_dict().values() if isinstance(tensor, torch.Tensor)} == {torch.float32}
+    assert gates.to("meta").log_alpha.is_meta

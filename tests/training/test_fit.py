@@ -293,7 +293,7 @@ def local_data(folder: Path, train: str) -> list[str]:
     return [*FROM_FILES, str(folder / "tokenizer"), "--data.train_file", train, "--data.test_file", test]
 
 
-BLOOM = "{model_type: bloom, hidden_size: 16, n_head: 2, n_layer: 1}"
+XLNET = "{model_type: xlnet, d_model: 16, n_head: 2, n_layer: 1}"
 
 
 def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
@@ -307,7 +307,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "no such model": ([*from_hub, "nobody/nothing"], "'nobody/nothing'"),
         "not a model folder": ([*from_hub, str(folder)], repr(str(folder))),
         "unknown architecture": (["--model.from_scratch", "{model_type: telepathy}"], "telepathy"),
-        "architecture without known attention": (["--model.from_scratch", BLOOM], "BloomAttention"),
+        "architecture without known attention": (["--model.from_scratch", XLNET], "XLNetRelativeAttention"),
         "budget too large": (["--model.budget", "9"], "9"),
         "budget not a number": (["--model.budget", "many"], "many"),
         "negative budget": (["--model.budget", "-1"], "-1"),
@@ -325,7 +325,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "weights only": (["--ckpt_path", str(good_run / "checkpoints" / "final.ckpt")], "weights only"),
         "checkpoint of another model": (
             ["--ckpt_path", str(good_run / "checkpoints" / "last.ckpt"), "--model.from_scratch.num_hidden_layers", "1"],
-            "8 heads",
+            "8 gates",
         ),
         "trainer setting": (["--trainer.accelerator", "tpu"], "--trainer"),
         "temperature": (["--model.temperature", "0"], "temperature is 0"),

@@ -1,0 +1,295 @@
+"""The gate artefact: what was learned about a model's heads, in kilobytes beside the model itself.
+
+A directory with ``gate_config.json``, ``gates.safetensors`` (``log_alpha`` and ``mask``; its metadata name the sites) and a
+model card. A checksum over all of it makes damage an error; pickles are never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import huggingface_hub
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gates.attach import DrawPer, HeadGates, Mode, Unit
+from gates.errors import GateError
+from gates.hard_concrete import Stretch
+
+CONFIG_FILE = "gate_config.json"
+WEIGHTS_FILE = "gates.safetensors"
+CARD_FILE = "README.md"
+CARD_TAG = "tags: [head-gates]"
+CHOICES: dict[str, tuple[str, ...]] = {"unit": get_args(Unit), "draw_per": get_args(DrawPer)}
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """How the heads of a model are gated.
+
+    Args:
+        unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.attach.HeadGates`.
+        temperature: of the Hard-Concrete distribution.
+        stretch_low: lower end of the interval it is stretched to, below 0.
+        stretch_high: upper end, above 1.
+        initial_log_alpha: where every gate starts; 2.5 is near-open, so that nothing changes at first.
+        straight_through: train with gates rounded to 0 and 1.
+        draw_per: one draw of the gates per ``batch`` or per ``example``.
+        base_model: name of the model the gates belong to, for the reader.
+
+    Raises:
+        GateError: for a field of another type or outside its range.
+
+    >>> config = GateConfig(unit="group", draw_per="example")
+    >>> GateConfig(unit="layer")
+    Traceback (most recent call last):
+    gates.errors.GateError: unit is 'layer'; expected 'head' or 'group'
+    """
+
+    unit: Unit = "head"
+    temperature: float = 0.33
+    stretch_low: float = -0.1
+    stretch_high: float = 1.1
+    initial_log_alpha: float = 2.5
+    straight_through: bool = False
+    draw_per: DrawPer = "batch"
+    base_model: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, example = getattr(self, field.name), field.default
+            if isinstance(example, float):
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+                expected = "" if is_number else f"a number such as {example}"
+            elif field.name in CHOICES:
+                expected = "" if value in CHOICES[field.name] else " or ".join(map(repr, CHOICES[field.name]))
+            else:
+                expected = "" if isinstance(value, type(example)) else f"a value such as {example!r}"
+            if expected:
+                raise GateError(f"{field.name} is {value!r}; expected {expected}")
+        _ = self.stretch  # checks the interval
+
+    @property
+    def stretch(self) -> Stretch:
+        """Temperature and interval in one."""
+        return Stretch(self.temperature, self.stretch_low, self.stretch_high)
+
+    def to_json_file(self, path: str | os.PathLike[str]) -> None:
+        """Write the fields as JSON."""
+        with _renamed_on_success(Path(path)) as partial:
+            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what :meth:`to_json_file` wrote.
+
+        Raises:
+            GateError: if the file cannot be read, is not a JSON object, or has fields that are unknown or ill-typed.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise GateError(f"cannot read the gate configuration {str(path)!r}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise GateError(f"{str(path)!r} is not a gate configuration: it is not JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise GateError(f"{str(path)!r} is not a gate configuration: expected a JSON object")
+        known = [field.name for field in fields(cls)]
+        unknown = next((name for name in content if name not in known), None)
+        if unknown is not None:
+            raise GateError(f"{str(path)!r} has the unknown field {unknown!r}; expected some of {', '.join(known)}")
+        try:
+            return cls(**content)
+        except GateError as error:
+            raise GateError(f"in {str(path)!r}, {error}") from error
+
+
+def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: GateConfig, *, card: str = "") -> None:
+    """Write the artefact of some gates; each file is complete or not there, and files of other kinds stay.
+
+    Args:
+        directory: created if it is missing.
+        gates: whose ``log_alpha``, mask and mode are kept.
+        config: they were built from.
+        card: text of the model card; a ``README.md`` that is not such a card is left as it is.
+
+    Raises:
+        GateError: if the directory is a file.
+    """
+    directory = Path(directory)
+    if directory.exists() and not directory.is_dir():
+        raise GateError(f"{str(directory)!r} is a file; expected a directory to save gates in")
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {"log_alpha": gates.log_alpha.detach().cpu().contiguous(), "mask": gates.mask.cpu().contiguous()}
+    metadata = {"mode": gates.mode, "sites": json.dumps(_sites(gates))}
+    with _renamed_on_success(directory / WEIGHTS_FILE) as partial:
+        save_file(tensors, partial, metadata={**metadata, "checksum": _checksum(config, metadata, tensors)})
+    config.to_json_file(directory / CONFIG_FILE)
+    readme = directory / CARD_FILE
+    if card and (not readme.exists() or CARD_TAG in readme.read_text(encoding="utf-8", errors="replace")):
+        with _renamed_on_success(readme) as partial:
+            partial.write_text(card, encoding="utf-8")
+
+
+@torch.no_grad()
+def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: GateConfig) -> None:
+    """Bring gates to the state of an artefact, in place; on an error they stay as they are.
+
+    Args:
+        directory: a local folder that :func:`save_gates` wrote.
+        gates: of the same model.
+        config: they were built from.
+
+    Raises:
+        GateError: if a file is missing or damaged, or the artefact is of other gates or of another model.
+    """
+    directory = Path(directory)
+    saved = GateConfig.from_json_file(directory / CONFIG_FILE)
+    tensors, metadata, sites = _read(directory / WEIGHTS_FILE)
+    if metadata.pop("checksum", None) != _checksum(saved, metadata, tensors):
+        raise GateError(
+            f"{WEIGHTS_FILE} and {CONFIG_FILE} in {str(directory)!r} do not match their checksum, so one of them was damaged "
+            "or changed; fetch or save them again"
+        )
+    expected = _sites(gates)
+    if sites != expected or any(tensor.shape != gates.mask.shape for tensor in tensors.values()):
+        raise GateError(
+            f"the gates in {str(directory)!r} are of a model with {_summary(sites)}, but this model has {_summary(expected)}; "
+            "use the model they were trained with"
+        )
+    differing = [name for name, value in _settings(saved).items() if value != _settings(config)[name]]
+    if differing:
+        name = differing[0]
+        raise GateError(
+            f"the gates in {str(directory)!r} were trained with {name} {getattr(saved, name)!r}, but these have "
+            f"{getattr(config, name)!r}; build them from the GateConfig beside the file"
+        )
+    gates.log_alpha.copy_(tensors["log_alpha"])
+    gates.mask.copy_(tensors["mask"])
+    gates.mode = metadata["mode"]  # type: ignore[assignment]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str], list[tuple[str, int]]]:
+    """Tensors, metadata and sites of a file that looks like gates."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except OSError as error:
+        raise GateError(f"cannot read the gates in {str(path)!r}: {error.strerror or error}") from error
+    except Exception as error:  # safetensors raises its own kind, and others for sizes and types that cannot be
+        raise GateError(f"{str(path)!r} is damaged or no safetensors file ({error}); fetch or save it again") from error
+    try:
+        sites = [(str(name), int(size)) for name, size in json.loads(metadata["sites"])]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        sites = []
+    is_vector = all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in tensors.values())
+    if not (sites and is_vector and tensors.keys() == {"log_alpha", "mask"} and metadata.get("mode") in get_args(Mode)):
+        raise GateError(f"{str(path)!r} holds no gates; expected a file that GatedModel.save_pretrained wrote")
+    return tensors, metadata, sites
+
+
+def _sites(gates: HeadGates) -> list[tuple[str, int]]:
+    return [(site.name, size) for site, size in zip(gates.sites, gates.sizes, strict=True)]
+
+
+def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
+    """The local folder of an artefact; a name that is no folder is fetched from the Hugging Face hub.
+
+    Args:
+        directory_or_name: a local folder, or ``user/repository``.
+        download: ``revision``, ``token`` and what else :func:`huggingface_hub.hf_hub_download` takes.
+
+    Raises:
+        GateError: if it is neither a folder nor a repository with gates that can be reached.
+    """
+    if Path(directory_or_name).is_dir():
+        return Path(directory_or_name)
+    try:
+        found = [
+            huggingface_hub.hf_hub_download(str(directory_or_name), name, **download) for name in (WEIGHTS_FILE, CONFIG_FILE)
+        ]
+    except (OSError, ValueError) as error:  # the hub's errors are kinds of these
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GateError(
+            f"no gates at {str(directory_or_name)!r}: it is no local folder, and the hub gave none ({reason})"
+        ) from error
+    return Path(found[0]).parent
+
+
+def gate_card(gates: HeadGates, config: GateConfig, open_heads: dict[str, list[int]]) -> str:
+    """The text of a model card.
+
+    Args:
+        gates: of the model.
+        config: they were built from; its ``base_model`` is the only text that a user wrote.
+        open_heads: open heads of each kind, by layer.
+    """
+    name = re.sub(r"[`\s]+", " ", config.base_model).strip() or "not stated"
+    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists()
+    heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}
+    count, total = (sum(map(sum, table.values())) for table in (open_heads, heads))
+    lines = [
+        "---",
+        CARD_TAG,
+        *([f"base_model: {json.dumps(name)}"] if is_hub_name else []),
+        "---",
+        "",
+        f"# Gates of {total} attention heads, {count} open",
+        "",
+        f"- Base model: `{name}` (not included)",
+        f"- One gate per {'query head' if gates.unit == 'head' else 'key/value head with its query heads'}: {gates.size} gates",
+        "",
+        "```python",
+        "from gates.model import GatedModel",
+        "",
+        'gated = GatedModel.from_pretrained(base_model, "path/to/this/directory")',
+        "pruned = gated.prune_and_unload()",
+        "```",
+        "",
+        "| site | heads | open |",
+        "| --- | --: | --: |",
+    ]
+    for kind, counts in open_heads.items():
+        labels = [site.label for site in gates.sites if site.kind == kind]
+        lines += [f"| {label} | {of} | {n} |" for label, of, n in zip(labels, heads[kind], counts, strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(config: GateConfig) -> dict[str, Any]:
+    """What the meaning of ``log_alpha`` depends on: all fields but the name, which a reader may correct."""
+    return {name: value for name, value in asdict(config).items() if name != "base_model"}
+
+
+def _checksum(config: GateConfig, metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps([_settings(config), metadata], sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _summary(sites: list[tuple[str, int]]) -> str:
+    return f"{len(sites)} sites and {sum(size for _, size in sites)} gates (first {sites[0][0]!r})"
+
+
+@contextmanager
+def _renamed_on_success(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``, which the file leaves for its own once it is written."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

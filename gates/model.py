@@ -1,0 +1,278 @@
+"""A model with its gates in one module: wrap it, train both, hand back the model without the heads that closed.
+
+The verbs are those of peft. ``gated`` behaves like the model it wraps, in a plain PyTorch loop as in
+:class:`gates.trainer.GatedTrainer`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Self
+
+import huggingface_hub
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gates.artefact import GateConfig, fetch, gate_card, load_gates_, save_gates
+from gates.attach import HeadGates
+from gates.errors import GateError
+from gates.objective import Budget, l0_penalty
+from gates.ranking import budget_mask
+from gates.sites import KINDS
+from gates.surgery import remove_heads_
+
+
+def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) -> GatedModel:
+    """Put a gate on every head of a model.
+
+    Args:
+        model: a Transformers model; it is wrapped, not copied.
+        config: how to gate it; the defaults of :class:`GateConfig` if None.
+
+    Raises:
+        GateError: if the model's attention is unknown or covered only in part, or gated already.
+
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    >>> gated = get_gated_model(BertForSequenceClassification(BertConfig(vocab_size=50, **size)))
+    >>> gated.print_open_heads()
+    open heads: 8 of 8 (100.0%)
+      encoder: 8 of 8, by layer 4 4
+    """
+    return GatedModel(model, config)
+
+
+class GatedModel(nn.Module):
+    """A Transformers model and the gates on its heads.
+
+    Both are submodules, so ``parameters``, ``to``, ``train``, ``eval`` and ``state_dict`` cover them together. Calls go to
+    the model, and so does every attribute that is not listed here (``generate``, ``config``, ``device``).
+
+    In training mode the gates are drawn anew for each call; in evaluation mode they take their evaluation values.
+
+    Args:
+        model: wrapped, not copied; in the mode (training or evaluation) that it is in.
+        config: how to gate it.
+
+    One step of a plain loop:
+
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    >>> gated = GatedModel(BertForSequenceClassification(BertConfig(vocab_size=50, **size))).train()
+    >>> optimizer = torch.optim.AdamW(gated.parameter_groups(5e-5, gate_learning_rate=0.05))
+    >>> batch = {"input_ids": torch.randint(50, (3, 7)), "labels": torch.tensor([0, 1, 0])}
+    >>> (gated(**batch).loss + gated.penalty(0.01)).backward()
+    >>> optimizer.step()
+    >>> gated.clamp_()
+
+    Afterwards the model without the other heads:
+
+    >>> smaller = gated.prune_and_unload(budget=3)
+    >>> len(get_gated_model(smaller).mask())
+    3
+    """
+
+    def __init__(self, model: PreTrainedModel, config: GateConfig | None = None) -> None:
+        super().__init__()
+        if isinstance(model, GatedModel):
+            raise GateError("this model is gated already; unload() it first")
+        config = config or GateConfig()
+        name = config.base_model or getattr(model, "name_or_path", "")
+        self.gate_config = replace(config, base_model=name)
+        self.gates = HeadGates(
+            model,
+            config.unit,
+            stretch=config.stretch,
+            initial_log_alpha=config.initial_log_alpha,
+            straight_through=config.straight_through,
+            draw_per=config.draw_per,
+        ).attach()
+        self.base_model = model
+        self.train(model.training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The base model's forward, gated."""
+        if not self.gates.is_attached:
+            raise GateError("this model's gates were taken off (unload); call the model that came back, or gate it again")
+        return self.base_model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base_model":  # asked for before there is one, as when a copy is made
+                raise
+            return getattr(self.base_model, name)
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def penalty(self, price: Tensor | float) -> Tensor:
+        """The price of the heads in expectation, to be added to the loss: a differentiable scalar.
+
+        Args:
+            price: of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
+        """
+        return l0_penalty(self.gates.hard_concrete.open_probability(), price)
+
+    def parameter_groups(self, learning_rate: float, gate_learning_rate: float = 0.05) -> list[dict[str, Any]]:
+        """Trainable parameters for an optimiser: the model's, and the gates', which need far longer steps and no decay."""
+        backbone = [parameter for parameter in self.base_model.parameters() if parameter.requires_grad]
+        return [
+            {"params": backbone, "lr": learning_rate},
+            {"params": [self.gates.log_alpha], "lr": gate_learning_rate, "weight_decay": 0.0},
+        ]
+
+    def clamp_(self) -> None:
+        """Bring the gates back into their limits; call it after every optimiser step."""
+        self.gates.hard_concrete.clamp_()
+
+    @contextmanager
+    def disable_gates(self) -> Iterator[Self]:
+        """The ungated model for the length of a ``with`` block."""
+        with self.gates.use(torch.ones_like(self.gates.mask)):
+            yield self
+
+    # -- what is open ------------------------------------------------------------------------------------------
+
+    def mask(self, budget: int | float | Mapping[str, int | float] | None = None, *, minimum_per_layer: int = 0) -> Tensor:
+        """Which gates to keep: 0/1, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
+
+        Args:
+            budget: None for the gates that are above 0 in evaluation mode; or exactly how many to keep, the highest
+                ``log_alpha`` first: a count (18), a fraction (0.25) or one of these per kind ({"encoder": 10}).
+            minimum_per_layer: with a budget, gates that every layer keeps.
+
+        Raises:
+            GateError: for a budget that the model cannot have, or one beside a mask that is fixed already.
+        """
+        gates = self.gates
+        if budget is None:
+            return (gates.values() > 0).float()
+        if gates.mode == "masked":
+            raise GateError(
+                f"the gates are fixed at a mask that keeps {int(gates.mask.sum())}, so a budget of {budget} cannot be chosen; "
+                "leave it out, or set gates.mode = 'stochastic' to choose by log_alpha again"
+            )
+        return budget_mask(
+            gates.log_alpha.detach(),
+            Budget.parse(budget, gates.kind_sizes()),
+            kind_index=gates.kind_index(),
+            layer_index=gates.layer_index(),
+            minimum_per_layer=minimum_per_layer,
+        )
+
+    def set_mask_(self, mask: Tensor) -> Self:
+        """Fix the gates at a 0/1 mask ``[gates]``, for training and evaluation alike."""
+        self.gates.set_mask_(mask)
+        return self
+
+    def open_heads(self) -> dict[str, list[int]]:
+        """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers."""
+        parts = self.gates.to_heads(self.mask()).split([site.heads for site in self.gates.sites])
+        counts = [(site.kind, int(part.sum())) for site, part in zip(self.gates.sites, parts, strict=True)]
+        return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
+
+    def print_open_heads(self) -> None:
+        """Print how many heads are open, in total and by kind and layer."""
+        table = self.open_heads()
+        count, total = sum(map(sum, table.values())), self.gates.heads
+        print(f"open heads: {count} of {total} ({count / total:.1%})")
+        for kind, counts in table.items():
+            of = sum(site.heads for site in self.gates.sites if site.kind == kind)
+            print(f"  {kind}: {sum(counts)} of {of}, by layer {' '.join(map(str, counts))}")
+
+    # -- taking the gates off ----------------------------------------------------------------------------------
+
+    def unload(self) -> PreTrainedModel:
+        """The base model without a trace of the gates; this wrapper is of no further use."""
+        self.gates.detach()
+        return self.base_model
+
+    def prune_and_unload(self, budget: int | float | Mapping[str, int | float] | None = None) -> PreTrainedModel:
+        """The base model without the closed heads: they are physically gone, and the gates with them.
+
+        Args:
+            budget: None for what this model computes in evaluation mode, gates between 0 and 1 folded into the output
+                projections; or how many gates to keep, which then count fully (as after ``set_mask_(mask(budget))``).
+
+        Raises:
+            GateError: for a budget that the model cannot have, or attention that cannot be cut; nothing is changed then.
+        """
+        mask = self.mask(budget)
+        values = self.gates.values() if budget is None else torch.ones_like(mask)
+        self.gates.detach()
+        try:
+            return remove_heads_(self.base_model, self.gates.to_heads(mask), values=self.gates.to_heads(values))
+        except GateError:
+            self.gates.attach()
+            raise
+
+    # -- the artefact ------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Write the gates alone, a few kilobytes: ``gate_config.json``, ``gates.safetensors`` and a model card.
+
+        The model's own weights are not included; if they were trained too, save them with
+        ``gated.base_model.save_pretrained``.
+        """
+        card = gate_card(self.gates, self.gate_config, self.open_heads())
+        save_gates(directory, self.gates, self.gate_config, card=card)
+
+    def load_gates_(self, directory: str | os.PathLike[str]) -> Self:
+        """Bring the gates to the state that :meth:`save_pretrained` left in a local folder.
+
+        Raises:
+            GateError: for damaged files, gates of another model or of other settings; nothing is changed then.
+        """
+        load_gates_(directory, self.gates, self.gate_config)
+        return self
+
+    @classmethod
+    def from_pretrained(cls, model: PreTrainedModel, directory_or_name: str | os.PathLike[str], **download: Any) -> Self:
+        """Gate a model as it was when :meth:`save_pretrained` wrote the artefact.
+
+        Args:
+            model: the base model, with the weights it had then.
+            directory_or_name: a local folder, or a repository on the Hugging Face hub.
+            download: ``revision``, ``token`` and what else :func:`huggingface_hub.hf_hub_download` takes.
+
+        Raises:
+            GateError: for files that are missing or damaged, or gates of another model; the model is left as it was.
+
+        >>> from transformers import BertConfig, BertModel
+        >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+        >>> model = BertModel(BertConfig(vocab_size=50, **size))
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     GatedModel(model).set_mask_(torch.tensor([1.0, 0, 0, 0, 0, 1, 0, 0])).save_pretrained(directory)
+        ...     gated = GatedModel.from_pretrained(BertModel(model.config), directory)
+        >>> gated.open_heads()
+        {'encoder': [1, 1]}
+        """
+        directory = fetch(directory_or_name, **download)
+        gated = cls(model, GateConfig.from_json_file(directory / "gate_config.json"))
+        try:
+            return gated.load_gates_(directory)
+        except GateError:
+            gated.unload()
+            raise
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **upload: Any
+    ) -> huggingface_hub.CommitInfo:
+        """Upload what :meth:`save_pretrained` writes to a repository on the Hugging Face hub, made if it is missing.
+
+        Args:
+            repo_id: ``user/repository``.
+            private, token: see :meth:`huggingface_hub.HfApi.create_repo`.
+            upload: ``commit_message``, ``revision`` and what else :meth:`huggingface_hub.HfApi.upload_folder` takes.
+        """
+        api = huggingface_hub.HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as directory:
+            self.save_pretrained(directory)
+            return api.upload_folder(repo_id=repo_id, folder_path=directory, **upload)

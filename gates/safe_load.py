@@ -1,0 +1,327 @@
+"""Read weights that come from strangers: no code runs, and damage is noticed before a weight is used.
+
+Only safetensors are read by default. A pickle needs an explicit flag and goes through ``torch.load(weights_only=True)``.
+Checksums notice what safetensors itself cannot: a flipped bit in the numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gates.errors import GateError
+
+CHECKSUM_FILE = "checksums.json"
+NOT_CHECKED = (CHECKSUM_FILE, "README.md")
+"""Files without a checksum: a model card is there to be edited."""
+SAFE_NAMES = ("model.safetensors", "model.safetensors.index.json")
+PICKLE_NAMES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*(\.[A-Za-z0-9][A-Za-z0-9_]*)*")
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+LARGEST_NUMBER = 2**24
+"""In the shape of a model; wider than any."""
+HEAD_COUNT = re.compile(r"(^|_)(heads|n_head)$")
+
+
+def read_weights(directory: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """All tensors of a saved model by name, on the CPU, without running code from its files.
+
+    Args:
+        directory: with ``model.safetensors`` or ``pytorch_model.bin``, in one file or in shards with an index; or one
+            weights file. Safetensors are preferred where both are there.
+        allow_pickle: whether ``.bin``, ``.pt``, ``.pth`` and ``.ckpt`` files may be read, with PyTorch's
+            ``weights_only`` unpickler.
+
+    Raises:
+        GateError: if there are no weights, only a pickle without ``allow_pickle``, or a damaged or hostile file.
+    """
+    path = Path(directory)
+    if path.is_dir():
+        path = _weights_file(path)
+    if not path.is_file():
+        raise GateError(f"{str(path)!r} does not exist; give a directory with {SAFE_NAMES[0]}, or a weights file")
+    if path.name.endswith(".index.json"):
+        return _read_shards(path, allow_pickle)
+    return _read_file(path, allow_pickle)
+
+
+def write_checksums(directory: str | os.PathLike[str]) -> None:
+    """Write ``checksums.json``: the SHA-256 of every file below ``directory`` but the model card and hidden files."""
+    directory = Path(directory)
+    sums = {path.relative_to(directory).as_posix(): _sha256(path) for path in _checked_files(directory)}
+    partial = directory / (CHECKSUM_FILE + ".partial")
+    partial.write_text(json.dumps({"sha256": sums}, indent=2) + "\n", encoding="utf-8")
+    partial.replace(directory / CHECKSUM_FILE)
+
+
+def verify_checksums(directory: str | os.PathLike[str]) -> None:
+    """Compare every file that ``checksums.json`` lists with its SHA-256; a directory without that file passes.
+
+    Raises:
+        GateError: naming the first file that is missing or differs, or the list itself if it cannot be read.
+    """
+    directory = Path(directory)
+    listing = directory / CHECKSUM_FILE
+    if not listing.is_file():
+        return
+    content = read_json(listing)
+    sums = content.get("sha256") if isinstance(content, dict) else None
+    if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
+        raise GateError(f"{str(listing)!r} is not a list of checksums; copy the export again, or remove that file")
+    for name, expected in sums.items():
+        path = _inside(directory, name, listing)
+        if not path.is_file():
+            raise GateError(
+                f"{name!r} is missing from {str(directory)!r}, whose {CHECKSUM_FILE} lists it; copy the export again"
+            )
+        if _sha256(path) != expected:
+            raise GateError(
+                f"{str(path)!r} is damaged or was changed: its SHA-256 is not the one in {CHECKSUM_FILE}; copy the export "
+                f"again, or remove {CHECKSUM_FILE} if you changed the file on purpose"
+            )
+
+
+def check_pruned_config(config: Any) -> None:
+    """Whether ``config.pruned_attention`` can be the shape of a pruned model; a config without it passes.
+
+    It is data from strangers that names modules and attributes to set. So every name in it must be plain and public,
+    whatever key it stands under, every number must be possible, and nothing else may occur. Whether the modules exist is
+    for the model to say. Nor may a config ask for attention from a kernel on the hub, which would be code.
+
+    Raises:
+        GateError: naming the attention module and the value that is impossible.
+    """
+    _check_kernels(config)
+    shapes = getattr(config, "pruned_attention", None)
+    if shapes is None:
+        return
+    if not isinstance(shapes, Mapping):
+        raise GateError(f"pruned_attention in config.json is {_short(shapes)}; expected attention modules by name")
+    limit = _most_heads(config)
+    for name, shape in shapes.items():
+        _check_name("pruned_attention", name)
+        where = f"pruned_attention of {name!r}"
+        if not isinstance(shape, Mapping):
+            raise GateError(f"{where} in config.json is {_short(shape)}; expected heads, kv_heads, projections and attributes")
+        _check_plain(where, shape)
+        _check_heads(where, shape, limit)
+        for path, sizes in _table(where, shape, "projections").items():
+            if not (isinstance(sizes, list | tuple) and len(sizes) == 2 and all(_is_count(size) for size in sizes)):
+                raise GateError(
+                    f"{where} in config.json has {_short(sizes)} for {path!r}; expected [features in, features out]"
+                )
+        for path, value in (_table(where, shape, "attributes") | _table(where, shape, "config")).items():
+            if not isinstance(value, int | float | None):
+                raise GateError(
+                    f"{where} in config.json sets {path!r} to {_short(value)}; expected a number, true, false or null"
+                )
+        for path, count in _table(where, shape, "modules").items():
+            if not _is_count(count) or count > shape["heads"]:
+                raise GateError(
+                    f"{where} in config.json has {_short(count)} {path!r} for {shape['heads']} heads; expected at most one each"
+                )
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        GateError: if there is no such file or it is not JSON.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise GateError(f"{str(path)!r} does not exist; give the directory of a saved model")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise GateError(f"{str(path)!r} is damaged or not JSON ({_first_line(error)}); copy it again") from error
+
+
+def _weights_file(directory: Path) -> Path:
+    """The one weights file, or index, of a directory; by Transformers' names first."""
+    for name in (*SAFE_NAMES, *PICKLE_NAMES):
+        if (directory / name).is_file():
+            return directory / name
+    for suffixes in ((".safetensors",), PICKLE_SUFFIXES):
+        found = sorted(path for path in directory.iterdir() if path.suffix in suffixes)
+        if len(found) > 1:
+            raise GateError(
+                f"{str(directory)!r} has several weights files ({', '.join(path.name for path in found)}) and none is named "
+                f"{SAFE_NAMES[0]}; give one of them"
+            )
+        if found:
+            return found[0]
+    raise GateError(f"{str(directory)!r} has no weights; expected {SAFE_NAMES[0]} or {PICKLE_NAMES[0]}")
+
+
+def _read_file(path: Path, allow_pickle: bool) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except Exception as error:  # safetensors raises its own kind, and others for sizes and types that cannot be
+            raise GateError(
+                f"{str(path)!r} is truncated, damaged or no safetensors file ({_first_line(error)}); copy it again"
+            ) from error
+    if path.suffix not in PICKLE_SUFFIXES:
+        raise GateError(f"{str(path)!r} is no weights file; expected .safetensors, or a pickle ({', '.join(PICKLE_SUFFIXES)})")
+    if not allow_pickle:
+        raise GateError(
+            f"{str(path)!r} is a pickle, which can run code when it is read; "
+            "use a copy in safetensors, or, if you trust where it comes from, allow_pickle=True (--allow_pickle)"
+        )
+    return _tensors(path, _unpickled(path))
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # PyTorch's unpickler and zip reader raise many kinds
+        raise GateError(
+            f"{str(path)!r} is damaged, or a pickle with more than tensors in it, and was not read "
+            f"({_first_line(error)}); use a copy in safetensors"
+        ) from error
+
+
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    """A state dict, also where a training checkpoint holds it under ``state_dict``."""
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not (
+        isinstance(content, Mapping)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
+    ):
+        raise GateError(f"{str(path)!r} holds something else than a state dict; expected tensors by name")
+    return dict(content)
+
+
+def _read_shards(index: Path, allow_pickle: bool) -> dict[str, Tensor]:
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict):
+        raise GateError(f"{str(index)!r} has no 'weight_map'; expected the index of sharded weights")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(map(str, places.values()))):
+        shard = _inside(index.parent, name, index)
+        if not shard.is_file():
+            raise GateError(f"the shard {name!r} that {str(index)!r} lists is missing; copy it again")
+        tensors |= _read_file(shard, allow_pickle)
+    if missing := sorted(set(places) - set(tensors)):
+        raise GateError(f"the shards of {str(index)!r} lack {missing[0]!r}, which it lists; copy them again")
+    return tensors
+
+
+def _inside(directory: Path, name: str, listing: Path) -> Path:
+    """A file that a listing names, which must not lead out of the directory."""
+    if Path(name).is_absolute() or ".." in Path(name).parts or not name:
+        raise GateError(f"{str(listing)!r} lists {name!r}; expected the name of a file beside it")
+    return directory / name
+
+
+def _checked_files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.rglob("*")):
+        relative = path.relative_to(directory)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+        if path.is_file() and not hidden and relative.as_posix() not in NOT_CHECKED:
+            yield path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_kernels(config: Any) -> None:
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        for key in IMPLEMENTATIONS:
+            value = getattr(part, f"_{key}", None)
+            if value is not None and not PLAIN_NAME.fullmatch(str(value)):
+                raise GateError(
+                    f"config.json asks for {_short(value)} as {key}, which could load code from elsewhere; remove that entry"
+                )
+
+
+def _check_plain(where: str, part: Any) -> None:
+    """Whether nested data holds plain public names and numbers that are not negative, and nothing else."""
+    pending = [part]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            for key in value:
+                _check_name(where, key)
+            pending += value.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, str):
+            if value:  # the empty path is the module itself
+                _check_name(where, value)
+        elif not (value is None or (isinstance(value, int | float) and 0 <= value < LARGEST_NUMBER)):
+            raise GateError(f"{where} in config.json holds {_short(value)}; expected a number from 0 to {LARGEST_NUMBER}")
+
+
+def _check_name(where: str, name: Any) -> None:
+    if not (isinstance(name, str) and PLAIN_NAME.fullmatch(name)):
+        raise GateError(
+            f"{where} in config.json holds the name {_short(name)}; expected letters, digits, underscores and single dots, "
+            "and no underscore first"
+        )
+
+
+def _check_heads(where: str, shape: Mapping[str, Any], limit: int | None) -> None:
+    heads, keys = shape.get("heads"), shape.get("kv_heads")
+    for key, count in (("heads", heads), ("kv_heads", keys)):
+        if not _is_count(count):
+            raise GateError(f"{where} in config.json has {_short(count)} as {key!r}; expected a whole number from 0")
+        if limit is not None and count > limit:
+            raise GateError(
+                f"{where} in config.json keeps {count} {key}, but no attention of this config has more than {limit}"
+            )
+    if heads and (not keys or heads % keys):
+        raise GateError(
+            f"{where} in config.json has {heads} heads for {keys} key/value heads; expected as many for each of them"
+        )
+
+
+def _table(where: str, shape: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = shape.get(key, {})
+    if not isinstance(table, Mapping):
+        raise GateError(f"{where} in config.json has {_short(table)} as {key!r}; expected values by path")
+    return dict(table)
+
+
+def _most_heads(config: Any) -> int | None:
+    """The largest head count that a config states anywhere, also in its parts; None if it states none."""
+
+    def counts(values: Mapping[Any, Any]) -> Iterator[int]:
+        for key, value in values.items():
+            if key == "pruned_attention":
+                continue
+            if isinstance(value, Mapping):
+                yield from counts(value)
+            elif HEAD_COUNT.search(str(key)):
+                yield from filter(_is_count, value if isinstance(value, list | tuple) else [value])
+
+    return max(counts(config.to_dict()), default=None)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,182 @@
+"""Gates in Hugging Face's Trainer: the price in the loss, a learning rate of their own, checkpoints that keep them.
+
+Trainer needs the package ``accelerate``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from gates.errors import GateError
+from gates.model import GatedModel
+
+CLASSIFIER = re.compile("Classification|MultipleChoice|QuestionAnswering")
+"""Classes that take ``num_items_in_batch`` and mostly ignore it, so that Trainer would not average their loss over
+accumulated batches and processes (Transformers issue 47688); the price would then weigh less than it says."""
+
+
+class GateCallback(TrainerCallback):
+    """Brings the gates of a :class:`gates.model.GatedModel` back into their limits after every optimiser step."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: GatedModel | None = None, **kwargs: Any) -> None:
+        assert model is not None
+        model.clamp_()
+
+
+class GatedTrainer(Trainer):
+    """Trainer for a :class:`gates.model.GatedModel`; also a mixin for trainers of other kinds.
+
+    Training adds the price of the expected number of open gates to the loss; evaluation reports the task's loss alone.
+    Checkpoints hold the base model, as its own class would save it, and the gates beside it; training resumes from them.
+    The log has ``open_heads`` and ``gate_price``.
+
+    For another trainer: ``class GatedSeq2SeqTrainer(GatedTrainer, Seq2SeqTrainer): pass``.
+
+    Args:
+        model: gated model.
+        args: everything else, by position or name, is :class:`transformers.Trainer`'s.
+        price: of one open gate in expectation; see :meth:`gates.model.GatedModel.penalty`.
+        price_warm_up: share of all steps over which the price rises linearly from 0.
+        gate_learning_rate: of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
+            optimiser is given (``optimizers``): then use :meth:`gates.model.GatedModel.parameter_groups`.
+
+    Raises:
+        GateError: if the model is not gated, a number is out of range, or the model would be replicated or sharded
+            (``DataParallel``, FSDP, DeepSpeed; distributed data parallel training works).
+
+    >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+    >>> from gates.model import get_gated_model
+    >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    >>> gated = get_gated_model(BertForSequenceClassification(BertConfig(vocab_size=50, **size)))
+    >>> examples = [{"input_ids": torch.randint(50, (7,)), "labels": label % 2} for label in range(16)]
+    >>> more = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    >>> arguments = TrainingArguments("unused", max_steps=2, save_strategy="no", **more)
+    >>> trainer = GatedTrainer(gated, arguments, train_dataset=examples, price=0.01)
+    >>> trainer.train().global_step  # doctest: +ELLIPSIS
+    {'train_runtime': ...
+    2
+    """
+
+    model: Any  # the GatedModel; its base model while a checkpoint is written or read
+
+    def __init__(
+        self,
+        model: GatedModel,
+        *args: Any,
+        price: float = 0.01,
+        price_warm_up: float = 0.3,
+        gate_learning_rate: float = 0.05,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(model, GatedModel):
+            raise GateError(
+                f"the model is a {type(model).__name__}; expected a GatedModel, as get_gated_model(model) returns it"
+            )
+        for name, value, limit in (
+            ("price", price, math.inf),
+            ("price_warm_up", price_warm_up, 1.0),
+            ("gate_learning_rate", gate_learning_rate, math.inf),
+        ):
+            if not 0 <= value <= limit or value == math.inf:
+                raise GateError(f"{name} is {value}; expected a number from 0" + (" to 1" if limit == 1 else ""))
+        # Trainer looks at the class it is given for labels, columns and the kind of loss: show it the base model's.
+        super().__init__(model.base_model, *args, **kwargs)
+        self._set_signature_columns_if_needed()
+        if self.args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise GateError(
+                "gates do not follow a model into DataParallel, FSDP or DeepSpeed; use one device, or one process for each "
+                "(torchrun or accelerate launch)"
+            )
+        if not hasattr(model.base_model, "accepts_loss_kwargs") and CLASSIFIER.search(type(model.base_model).__name__):
+            self.model_accepts_loss_kwargs = False
+        if self.label_smoother is not None and type(model.base_model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            self.label_smoother = partial(self.label_smoother, shift_labels=True)  # type: ignore[assignment]
+        self.price = price
+        self.price_warm_up = price_warm_up
+        self.gate_learning_rate = gate_learning_rate
+        model.gates.to(model.base_model.device)
+        self.model = self.model_wrapped = self.callback_handler.model = model
+        self.add_callback(GateCallback())
+
+    @property
+    def gate_price(self) -> float:
+        """The price at this step of its warm-up."""
+        steps = self.price_warm_up * self.state.max_steps
+        return self.price * min(1.0, (self.state.global_step + 1) / max(1.0, steps))
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Trainer's optimiser, with a group for the gates."""
+        if self.optimizer is not None:
+            return super().create_optimizer(*args, **kwargs)
+        optimizer = super().create_optimizer(*args, **kwargs)
+        log_alpha = self.model.gates.log_alpha
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter is not log_alpha]
+        optimizer.add_param_group({"params": [log_alpha], "lr": self.gate_learning_rate, "weight_decay": 0.0})
+        return optimizer
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The task's loss, and in training the price of the open gates."""
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        if model.training and self.model.gates.mode == "stochastic":
+            loss = loss + self.model.penalty(self.gate_price) / self._shares(num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _shares(self, num_items_in_batch: Tensor | int | None) -> int:
+        """Over how many micro-batches the penalty is spread here: over none, where Trainer will divide the whole loss."""
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_scaled is None:  # as in Trainer.training_step
+            is_scaled = self.compute_loss_func is not None or (
+                self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            )
+        return self.current_gradient_accumulation_steps if is_scaled else 1
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Trainer's log; beside a training loss also the open heads and the present price."""
+        if "loss" in logs:
+            logs["open_heads"] = sum(map(sum, self.model.open_heads().values()))
+            logs["gate_price"] = self.gate_price
+        super().log(logs, *args, **kwargs)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _with_base_model(self) -> Iterator[Any]:
+        """Show Trainer the base model for a while, which it knows how to save and load."""
+        gated, self.model = self.model, self.model.base_model
+        try:
+            yield gated
+        finally:
+            self.model = gated
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        with self._with_base_model() as gated:
+            super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            gated.save_pretrained(output_dir or self.args.output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        self.model.load_gates_(resume_from_checkpoint)
+        with self._with_base_model():
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        self.model.load_gates_(self.state.best_model_checkpoint)
+        with self._with_base_model():
+            super()._load_best_model()

@@ -1,0 +1,300 @@
+import copy
+
+import pytest
+import torch
+
+from gates.attach import HeadGates
+from gates.errors import GateError
+from gates.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.model import GateConfig, GatedModel, get_gated_model
+from gates.sites import find_attention
+from tests.models import build, inputs, logits
+
+
+def gated_model(name, *, training=False, **config):
+    """A gated model whose gates are closed, open and in between, some exactly."""
+    gated = get_gated_model(build(name).train(training), GateConfig(**config))
+    with torch.no_grad():
+        gated.gates.log_alpha.copy_(torch.linspace(-3, 3, gated.gates.size))
+    return gated
+
+
+def evaluation(log_alpha, low=-0.1, high=1.1):
+    """The evaluation gate, written down again."""
+    return ((1 / (1 + torch.exp(-log_alpha))) * (high - low) + low).clamp(0, 1)
+
+
+def test_a_new_gated_model_computes_what_the_model_computes():
+    model, batch = build("bert"), inputs("bert")
+    expected = logits(model, batch)
+    gated = get_gated_model(model)
+    assert not gated.training
+    assert torch.equal(logits(gated, batch), expected)
+    assert get_gated_model(build("bert").train()).gates.training
+
+
+@pytest.mark.parametrize("unit", ["head", "group"])
+def test_the_configuration_reaches_the_gates(unit):
+    config = GateConfig(
+        unit=unit,
+        temperature=0.5,
+        stretch_low=-0.2,
+        stretch_high=1.2,
+        initial_log_alpha=1.0,
+        straight_through=True,
+        draw_per="example",
+    )
+    gates = get_gated_model(build("llama"), config).gates
+    assert (gates.unit, gates.size, gates.draw_per) == (unit, {"head": 8, "group": 4}[unit], "example")
+    assert gates.hard_concrete.stretch == Stretch(0.5, -0.2, 1.2)
+    assert gates.hard_concrete.straight_through
+    assert gates.log_alpha.tolist() == [1.0] * gates.size
+
+
+def test_everything_else_is_the_base_models():
+    gated, batch = gated_model("llama"), inputs("llama")
+    model = gated.base_model
+    assert gated.config is model.config
+    assert gated.device == model.device
+    assert gated.dtype == model.dtype
+    assert gated.num_parameters() == model.num_parameters()
+    assert torch.equal(
+        gated.generate(**batch, max_new_tokens=4, do_sample=False), model.generate(**batch, max_new_tokens=4, do_sample=False)
+    )
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = gated.no_such_thing
+
+
+def test_parameters_state_and_mode_cover_model_and_gates():
+    gated = gated_model("bert")
+    names = dict(gated.named_parameters())
+    assert names.pop("gates.hard_concrete.log_alpha") is gated.gates.log_alpha
+    assert names.keys() == {f"base_model.{name}" for name, _ in gated.base_model.named_parameters()}
+    gated.train()
+    assert gated.gates.hard_concrete.training
+    assert gated.base_model.training
+    other = gated_model("bert")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other.load_state_dict(gated.state_dict())
+    assert torch.equal(other.gates.log_alpha, gated.gates.log_alpha)
+    assert torch.equal(logits(other, inputs("bert")), logits(gated.eval(), inputs("bert")))
+
+
+def test_half_precision_is_for_the_model_only():
+    gated = gated_model("bert").to(torch.bfloat16)
+    assert {parameter.dtype for parameter in gated.base_model.parameters()} == {torch.bfloat16}
+    assert gated.gates.log_alpha.dtype == torch.float32
+    assert logits(gated, inputs("bert")).isfinite().all()
+
+
+def test_a_copy_is_independent():
+    gated, batch = gated_model("bert"), inputs("bert")
+    before = logits(gated, batch)
+    twin = copy.deepcopy(gated)
+    with torch.no_grad():
+        twin.gates.log_alpha.fill_(-5.0)
+    assert not torch.allclose(logits(twin, batch), before)
+    assert torch.equal(logits(gated, batch), before)
+    twin.unload()
+    assert gated.gates.is_attached
+    assert torch.equal(logits(gated, batch), before)
+
+
+def test_compiled_equals_eager():
+    gated, batch = gated_model("bert"), inputs("bert")
+    torch.testing.assert_close(logits(torch.compile(gated, backend="aot_eager"), batch), logits(gated, batch))
+    torch._dynamo.reset()
+
+
+def test_disabled_gates_and_back():
+    gated, batch = gated_model("bert", training=False), inputs("bert")
+    expected, closed = logits(build("bert"), batch), logits(gated, batch)
+    with gated.disable_gates() as same:
+        assert same is gated
+        assert torch.equal(logits(gated, batch), expected)
+    assert torch.equal(logits(gated, batch), closed)
+    with pytest.raises(RuntimeError, match="inside"), gated.disable_gates():
+        raise RuntimeError("inside")
+    assert torch.equal(logits(gated, batch), closed)
+    assert not torch.allclose(closed, expected)
+
+
+# -- training ----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_loop_learns_the_task_while_heads_close():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, 50, (256, 8), generator=generator)
+    labels = torch.arange(256) % 2
+    ids[1::2, 3] = 3  # class 1 has token 3 in the middle: the first position has to attend to it
+    torch.manual_seed(0)
+    gated = get_gated_model(build("bert").train())
+    optimizer = torch.optim.AdamW(gated.parameter_groups(1e-3, gate_learning_rate=0.1))
+    losses = []
+    for _ in range(120):
+        rows = torch.randint(256, (32,), generator=generator)
+        loss = gated(input_ids=ids[rows], labels=labels[rows]).loss
+        (loss + gated.penalty(0.05)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        gated.clamp_()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < sum(losses[:10]) / 5
+    assert 0 < gated.mask().sum() <= 5
+    with torch.no_grad():
+        predictions = gated.eval()(ids).logits.argmax(-1)
+    assert (predictions == labels).float().mean() > 0.95
+
+
+def test_the_penalty_is_the_price_of_the_expectation():
+    gated = gated_model("llama", unit="group")
+    probability = open_probability(gated.gates.log_alpha.detach())
+    torch.testing.assert_close(gated.penalty(0.1).detach(), 0.1 * probability.sum())
+    prices = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    gated.penalty(prices).backward()
+    torch.testing.assert_close(gated.gates.log_alpha.grad, prices * probability * (1 - probability))
+
+
+def test_parameter_groups_are_all_that_is_trainable():
+    gated = gated_model("bert")
+    frozen = next(gated.base_model.parameters()).requires_grad_(False)
+    backbone, gates = gated.parameter_groups(1e-5, 0.1)
+    assert (backbone["lr"], gates["lr"], gates["weight_decay"]) == (1e-5, 0.1, 0.0)
+    assert [id(p) for p in gates["params"]] == [id(gated.gates.log_alpha)]
+    assert {id(p) for p in backbone["params"]} == {id(p) for p in gated.base_model.parameters() if p is not frozen}
+
+
+def test_clamping_brings_log_alpha_into_its_limits():
+    gated = gated_model("bert")
+    with torch.no_grad():
+        gated.gates.log_alpha.mul_(10)
+    gated.clamp_()
+    assert gated.gates.log_alpha.abs().max().item() == pytest.approx(LOG_ALPHA_LIMIT)
+
+
+# -- masks -------------------------------------------------------------------------------------------------------
+
+
+def test_the_mask_is_what_evaluation_leaves_open_or_exactly_a_budget():
+    gated = gated_model("bert")
+    values = evaluation(gated.gates.log_alpha.detach())
+    assert gated.mask().tolist() == (values > 0).float().tolist()
+    assert gated.train().mask().tolist() == (values > 0).float().tolist()
+    assert gated.mask(3).tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert gated.mask(0.25).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert gated.mask(3, minimum_per_layer=1).tolist() == [0, 0, 0, 1, 0, 0, 1, 1]
+    kinds = gated_model("marian")
+    mask = kinds.mask({"encoder": 2, "cross": 0})
+    index = kinds.gates.kind_index()
+    assert [int(mask[index == kind].sum()) for kind in range(3)] == [2, 12, 0]
+
+
+def test_a_budget_of_groups_is_counted_in_groups():
+    gated = gated_model("llama", unit="group")
+    assert gated.mask(3).tolist() == [0, 1, 1, 1]
+    with pytest.raises(GateError, match="from 0 to 4"):
+        gated.mask(5)
+
+
+def test_a_fixed_mask_stays_what_it_is():
+    gated, batch = gated_model("bert"), inputs("bert")
+    mask = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
+    assert gated.set_mask_(mask) is gated
+    assert torch.equal(gated.mask(), mask)
+    gates = HeadGates(model := build("bert"))
+    with gates.attached(), gates.use(mask):
+        expected = logits(model, batch)
+    assert torch.equal(logits(gated, batch), expected)
+    with pytest.raises(GateError, match="fixed at a mask that keeps 3"):
+        gated.mask(2)
+
+
+def test_open_heads_by_kind_and_layer(capsys):
+    gated = gated_model("marian")
+    mask = torch.ones(32)
+    mask[:4], mask[-1] = 0.0, 0.0  # the encoder's first layer; a head of the decoder's last cross-attention
+    gated.set_mask_(mask)
+    assert gated.open_heads() == {"encoder": [0, 4], "decoder": [4, 4, 4], "cross": [4, 4, 3]}
+    gated.print_open_heads()
+    assert capsys.readouterr().out.splitlines() == [
+        "open heads: 27 of 32 (84.4%)",
+        "  encoder: 4 of 8, by layer 0 4",
+        "  decoder: 12 of 12, by layer 4 4 4",
+        "  cross: 11 of 12, by layer 4 4 3",
+    ]
+
+
+def test_open_heads_are_heads_whatever_the_unit():
+    gated = gated_model("llama", unit="group").set_mask_(torch.tensor([1.0, 0, 1, 1]))
+    assert gated.open_heads() == {"decoder": [2, 4]}
+
+
+# -- taking the gates off ----------------------------------------------------------------------------------------
+
+
+def test_unload_leaves_no_trace():
+    model, batch = build("bert"), inputs("bert")
+    expected = logits(model, batch)
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    gated = get_gated_model(model)
+    gated.set_mask_(torch.zeros(8))
+    assert gated.unload() is model
+    assert torch.equal(logits(model, batch), expected)
+    assert {name: vars(module).keys() for name, module in model.named_modules()} == {k: v.keys() for k, v in before.items()}
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(GateError, match="taken off"):
+        gated(**batch)
+    get_gated_model(model)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "marian"])
+@pytest.mark.parametrize("unit", ["head", "group"])
+def test_pruned_equals_gated_in_evaluation(name, unit):
+    gated, batch = gated_model(name, unit=unit), inputs(name)
+    expected, mask = logits(gated, batch), gated.gates.to_heads(gated.mask())
+    values = gated.gates.values()
+    assert bool(((values > 0) & (values < 1)).any())  # gates that have to be folded
+    pruned = gated.train().prune_and_unload().eval()
+    found = logits(pruned, batch)
+    valid = batch["attention_mask"].bool() if found.shape[1:2] == (7,) else slice(None)
+    torch.testing.assert_close(found[valid], expected[valid], atol=3e-6, rtol=1e-4)
+    assert sum(site.heads for site in find_attention(pruned)) == int(mask.sum()) < len(mask)
+    assert not any(module._forward_pre_hooks for module in pruned.modules())
+
+
+def test_with_a_budget_the_heads_kept_count_fully():
+    gated, batch = gated_model("bert"), inputs("bert")
+    twin = copy.deepcopy(gated)
+    twin.set_mask_(twin.mask(6))
+    pruned = gated.prune_and_unload(budget=6)
+    torch.testing.assert_close(logits(pruned, batch), logits(twin, batch), atol=3e-6, rtol=1e-4)
+
+
+def test_what_cannot_be_pruned_stays_gated(monkeypatch):
+    gated, batch = gated_model("bert"), inputs("bert")
+    expected = logits(gated, batch)
+    with pytest.raises(GateError, match="from 0 to 8"):
+        gated.prune_and_unload(9)
+
+    def refuse(*args, **kwargs):
+        raise GateError("removing heads from such attention is not implemented")
+
+    monkeypatch.setattr("gates.model.remove_heads_", refuse)
+    with pytest.raises(GateError, match="not implemented"):
+        gated.prune_and_unload()
+    assert torch.equal(logits(gated, batch), expected)
+
+
+def test_a_model_is_gated_once():
+    gated = gated_model("bert")
+    with pytest.raises(GateError, match="unload"):
+        get_gated_model(gated)
+    with pytest.raises(GateError, match="other gates"):
+        GatedModel(gated.base_model)
+
+
+def test_head_masks_are_refused():
+    with pytest.raises(GateError, match="set_mask_"):
+        gated_model("bert")(**inputs("bert"), head_mask=torch.ones(2, 4))

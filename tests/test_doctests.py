@@ -1,0 +1,21 @@
+"""The examples in the library's docstrings."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+MODULES = sorted(path.stem for path in (Path(__file__).parents[1] / "gates").glob("*.py") if ">>> " in path.read_text())
+
+
+def test_there_are_examples_where_users_look_first():
+    assert {"artefact", "model", "trainer"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(f"gates.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0

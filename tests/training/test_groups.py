@@ -1,0 +1,60 @@
+"""Gates on key/value groups, through the command."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from gates.checkpoint import load_pruned
+from gates.sites import find_attention
+from tests.training.runs import make_data, make_pruner, make_trainer, write_config
+from training.fit import main
+
+GROUPED = {
+    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("groups")
+    backbone = "{" + ", ".join(f"{name}: {value}" for name, value in GROUPED.items()) + "}"
+    arguments = ["--config", write_config(folder), "--model.from_scratch", backbone, "--model.unit", "group"]
+    more = ["--model.budget", "2", "--compare", "full", "--settled", "[his]", "--curve", "[0.5]"]
+    assert main([*arguments, *more, "--run_dir", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def test_whole_groups_stay_and_go(run):
+    for path in (run / "masks").glob("*.json"):
+        kept = [site["kept"] for site in json.loads(path.read_text())["sites"]]
+        assert sum(map(len, kept)) == 4
+        assert all(heads in ([], [0, 1], [2, 3], [0, 1, 2, 3]) for heads in kept)
+
+
+def test_the_export_has_one_key_head_for_two_query_heads(run):
+    sites = find_attention(load_pruned(run / "export"))
+    assert sum(site.heads for site in sites) == 4
+    assert sum(site.kv_heads for site in sites) == 2
+
+
+def test_tables_count_heads(run):
+    table = pd.read_csv(run / "comparison.csv")
+    assert set(table["heads"]) == {4, 8}
+    scores = pd.read_csv(run / "scores" / "heads.csv")
+    assert len(scores) == 8
+    assert (scores["his"].to_numpy()[::2] == scores["his"].to_numpy()[1::2]).all()
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert (metrics["heads"]["total"], metrics["heads"]["kept"]) == (8, 4)
+    assert sum(metrics["heads"]["by_site"].values()) == 4
+
+
+def test_a_budget_counts_groups():
+    pruner = make_pruner(from_scratch=GROUPED, unit="group", budget=3)
+    make_trainer().fit(pruner, make_data())
+    assert pruner.gates.mask.shape == (4,)
+    assert int(pruner.gates.mask.sum()) == 3
+    assert pruner.gates.to_heads(pruner.gates.mask).shape == (8,)
+    assert torch.equal(pruner.gates.to_heads(pruner.gates.mask)[::2], pruner.gates.mask)

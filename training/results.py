@@ -1,0 +1,161 @@
+"""What a run leaves: its table, masks, scores and pictures, the pruned model, and what is sent to W&B or shown."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from pytorch_lightning.loggers import WandbLogger
+from rich.console import Console
+from rich.table import Table
+
+from gates.checkpoint import save_pruned
+from gates.masks import save_mask
+from gates.model_card import ModelCard
+from training.callbacks import GateLog
+from training.compare import Comparison
+from training.data.classification import ClassificationData
+from training.module import HeadPruner
+from training.plots import gate_heat_map, mask_agreement, quality_by_budget
+from training.run_directory import RunDirectory
+from training.scores_table import score_table
+from training.tracking import code_version, machine, versions
+
+
+def summarise(
+    pruner: HeadPruner, result: Comparison, learned_row: dict[str, Any], *, seed: int, seconds: float, wandb_mode: str
+) -> dict[str, Any]:
+    """What ``metrics.json`` holds."""
+    sites, mask = pruner.gates.sites, pruner.gates.to_heads(pruner.gates.mask)
+    dense = [row for row in result.rows if row["method"] == "dense"]
+    return {
+        "heads": {
+            "total": pruner.gates.heads,
+            "kept": learned_row["heads"],
+            "by_site": {
+                site.label: int(part.sum())
+                for site, part in zip(sites, mask.split([site.heads for site in sites]), strict=True)
+            },
+        },
+        "learned": {name: value for name, value in learned_row.items() if name not in ("method", "stage")},
+        "dense": {row["stage"]: {k: v for k, v in row.items() if k not in ("method", "stage")} for row in dense},
+        "hies_alpha": result.alpha if result.scores else None,
+        "seed": seed,
+        "train_seconds": round(seconds, 2),
+        "wandb_mode": wandb_mode,
+        "code": code_version(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def write_results(
+    run: RunDirectory,
+    pruner: HeadPruner,
+    gate_log: GateLog,
+    result: Comparison,
+    metrics: dict[str, Any],
+) -> None:
+    """Tables, masks, scores and pictures."""
+    gates = pruner.gates
+    table, curve = result.table(), pd.DataFrame(result.curve)
+    run.write_json("metrics.json", metrics)
+    run.join_logs()
+    run.write_table("comparison.csv", table)
+    run.write_table("curve.csv", curve)
+    run.write_table("scores/gates_over_time.csv", gate_log.table(pruner))
+    run.write_table("scores/heads.csv", score_table(gates, result))
+    for method, mask in result.masks.items():
+        save_mask(run.path / "masks" / f"{method}.json", gates.to_heads(mask), gates.sites, method=method)
+    main = pruner.task.main_metric
+    figures = {
+        "gates": gate_heat_map(gates.sites, gates.to_heads(gates.mask).cpu(), title="heads kept"),
+        "agreement": mask_agreement(result.masks),
+    }
+    if gate_log.values and pruner.boundaries[0] < pruner.boundaries[1]:
+        figures["gates_before_settling"] = gate_heat_map(
+            gates.sites, gates.to_heads(last_soft_gates(gate_log, pruner)), title="gates at the end of the prune phase"
+        )
+    if len(curve):
+        figures["quality_by_budget"] = quality_by_budget(curve, table, metric=main)
+    for name, figure in figures.items():
+        with run.replacing(f"plots/{name}.png") as partial:
+            figure.savefig(partial, format="png", dpi=150)
+
+
+def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, learned_row: dict[str, Any]) -> None:
+    """The pruned model, checked on a batch of the test split."""
+    gates = pruner.gates
+    batch = next(iter(data.test_dataloader()))
+    shutil.rmtree(run.export, ignore_errors=True)
+    gates.detach()
+    try:
+        save_pruned(
+            pruner.backbone,
+            run.export,
+            gates.to_heads(gates.mask).cpu(),
+            tokenizer=data.tokenizer,
+            card=ModelCard(
+                base_model=base_model_name(pruner),
+                method="learned Hard-Concrete gates, weights settled with the mask",
+                metrics={name: learned_row[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
+                versions=versions(),
+            ),
+            check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
+        )
+    finally:
+        gates.attach()
+
+
+def base_model_name(pruner: HeadPruner) -> str:
+    """A hub name as it is; a local folder by its last part alone, since paths mean nothing elsewhere."""
+    if pruner.backbone_name is None:
+        return str(pruner.hparams["from_scratch"]["model_type"])
+    return Path(pruner.backbone_name).name if Path(pruner.backbone_name).exists() else pruner.backbone_name
+
+
+def last_soft_gates(gate_log: GateLog, pruner: HeadPruner) -> torch.Tensor:
+    """The gates as last recorded within the prune phase."""
+    recorded = [value for step, value in zip(gate_log.steps, gate_log.values, strict=True) if step <= pruner.boundaries[1]]
+    return recorded[-1] if recorded else gate_log.values[0]
+
+
+def send_results(logger: WandbLogger, run: RunDirectory, result: Comparison, metrics: dict[str, Any]) -> None:
+    """The comparison as a W&B Table, the pictures as media, the results as the run's summary."""
+    logger.log_table("comparison", dataframe=result.table())
+    for picture in sorted((run.path / "plots").glob("*.png")):
+        logger.log_image(f"plots/{picture.stem}", [str(picture)])
+    logger.experiment.summary.update({"learned": metrics["learned"], "heads": metrics["heads"]})
+    logger.experiment.finish()
+
+
+def show(
+    console: Console, run: RunDirectory, result: Comparison, metrics: dict[str, Any], wandb_logger: Any, main: str
+) -> None:
+    """The final table and the paths of what was written."""
+    heads = metrics["heads"]
+    table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
+    names = {
+        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {main[:3]}.",
+        f"test_{main}": f"test {main[:3]}.", "test_loss": "test loss", "steps": "steps", "seconds": "s",
+    }  # fmt: skip
+    for name, title in names.items():
+        table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
+    for row in result.rows:
+        style = "bold" if row["method"] == "learned" else None
+        table.add_row(
+            *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
+        )
+    console.print(table)
+    for name, path in {
+        "comparison": run.path / "comparison.csv",
+        "masks": run.path / "masks",
+        "pictures": run.path / "plots",
+        "pruned model": run.export,
+    }.items():
+        console.print(f"{name}: {path}")
+    if wandb_logger is not None and metrics["wandb_mode"] == "offline":
+        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
