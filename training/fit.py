@@ -143,7 +143,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
 
     pl.seed_everything(config.seed, workers=True, verbose=False)
     pruner, data = instantiate(config)
-    data.build(pruner.backbone_name, stated_labels(pruner.backbone_name))
+    labels = stated_labels(pruner.backbone_name, trust_remote_code=config.model.trust_remote_code)
+    data.build(pruner.backbone_name, labels)
     assert data.tokenizer is not None
     pruner.build(data.labels, data.tokenizer)
     checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)

@@ -64,6 +64,8 @@ class HeadPruner(pl.LightningModule):
         straight_through: train with gates rounded to 0 and 1.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
+        trust_remote_code: whether code that comes with the backbone may run.
+        allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
         seed: of the gates' noise and of dropout, which are functions of (seed, step).
     """
 
@@ -91,6 +93,8 @@ class HeadPruner(pl.LightningModule):
         his_start: float = 1.0,
         straight_through: bool = False,
         freeze: list[str] | None = None,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -127,7 +131,8 @@ class HeadPruner(pl.LightningModule):
             return
         hparams = self.hparams
         self.task = Classification(labels)
-        backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer)
+        trust = {name: hparams[name] for name in ("trust_remote_code", "allow_pickle")}
+        backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer, **trust)
         check_removable(find_attention(backbone))
         self.gates = HeadGates(
             backbone,

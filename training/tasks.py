@@ -13,6 +13,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, M
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
+from gates.pruned import pruned_class
+from gates.safe_load import check_pruned_config
 
 
 @dataclass
@@ -27,9 +29,24 @@ class Classification:
     main_metric: str = field(default="accuracy", init=False)
 
     def build(
-        self, backbone: str | None, from_scratch: Mapping[str, Any] | None, tokenizer: PreTrainedTokenizerBase
+        self,
+        backbone: str | None,
+        from_scratch: Mapping[str, Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
     ) -> PreTrainedModel:
         """A pretrained backbone with a classifier for the labels, or a new one from config fields.
+
+        Exports of this project can be backbones too.
+
+        Args:
+            backbone: hub name or local folder.
+            from_scratch: instead of a backbone, config fields.
+            tokenizer: of the data.
+            trust_remote_code: whether code that comes with the backbone may run.
+            allow_pickle: whether ``pytorch_model.bin`` may be read where there are no safetensors.
 
         Raises:
             GateError: if the backbone cannot be loaded.
@@ -43,16 +60,26 @@ class Classification:
             fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **names}
             return from_config(fields)
         assert backbone is not None
-        config = read_config(backbone)
+        config = read_config(backbone, trust_remote_code=trust_remote_code)
         resized = config.num_labels != len(self.labels)
         for name, value in names.items():
             setattr(config, name, value)
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
+        loader: Any = AutoModelForSequenceClassification
+        more: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
+            check_pruned_config(config)
+            loader, more = pruned_class(loader._model_mapping[type(config)]), {}
         try:
-            model = AutoModelForSequenceClassification.from_pretrained(backbone, config=config, ignore_mismatched_sizes=resized)
+            model: PreTrainedModel = loader.from_pretrained(
+                backbone, config=config, ignore_mismatched_sizes=resized, use_safetensors=None if allow_pickle else True, **more
+            )
         except Exception as error:  # damaged weights raise errors of many kinds
-            raise GateError(f"cannot load a classifier from {backbone!r}: {str(error).strip().splitlines()[0]}") from error
+            reason = str(error).strip().splitlines()[0]
+            if not allow_pickle and "safetensors" in reason:
+                reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
+            raise GateError(f"cannot load a classifier from {backbone!r}: {reason}") from error
         return model.float()
 
     def losses(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -78,15 +105,21 @@ class Classification:
         return {"encoder": mask, "decoder": mask, "cross": mask}
 
 
-def read_config(backbone: str) -> Any:
+def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
     """The config of a hub name or local folder.
 
     Raises:
-        GateError: if there is none.
+        GateError: if there is none, or it needs code that comes with it and is not trusted.
     """
     try:
-        return AutoConfig.from_pretrained(backbone)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoConfig.from_pretrained(backbone, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise GateError(f"cannot load a model from {backbone!r}: {str(error).strip().splitlines()[0]}") from error
+        raise GateError(
+            f"{backbone!r} comes with code of its own; read that code, and if you trust it, pass --model.trust_remote_code true"
+        ) from error
+    except (OSError, KeyError) as error:
         raise GateError(
             f"cannot load a model from {backbone!r}: it is neither a folder with a config.json of a known architecture nor a "
             "hub name that can be reached; check the path or the network"
@@ -103,9 +136,10 @@ def from_config(fields: Mapping[str, Any]) -> PreTrainedModel:
         raise GateError(f"model.from_scratch is not a config of Transformers: {str(error).strip().splitlines()[0]}") from error
 
 
-def stated_labels(backbone: str | None) -> list[str] | None:
+def stated_labels(backbone: str | None, *, trust_remote_code: bool = False) -> list[str] | None:
     """The class names that a fine-tuned checkpoint states, in its order; None for placeholders like LABEL_0."""
     if backbone is None:
         return None
-    names = [str(name) for _, name in sorted(read_config(backbone).id2label.items())]
+    config = read_config(backbone, trust_remote_code=trust_remote_code)
+    names = [str(name) for _, name in sorted(config.id2label.items())]
     return None if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names

@@ -92,7 +92,7 @@ class TextClassificationData(ClassificationData):
         if name is None:
             raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise GateError(
                 f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
