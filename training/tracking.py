@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import secrets
 import subprocess
 from dataclasses import dataclass
 from importlib import metadata
@@ -50,7 +51,10 @@ class WandbOptions:
         return "online" if wandb.login(prompt=False) else "offline"
 
     def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
-        """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled."""
+        """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled.
+
+        A run that is resumed goes on in W&B under the id it began with.
+        """
         os.environ.setdefault("WANDB_SILENT", "true")
         mode = self.resolved_mode()
         if mode == "disabled":
@@ -59,6 +63,7 @@ class WandbOptions:
         return WandbLogger(
             save_dir=str(run_path),
             project=self.project,
+            id=run_id(run_path),
             name=self.name or run_path.name,
             group=self.group,
             tags=self.tags,
@@ -66,6 +71,17 @@ class WandbOptions:
             offline=mode == "offline",
             settings=settings,
         )
+
+
+def run_id(run_path: Path) -> str:
+    """W&B's id of the run in this directory, made when it is first asked for."""
+    file = run_path / "wandb" / "run_id.txt"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(secrets.token_hex(4) + "\n")
+        partial.replace(file)
+    return file.read_text().strip()
 
 
 def versions() -> dict[str, str]:

@@ -219,9 +219,10 @@ def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
     pd.testing.assert_series_equal(post_hoc, again, rtol=1e-4)
 
 
-def test_killed_and_resumed_equals_unbroken(tmp_path, full_run):
+def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     config = write_config(tmp_path)
-    arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.warm_up", "3"]
+    arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.warm_up", "3", "--wandb.mode", "auto"]
     process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(600):
         if (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
@@ -231,7 +232,9 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run):
     process.wait()
     assert not (tmp_path / "run" / "metrics.json").exists()
     rest = ["--config", config, "--model.warm_up", "3"]
-    assert main([*rest, "--run_dir", str(tmp_path / "run"), "--existing", "resume"]) == 0
+    assert main([*rest, "--run_dir", str(tmp_path / "run"), "--existing", "resume", "--wandb.mode", "auto"]) == 0
+    identifiers = {path.name.split("-")[-1] for path in (tmp_path / "run" / "wandb").glob("offline-run-*")}
+    assert identifiers == {(tmp_path / "run" / "wandb" / "run_id.txt").read_text().strip()}  # one run in W&B
     assert main([*rest, "--run_dir", str(tmp_path / "unbroken")]) == 0
     results = [torch.load(tmp_path / name / "checkpoints" / "final.ckpt")["state_dict"] for name in ("run", "unbroken")]
     for name, tensor in results[0].items():
