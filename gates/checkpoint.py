@@ -150,7 +150,21 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
         raise GateError(f"the weights in {str(directory)!r} cannot be loaded: {_first_line(error)}") from error
     if report["missing_keys"] and model_class is None:
         raise GateError(f"the weights in {str(directory)!r} lack {min(report['missing_keys'])!r}; copy or save them again")
+    _check_counts(model, directory)
     return model
+
+
+def _check_counts(model: PreTrainedModel, directory: Path) -> None:
+    """Whether the attention modules have the heads that the config states for them."""
+    shapes: Mapping[str, Any] = getattr(model.config, "pruned_attention", {})
+    sites = {site.name: (site.heads, site.kv_heads) for site in (find_attention(model.base_model) if shapes else ())}
+    for name, shape in shapes.items():
+        stated, found = (shape["heads"], shape["kv_heads"]), sites.get(name, (0, 0))
+        if stated != found:
+            raise GateError(
+                f"config.json in {str(directory)!r} states {stated[0]} heads and {stated[1]} key/value heads for {name!r}, "
+                f"whose weights are of {found[0]} and {found[1]}; copy or save it again"
+            )
 
 
 def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
@@ -167,8 +181,9 @@ def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
 
 
 def own_auto_class(model: PreTrainedModel) -> str:
-    """The first Auto class that loads a model's own class; ``AutoModel`` if none does."""
-    return next((auto for auto, stock in auto_classes(model).items() if stock is type(model)), "AutoModel")
+    """The Auto class that loads a model's own class, by its task's name where there is one; ``AutoModel`` if none does."""
+    own = [auto for auto, stock in auto_classes(model).items() if stock is type(model)]
+    return min(own, key=lambda auto: auto == "AutoModelForPreTraining", default="AutoModel")
 
 
 def _has_sites(stock: type[PreTrainedModel], model: PreTrainedModel) -> bool:
@@ -204,10 +219,12 @@ def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
         lines += [
             "",
             "",
-            f"class {stock.__name__}(transformers.{stock.__name__}):",
-            "    def __init__(self, config, *args, **kwargs):",
-            "        super().__init__(config, *args, **kwargs)",
-            "        reshape_(self, config.pruned_attention)",
+            f'if hasattr(transformers, "{stock.__name__}"):  # not in every version',
+            "",
+            f"    class {stock.__name__}(transformers.{stock.__name__}):",
+            "        def __init__(self, config, *args, **kwargs):",
+            "            super().__init__(config, *args, **kwargs)",
+            "            reshape_(self, config.pruned_attention)",
         ]
     text = "\n".join(lines).replace("import torch\nfrom torch", "import torch\nimport transformers\nfrom torch", 1)
     path.write_text(text + "\n", encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -29,9 +31,10 @@ def example_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     config, main = model.config, model.main_input_name
+    takes_decoder_ids = "decoder_input_ids" in inspect.signature(model.forward).parameters
     if main == "input_ids":
         inputs = _text(config.get_text_config(), batch, length, padded, generator)
-        if config.is_encoder_decoder and not type(model).__name__.endswith(SHIFTING):
+        if takes_decoder_ids and not type(model).__name__.endswith(SHIFTING):
             inputs["decoder_input_ids"] = _ids(config, batch, inputs["input_ids"].shape[1], generator)
         if hasattr(config, "vision_config") and hasattr(config, "text_config"):
             inputs["pixel_values"] = _pictures(config.vision_config, batch, generator)
@@ -40,7 +43,7 @@ def example_inputs(
     elif main == "input_features":  # the mel spectrogram of Whisper: two frames per encoder position
         frames = 2 * config.max_source_positions
         inputs = {"input_features": torch.randn(batch, config.num_mel_bins, frames, generator=generator)}
-        if config.is_encoder_decoder:
+        if takes_decoder_ids:
             inputs["decoder_input_ids"] = _ids(config, batch, length, generator)
     elif main == "input_values":  # a wave of 16,000 samples per second
         inputs = {"input_values": torch.randn(batch, 8000, generator=generator)}

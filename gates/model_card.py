@@ -78,7 +78,7 @@ def card_text(
         f"# {type(dense).__name__} with {int(mask.sum())} of {len(mask)} attention heads",
         "",
         f"- Base model: `{base}`",
-        f"- Mask found by: {card.method or 'not stated'} (the heads kept are in `mask.json`)",
+        f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the heads kept are in `mask.json`)",
         f"- Parameters: {parameters:,} (dense: {count_parameters(dense):,})",
         f"- Form: {FORMS[form]}",
         "",

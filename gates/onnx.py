@@ -118,6 +118,8 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
     Raises:
         GateError: as :func:`export_onnx`, and for a model without an ordinary key/value cache.
     """
+    if not model.can_generate():
+        raise GateError(f"{type(model).__name__} does not generate text, so it has no decoding step; use export_onnx")
     model = _portable(model)
     inputs = {name: tensor.cpu() for name, tensor in example_inputs.items()}
     inputs = resized(inputs, max(2, _rows(inputs)), max(6, *(tensor.shape[1] for tensor in inputs.values())))
@@ -357,6 +359,8 @@ def _leading(wrapped: nn.Module) -> int:
 def _portable(model: PreTrainedModel) -> PreTrainedModel:
     """A copy for the CPU in float32, in evaluation mode, with attention and experts in explicit matrix products: the exporter
     takes these from every family, and they define what a token without any visible token attends to."""
+    if any(getattr(module, "_head_gates", False) for module in model.modules()):
+        raise GateError(f"gates are attached to this {type(model).__name__}; prune it, or detach() them, before it is exported")
     portable = nn.Module.to(copy.deepcopy(model).eval(), "cpu", torch.float32)
     portable.set_attn_implementation("eager")
     portable.set_experts_implementation("batched_mm")

@@ -40,8 +40,8 @@ class Bias(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(features)) if has_bias else None)
 
     def forward(self, heads):
-        shape = (*heads.shape[:-1], self.features)
-        return heads.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+        output = heads.new_zeros(*heads.shape[:-1], self.features)
+        return output if self.bias is None else output + self.bias
 
 
 class Selected(nn.Module):

@@ -58,6 +58,13 @@ def build_parser() -> ArgumentParser:
     parser.add_argument(
         "--ranking", type=str, default=LEARNED, help="Whose order of heads: learned (log_alpha), or a ranking the run compared."
     )
+    parser.add_argument(
+        "--minimum_per_layer",
+        type=int | None,
+        default=None,
+        help="With --budget, heads that every layer keeps (default: as in the run). The stock format needs the same number in "
+        "every layer: a budget of this number times the layers gives that.",
+    )
     parser.add_argument("--measure", type=list[int], default=[1, 8, 32], help="Batch sizes to measure latency at; [] for none.")
     parser.add_argument("--length", type=int, default=128, help="Tokens per example of the check and the measurement.")
     return parser
@@ -70,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.length < 2:
             raise GateError(f"--length is {options.length}; expected at least 2 tokens")
+        if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
+            raise GateError(f"--minimum_per_layer is {options.minimum_per_layer}; expected 0 or more")
         if any(size < 1 for size in options.measure):
             raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
         refuse_taken(options.out)
@@ -184,9 +193,11 @@ def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, 
         f"{format}: {int(mask.sum())} of {len(mask)} heads, {size / 1e6:.2f} MB in {escape(str(out))}", soft_wrap=True
     )
     if format == "gates":
+        run, name = trained.run, trained.checkpoint
+        source = run.path if name == "final" else run.checkpoint(name)
         console.print(
-            f"the weights they belong to: python -m training.export {escape(str(trained.run.path))} --format masked "
-            f"--budget {len(mask)} --out ...",
+            f"the weights they belong to: python -m training.export {escape(str(source))} --format masked "
+            f"--budget {trained.gates.size} --out ...",
             soft_wrap=True,
         )
     if cost is None:

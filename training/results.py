@@ -25,6 +25,10 @@ from training.scores_table import score_table
 from training.tracking import code_version, machine, versions
 
 
+BATCH_SIZES = (1, 8, 32)
+"""At which the model card states the export's latency."""
+
+
 def summarise(
     pruner: HeadPruner, result: Comparison, learned_row: dict[str, Any], *, seed: int, seconds: float, wandb_mode: str
 ) -> dict[str, Any]:
@@ -104,6 +108,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, lear
                 metrics={name: learned_row[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
                 versions=versions(),
             ),
+            measure=BATCH_SIZES,
             check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
         )
     finally:

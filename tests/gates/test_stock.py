@@ -76,7 +76,7 @@ def test_folded_gate_values_survive(tmp_path):
 
 
 def test_saving_leaves_the_model_as_it_was(tmp_path):
-    architecture, model, batch = make("Llama")
+    architecture, model, _ = make("Llama")
     before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
     save_pruned(model, tmp_path / "out", same_heads_everywhere(architecture, [0]), form="stock")
     assert model.config.to_dict() == config
