@@ -24,7 +24,6 @@ from training.run_directory import RunDirectory
 from training.scores_table import score_table
 from training.tracking import code_version, machine, versions
 
-
 BATCH_SIZES = (1, 8, 32)
 """At which the model card states the export's latency."""
 
