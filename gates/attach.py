@@ -55,7 +55,8 @@ class HeadGates(nn.Module):
 
     Raises:
         GateError: if the model's attention is unknown or covered only in part, and, when an attached model is called, for
-            the head masks of Transformers 4, which Transformers 5 would ignore.
+            the head masks of Transformers 4, which Transformers 5 would ignore, and for attention that goes round its output
+            projection, where gates would do nothing.
     """
 
     mask: Tensor
@@ -89,6 +90,7 @@ class HeadGates(nn.Module):
         self._drawn: Tensor | None = None
         self._probe: tuple[Granularity, list[Tensor | None]] | None = None
         self._fired: set[int] = set()
+        self._gated: set[int] = set()  # in the present call of each attention module
         self.to(next(model.parameters()).device)
 
     # -- attaching ---------------------------------------------------------------------------------------------
@@ -108,6 +110,7 @@ class HeadGates(nn.Module):
         self._handles.append(root.register_forward_pre_hook(self._on_call, with_kwargs=True))
         for index, site in enumerate(self.sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, index)))
+            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
             object.__setattr__(site.output, "_head_gates", True)
         return self
 
@@ -259,7 +262,7 @@ class HeadGates(nn.Module):
             self._probe = before
 
     def unreached(self) -> list[str]:
-        """Sites whose hook has not run since :meth:`attach` (outside compiled code): attention that bypasses it."""
+        """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
         return [site.name for index, site in enumerate(self.sites) if index not in self._fired]
 
     # -- hooks -------------------------------------------------------------------------------------------------
@@ -280,6 +283,7 @@ class HeadGates(nn.Module):
     def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not torch.compiler.is_compiling():
             self._fired.add(index)
+            self._gated.add(index)
         heads = args[0]
         values = self._values_at(index)
         if values is not None:
@@ -287,6 +291,16 @@ class HeadGates(nn.Module):
         if self._probe is not None:
             heads = scale_heads(heads, self._leaf(index, heads))
         return None if heads is args[0] else (heads, *args[1:])
+
+    def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if index not in self._gated:
+            raise GateError(
+                f"{type(module).__name__} at {self.sites[index].name!r} goes round its output projection, so its gates have no "
+                "effect; detach() them, and use another model or attention implementation"
+            )
+        self._gated.discard(index)
 
     def _values_at(self, index: int) -> Tensor | None:
         if self._override is not None:

@@ -57,18 +57,18 @@ def save_pruned(
 ) -> Path:
     """Write ``model`` without the heads that ``mask`` drops; the model itself is not changed.
 
-    The directory is first written under a temporary name, reloaded and, with ``check_batch``, compared with the
+    The directory is first written under a temporary name, reloaded and compared with the
     gated model in memory; only then is it renamed into place, so a directory of that name is always complete.
 
     Args:
-        model: dense model without attached gates.
+        model: without attached gates; dense, or for the form ``pruned`` also pruned before.
         directory: to create; must not exist or be empty.
         mask: 0/1 per head, ``[heads]``.
         values: gate values to fold into the output projection, ``[heads]``.
         form: ``pruned``, ``stock`` or ``masked``.
         tokenizer: saved beside the model.
         card: for the README.
-        check_batch: model inputs for the comparison. The stock form is compared always, by default on random inputs.
+        check_batch: model inputs for the comparison; by default random ones.
         measure: for the README, count parameters and FLOPs and measure latency at these batch sizes (none for an empty
             list; nothing at all for None), on ``check_batch`` or random inputs.
 
@@ -80,18 +80,14 @@ def save_pruned(
     refuse_taken(directory)
     if form not in get_args(Form):
         raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
+    if form != "pruned" and getattr(model.config, "pruned_attention", None):
+        raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
     sites, card = find_attention(model), card or ModelCard()
     cut = (zero_heads_ if form == "masked" else remove_heads_)(copy.deepcopy(model).eval(), mask, values=values)
-    if check_batch is None and (form == "stock" or measure is not None):
-        check_batch = example_inputs(model)
+    check_batch = example_inputs(model) if check_batch is None else check_batch
     if form == "stock":
-        assert check_batch is not None
         cut = stock_model(cut, model, check_batch, tolerance=TOLERANCE)
     with written_whole(directory) as partial:
-        if form == "pruned":
-            cut.config.auto_map = _write_modeling_file(cut, partial / MODELING_FILE)
-        if form == "pruned":  # Transformers renames no weights of custom classes when they load, so none when they are saved
-            cut.__class__ = pruned.pruned_class(type(cut))
         cut.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
@@ -99,16 +95,13 @@ def save_pruned(
         write_checksums(partial)
         reloaded = load_pruned(partial, model_class=type(model))
         torch.nn.Module.to(reloaded, model.device)
-        if check_batch is not None:
-            gates = HeadGates(model)
-            with gates.attached(), gates.use((mask if values is None else mask * values).to(model.device)):
-                difference = relative_difference(model, reloaded, check_batch)
-            if not difference <= TOLERANCE:
-                raise GateError(
-                    f"the reloaded model differs from the saved one by {difference:.2g} (relative); nothing was kept"
-                )
+        reloaded.set_attn_implementation(model.config._attn_implementation)
+        gates = HeadGates(model)
+        with gates.attached(), gates.use((mask if values is None else mask * values).to(model.device)):
+            difference = relative_difference(model, reloaded, check_batch)
+        if not difference <= TOLERANCE:
+            raise GateError(f"the reloaded model differs from the saved one by {difference:.2g} (relative); nothing was kept")
         if measure is not None:
-            assert check_batch is not None
             card = replace(card, cost=measure_cost(model, reloaded, check_batch, batch_sizes=measure))
         text = card_text(model, mask, form, card, auto=own_auto_class(model), parameters=count_parameters(cut))
         (partial / "README.md").write_text(text, encoding="utf-8")
@@ -184,6 +177,27 @@ def own_auto_class(model: PreTrainedModel) -> str:
     """The Auto class that loads a model's own class, by its task's name where there is one; ``AutoModel`` if none does."""
     own = [auto for auto, stock in auto_classes(model).items() if stock is type(model)]
     return min(own, key=lambda auto: auto == "AutoModelForPreTraining", default="AutoModel")
+
+
+def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str], **more: Any) -> None:
+    """What ``save_pretrained`` is on a pruned model: the weights and the modeling file they load with.
+
+    Without that file a stock class would find a layer's weights missing and draw new ones.
+
+    Args:
+        model: after :func:`gates.surgery.remove_heads_`.
+        directory, more: as for ``PreTrainedModel.save_pretrained``.
+    """
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    stock = type(model)
+    model.config.auto_map = _write_modeling_file(model, Path(directory) / MODELING_FILE)
+    try:
+        # Transformers renames no weights of custom classes when they load, so none when they are saved.
+        model.__class__ = pruned.pruned_class(stock)
+        PreTrainedModel.save_pretrained(model, directory, **more)
+    finally:
+        model.__class__ = stock
+        del model.config.auto_map
 
 
 def _has_sites(stock: type[PreTrainedModel], model: PreTrainedModel) -> bool:

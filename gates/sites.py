@@ -118,10 +118,22 @@ CAUSAL_CLASSES = ("BloomAttention", "CodeGenAttention")
 """Causal attention that does not say so."""
 CAUSAL_CONFIGS = ("CLIPTextConfig",)
 """Configurations whose model hands a causal mask to attention that calls itself bidirectional."""
-GATE_ONLY_CLASSES = {"LongformerSelfAttention": SPARSE, "BigBirdBlockSparseAttention": SPARSE}
+RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
+GATE_ONLY_CLASSES = {
+    "LongformerSelfAttention": SPARSE,
+    "BigBirdBlockSparseAttention": SPARSE,
+    "PegasusXGlobalLocalAttention": SPARSE,
+    "DiffLlamaAttention": "each of its heads is the difference of two",
+    "BeitAttention": RELATIVE,
+    "Data2VecVisionSelfAttention": RELATIVE,
+    "Data2VecVisionSdpaSelfAttention": RELATIVE,
+    "LayoutLMv3SelfAttention": RELATIVE,
+    "LayoutLMv2SelfAttention": RELATIVE,
+}
 """Attention with the projections of a row above whose heads cannot be removed, with the reason."""
 REFUSED_CLASSES = {
     "ProphetNetNgramSelfAttention": "it predicts several future tokens by streams that share one attention module",
+    "WavLMAttention": "it goes round its output projection, where a gate would be",
 }
 """Attention that cannot be gated either, with the reason."""
 Projection = nn.Linear | Conv1D
@@ -169,6 +181,8 @@ class AttentionSite:
     @property
     def gate_only(self) -> str:
         """Why its heads can be gated but not removed; empty if they can be removed."""
+        if type(self.core).__name__ == "GPTBigCodeAttention" and self.kv_heads > 1:
+            return "without multi-query attention its fused projection has another order"
         return self.layout.gate_only or GATE_ONLY_CLASSES.get(type(self.core).__name__, "")
 
     def projection(self, path: str) -> Projection:
@@ -196,8 +210,8 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
     uncovered = sorted(
         {type(module).__name__ for module in model.modules() if _is_attention(module) and id(module) not in covered}
     )
-    if reason := next((REFUSED_CLASSES[name] for name in uncovered if name in REFUSED_CLASSES), ""):
-        raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another encoder-decoder")
+    if reason := next((_refused(module) for module in model.modules() if _refused(module)), ""):
+        raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another model")
     if uncovered:
         raise GateError(
             f"{type(model).__name__} has attention modules of unknown structure ({', '.join(uncovered)}), so its heads "
@@ -214,6 +228,13 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
 def describe_kinds(sites: tuple[AttentionSite, ...]) -> dict[str, int]:
     """Heads of each kind that the model has, such as ``{"encoder": 72}``."""
     return {kind: count for kind in KINDS if (count := sum(site.heads for site in sites if site.kind == kind))}
+
+
+def _refused(module: nn.Module) -> str:
+    """Why this attention cannot be gated; empty if it can, as far as its class tells."""
+    if getattr(module, "slow_but_exact", False) and getattr(module, "pretraining_tp", 1) > 1:
+        return "with slow_but_exact and pretraining_tp above 1, BLOOM goes round its output projection"
+    return REFUSED_CLASSES.get(type(module).__name__, "")
 
 
 def _match(module: nn.Module) -> Layout | None:

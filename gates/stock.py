@@ -78,13 +78,18 @@ def stock_model(
 
 @torch.no_grad()
 def relative_difference(one: PreTrainedModel, other: PreTrainedModel, inputs: Mapping[str, Tensor]) -> float:
-    """Largest difference between the first outputs of two models in evaluation mode, relative to the largest output."""
+    """Largest difference between the first outputs of two models in evaluation mode, relative to the largest output.
+
+    Tokens that are padding do not count: what they are depends on the attention implementation.
+    """
+    mask = inputs.get("attention_mask") if "decoder_input_ids" not in inputs else inputs.get("decoder_attention_mask")
     outputs = []
     for model in (one, other):
         was_training = model.training
         try:
             placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-            outputs.append(model.eval()(**placed)[0].float().cpu())
+            output = model.eval()(**placed)[0].float().cpu()
+            outputs.append(output[mask.cpu().bool()] if mask is not None and output.shape[:2] == mask.shape else output)
         finally:
             model.train(was_training)
     return float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max().clamp(min=1.0))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,8 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
         values: gate values to fold into the output projection, ``[heads]``; ones by default.
 
     Returns:
-        The same model. ``model.config.pruned_attention`` says what was done.
+        The same model. ``model.config.pruned_attention`` says what was done, and its ``save_pretrained`` writes the modeling
+        file that the weights load with.
 
     Raises:
         GateError: if gates are attached or the mask is of another model.
@@ -52,7 +54,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     check_removable(sites)
     mask = _checked(mask, sites)
     sizes = [site.heads for site in sites]
-    values = torch.ones_like(mask) if values is None else values.detach().cpu()
+    values = torch.ones_like(mask) if values is None else _checked_values(values, mask)
     cuts = [cut_site(site, keep) for site, keep in zip(sites, mask.split(sizes), strict=True)]
     projections = [sliced_projections(cut, gate) for cut, gate in zip(cuts, values.split(sizes), strict=True)]
     per_head = [sliced_per_head(cut) for cut in cuts]
@@ -73,6 +75,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     before = getattr(model.config, "pruned_attention", {})
     reshape_(model, shapes)
     model.config.pruned_attention = {**before, **shapes}
+    model.save_pretrained = partial(_save_pretrained, model)  # type: ignore[method-assign]
     for cut, weights, tensors, has_changed in zip(cuts, projections, per_head, changed, strict=True):
         for path, (weight, bias) in weights.items():
             _fill_(_projection_after(model, cut, path), weight, bias)
@@ -88,11 +91,17 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
     """Fold gates ``mask * values`` into the output projections and keep the dense shape (the *masked* form)."""
     sites = find_attention(model)
     mask = _checked(mask, sites)
-    gates = mask if values is None else mask * values.detach().cpu()
+    gates = mask if values is None else mask * _checked_values(values, mask)
     for site, gate in zip(sites, gates.split([site.heads for site in sites]), strict=True):
         columns = weight_by_output(site.output)
         columns.mul_(gate.to(columns).repeat_interleave(site.head_dim))
     return model
+
+
+def _save_pretrained(model: PreTrainedModel, directory: str, **more: Any) -> None:
+    from gates.checkpoint import save_pruned_shape  # which imports this module
+
+    save_pruned_shape(model, directory, **more)
 
 
 def check_removable(sites: tuple[AttentionSite, ...]) -> None:
@@ -127,6 +136,12 @@ def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
     if mask.shape != (heads,) or not bool(((mask == 0) | (mask == 1)).all()):
         raise GateError(f"the mask has shape {list(mask.shape)}; expected zeros and ones for {heads} heads")
     return mask
+
+
+def _checked_values(values: Tensor, mask: Tensor) -> Tensor:
+    if values.shape != mask.shape:
+        raise GateError(f"the gate values have shape {list(values.shape)}; expected one for each of {len(mask)} heads")
+    return values.detach().cpu()
 
 
 def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gates.checkpoint import ModelCard, own_auto_class, refuse_taken, save_pruned, written_whole
+from gates.checkpoint import TOLERANCE, ModelCard, own_auto_class, refuse_taken, save_pruned, written_whole
 from gates.cost import Cost, count_parameters, measure_cost
 from gates.errors import GateError
 from gates.example_inputs import example_inputs
@@ -29,6 +29,7 @@ from gates.model import GatedModel
 from gates.model_card import card_text
 from gates.onnx import export_onnx_files
 from gates.safe_load import write_checksums
+from gates.stock import relative_difference
 from gates.surgery import remove_heads_
 from training.fit import quiet_libraries
 from training.tracking import versions
@@ -146,6 +147,11 @@ def _export_gates(trained: TrainedModel, mask: Tensor, out: Path) -> None:
     gated.set_mask_(trained.gates.to_gates(mask))
     with written_whole(out) as partial:
         gated.save_pretrained(partial)
+        again = GatedModel.from_pretrained(copy.deepcopy(trained.model), partial)
+        inputs = example_inputs(trained.model)
+        difference = relative_difference(gated, again, inputs)  # type: ignore[arg-type]
+        if not difference <= TOLERANCE:
+            raise GateError(f"the reloaded gates differ from the saved ones by {difference:.2g} (relative); nothing was kept")
         save_mask(partial / "mask.json", mask, trained.gates.sites)
     gated.unload()
 

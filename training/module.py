@@ -24,6 +24,7 @@ from training.schedule import Phase, Schedule
 from training.scoring import score_importance
 from training.tasks import Classification
 
+PRUNED_BEFORE = "pruned_attention"
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
@@ -284,6 +285,10 @@ class HeadPruner(pl.LightningModule):
         if self.fixed_mask is None and self.global_step >= self.schedule.prune:
             self.gates.set_mask_(self.learned_mask())
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What the backbone had lost before this run, without which its weights have no shape."""
+        checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
+
     # -- steps -------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -354,8 +359,7 @@ class HeadPruner(pl.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0 and (unreached := self.gates.unreached()):
             raise GateError(
-                f"the attention at {unreached[0]!r} never called its output projection, so its gates have no effect; "
-                "choose another attention implementation, for example attn_implementation='sdpa'"
+                f"the attention at {unreached[0]!r} did not run, so its gates have no effect; use a model class without it"
             )
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:

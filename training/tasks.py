@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from gates.errors import GateError
 from gates.pruned import pruned_class
-from gates.safe_load import check_pruned_config
+from gates.safe_load import check_pruned_config, verify_checksums
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Classification:
         more: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
             check_pruned_config(config)
+            verify_checksums(backbone)
             loader, more = pruned_class(loader._model_mapping[type(config)]), {}
         try:
             model: PreTrainedModel = loader.from_pretrained(

@@ -18,8 +18,10 @@ from gates.attach import HeadGates
 from gates.errors import GateError
 from gates.masks import load_mask
 from gates.objective import Budget
+from gates.pruned import reshape_
 from gates.ranking import budget_mask
 from training.checkpoints import read_checkpoint
+from training.module import PRUNED_BEFORE
 from training.run_directory import RunDirectory
 
 LEARNED = "learned"
@@ -64,7 +66,7 @@ def load_trained(path: str) -> TrainedModel:
     run = RunDirectory.finished(Path(path).resolve().parents[1] if is_checkpoint else path)
     final = read_checkpoint(run.checkpoint("final"))
     content = read_checkpoint(path) if is_checkpoint else final
-    model = _dense_model(run, content["state_dict"], path)
+    model = _dense_model(run, content, path)
     settings, state = final["hyper_parameters"], final["state_dict"]
     config = GateConfig(
         unit=state["gates._extra_state"].get("unit", "head"),
@@ -148,8 +150,9 @@ def _scores(run: RunDirectory) -> dict[str, list[float]]:
     return {str(name): column.tolist() for name, column in table.items()}
 
 
-def _dense_model(run: RunDirectory, state: Mapping[str, Any], path: str) -> PreTrainedModel:
-    """The dense model that a checkpoint holds; its config is that of the run's export, without the pruned shape."""
+def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) -> PreTrainedModel:
+    """The model that a checkpoint holds; its config is that of the run's export, but with all heads the run started with."""
+    state = checkpoint["state_dict"]
     try:
         config = AutoConfig.from_pretrained(run.export, trust_remote_code=False)
         stock = getattr(transformers, config.architectures[0])
@@ -161,6 +164,8 @@ def _dense_model(run: RunDirectory, state: Mapping[str, Any], path: str) -> PreT
         if hasattr(config, name):
             delattr(config, name)
     model: PreTrainedModel = stock(config)
+    if checkpoint.get(PRUNED_BEFORE):
+        reshape_(model, checkpoint[PRUNED_BEFORE])
     try:
         model.load_state_dict({name.removeprefix("backbone."): v for name, v in state.items() if name.startswith("backbone.")})
     except RuntimeError as error:

@@ -378,3 +378,12 @@ def test_casting_leaves_the_gates_in_float32():
         assert torch.equal(gates.log_alpha, before)
         assert {tensor.dtype for tensor in gates.state_dict().values() if isinstance(tensor, torch.Tensor)} == {torch.float32}
     assert gates.to("meta").log_alpha.is_meta
+
+
+def test_attention_that_goes_round_its_output_projection_is_an_error():
+    model = build("bert")
+    attention = model.bert.encoder.layer[1].attention
+    attention.output.forward = lambda heads, residual: residual + heads @ attention.output.dense.weight.T
+    gates = HeadGates(model)
+    with gates.attached(), pytest.raises(GateError, match=r"encoder\.layer\.1.*goes round its output projection"):
+        logits(model, inputs("bert"))

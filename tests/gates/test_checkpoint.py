@@ -1,4 +1,5 @@
 import ast
+import copy
 import json
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from gates.errors import GateError
 from gates.example_inputs import example_inputs
 from gates.masks import load_mask
 from gates.sites import find_attention
+from gates.surgery import remove_heads_
 from tests.models import FAMILIES, build, inputs, logits, random_mask
 from training import zoo
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers
-sys.modules["gates"] = sys.modules["training"] = None  # importing this project is an error
+for name in ("gates", "training", "torchmetrics", "pytorch_lightning", "wandb", "datasets", "jsonargparse", "scipy"):
+    sys.modules[name] = None  # importing this project, or what it needs beside torch and transformers, is an error
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 results = {}
@@ -343,3 +346,42 @@ def test_an_encoder_decoders_causal_lm_class_is_not_offered(tmp_path):
     assert "AutoModelForCausalLM" not in offered
     for auto in offered:
         getattr(transformers, auto).from_pretrained(directory, trust_remote_code=True)
+
+
+def test_plain_save_pretrained_of_a_pruned_model_keeps_its_shape(tmp_path):
+    """A stock class would find the first layer's weights missing and draw new ones."""
+    model, batch = build("llama"), inputs("llama")
+    pruned = remove_heads_(model, torch.tensor([0.0, 0, 0, 0, 1, 1, 1, 1]))
+    expected = logits(pruned, batch)
+    for saved in (pruned, copy.deepcopy(pruned)):
+        directory = tmp_path / str(id(saved))
+        saved.save_pretrained(directory)
+        again = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
+        torch.testing.assert_close(logits(again, batch), expected, atol=3e-6, rtol=1e-5)
+        torch.testing.assert_close(logits(load_pruned(directory).eval(), batch), expected, atol=3e-6, rtol=1e-5)
+    assert type(pruned) is transformers.LlamaForCausalLM
+    assert not hasattr(pruned.config, "auto_map")
+
+
+@pytest.mark.parametrize("form", ["masked", "stock"])
+def test_forms_of_a_dense_shape_are_refused_for_a_pruned_model(tmp_path, form):
+    pruned = remove_heads_(build("llama"), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))
+    with pytest.raises(GateError, match="was pruned before"):
+        save_pruned(pruned, tmp_path / "out", torch.ones(6), form=form)
+
+
+def test_eager_attention_and_padding_on_the_left(tmp_path):
+    """What padded tokens see differs between implementations; they do not count."""
+    model, batch = build("llama"), inputs("llama")
+    assert int(batch["attention_mask"][1, 0]) == 0
+    model.set_attn_implementation("eager")
+    save_pruned(model, tmp_path / "out", random_mask("llama"), check_batch=batch)
+
+
+def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        checkpoint, "remove_heads_", lambda model, mask, values=None: remove_heads_(model, mask, values=mask * 2)
+    )
+    with pytest.raises(GateError, match="differs"):
+        save_pruned(build("bert"), tmp_path / "out", random_mask("bert"))
+    assert list(tmp_path.iterdir()) == []

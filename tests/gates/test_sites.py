@@ -5,6 +5,7 @@ from torch import nn
 
 from gates.errors import GateError
 from gates.sites import describe_kinds, find_attention
+from gates.surgery import remove_heads_
 from tests.models import FAMILIES, build
 
 
@@ -62,3 +63,28 @@ def test_a_partly_known_model_is_an_error():
     model.bert.encoder.layer[1].attention = StrangeAttention()
     with pytest.raises(GateError, match="StrangeAttention"):
         find_attention(model)
+
+
+def test_bloom_that_goes_round_its_output_projection_is_refused():
+    config = t.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=20, pretraining_tp=2, slow_but_exact=True)
+    with pytest.raises(GateError, match="slow_but_exact"):
+        find_attention(t.BloomForCausalLM(config))
+
+
+def test_wavlm_is_refused_with_the_reason():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    sound = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (4,)}
+    config = t.WavLMConfig(**sizes, **sound, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    with pytest.raises(GateError, match="round its output projection"):
+        find_attention(t.WavLMModel(config))
+
+
+@pytest.mark.parametrize("name", ["DiffLlama", "GPTBigCode"])
+def test_look_alikes_of_known_layouts_are_not_pruned(name):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 20}
+    bigcode = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 20, "n_positions": 16, "multi_query": False}
+    config = t.DiffLlamaConfig(**sizes) if name == "DiffLlama" else t.GPTBigCodeConfig(**bigcode)
+    model = getattr(t, f"{name}ForCausalLM")(config)
+    assert find_attention(model)[0].gate_only
+    with pytest.raises(GateError, match="gated but not removed"):
+        remove_heads_(model, torch.ones(4))

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from gates.errors import GateError
 from training import coverage, zoo
 from training.coverage import Check, Row, main, markdown
 
@@ -34,9 +35,25 @@ def test_a_check_that_fails_is_shown_and_fails_the_command(monkeypatch):
     monkeypatch.setattr(coverage, "remove_heads_", lambda model, mask: model)
     row = coverage.coverage([zoo.BY_NAME["Bert"]], onnx=False)[0]
     assert row.gate == "yes"
-    assert row.prune.startswith("FAILED: differs by")
+    assert row.prune.startswith("FAILED: AssertionError: differs by")
     assert row.failed
     assert run("--only", "[Albert]") == 1
+
+
+def test_a_refusal_where_none_is_expected_is_a_failure(monkeypatch):
+    def refuse(*arguments, **more):
+        raise GateError("not today")
+
+    def crash(*arguments, **more):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(coverage, "save_pruned", refuse)
+    monkeypatch.setattr(coverage, "observe_entropy", crash)
+    row = coverage.coverage([zoo.BY_NAME["Albert"]], onnx=False)[0]
+    assert row.reload == "FAILED: GateError: not today"
+    assert row.entropy == "FAILED: RuntimeError: boom"
+    assert row.prune == "yes"
+    assert row.failed
 
 
 def test_equality_is_not_taken_for_granted(monkeypatch):
