@@ -142,12 +142,13 @@ def export(
 
 def _export_gates(trained: TrainedModel, mask: Tensor, out: Path) -> None:
     """The gates alone, fixed at the mask."""
+    ungated = copy.deepcopy(trained.model)
     gated = GatedModel(trained.model, trained.gate_config)
     gated.gates.log_alpha.data.copy_(trained.gates.log_alpha.detach())
     gated.set_mask_(trained.gates.to_gates(mask))
     with written_whole(out) as partial:
         gated.save_pretrained(partial)
-        again = GatedModel.from_pretrained(copy.deepcopy(trained.model), partial)
+        again = GatedModel.from_pretrained(ungated, partial)
         inputs = example_inputs(trained.model)
         difference = relative_difference(gated, again, inputs)  # type: ignore[arg-type]
         if not difference <= TOLERANCE:

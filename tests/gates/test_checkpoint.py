@@ -23,7 +23,7 @@ from training import zoo
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers
-for name in ("gates", "training", "torchmetrics", "pytorch_lightning", "wandb", "datasets", "jsonargparse", "scipy"):
+for name in ("gates", "training", "torchmetrics", "pytorch_lightning", "wandb", "jsonargparse"):
     sys.modules[name] = None  # importing this project, or what it needs beside torch and transformers, is an error
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
