@@ -99,9 +99,14 @@ class HeadPruner(pl.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if (backbone is None) == (from_scratch is None):
+        if backbone is None and from_scratch is None:
             raise GateError(
-                "give either a pretrained model (--model.backbone) or config fields (--model.from_scratch), not both or neither"
+                "there is no model: give a pretrained one (--model.backbone) or config fields (--model.from_scratch)"
+            )
+        if backbone is not None and from_scratch is not None:
+            raise GateError(
+                f"both a pretrained model ({backbone!r}) and config fields of a new one are given; add --model.from_scratch null, "
+                "or start from a --config without from_scratch, such as configs/sst2_minilm_local.yaml"
             )
         for name, value in {
             "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,
