@@ -105,8 +105,8 @@ class HeadPruner(pl.LightningModule):
             )
         if backbone is not None and from_scratch is not None:
             raise GateError(
-                f"both a pretrained model ({backbone!r}) and config fields of a new one are given; add --model.from_scratch null, "
-                "or start from a --config without from_scratch, such as configs/sst2_minilm_local.yaml"
+                f"both a pretrained model ({backbone!r}) and config fields of a new one are given; add "
+                "--model.from_scratch null, or start from a --config without it, such as configs/sst2_minilm_local.yaml"
             )
         for name, value in {
             "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,

@@ -285,7 +285,7 @@ def test_masked_heads_do_not_train():
         ({"minimum_per_layer": 2}, "needs 4 heads"),
         ({"from_scratch": {"model_type": "telepathy"}}, "telepathy"),
         ({"from_scratch": {"model_type": "bert", "hidden_size": 10, "num_attention_heads": 4}}, "hidden size"),
-        ({"backbone": "also"}, "not both"),
+        ({"backbone": "also"}, "both a pretrained model .'also'."),
     ],
 )
 def test_bad_settings_are_named(settings, message):
