@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from gates.attach import HeadGates
+from gates.checkpoint import load_pruned
 from gates.masks import load_mask
 from gates.model import GatedModel
 from gates.sites import find_attention
@@ -284,3 +285,16 @@ def test_an_unknown_format_is_refused(run, tmp_path, capsys):
     assert caught.value.code == 2
     assert "clay" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_is_pruned_on_and_exported_again(run, tmp_path):
+    """Heads: 8, then 3 of them, then 2 of those, then 1 by another export of the second run."""
+    more = ("--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.budget", "2")
+    synthetic = ("--data.seed", "1")
+    done = run_fit("--config", write_config(tmp_path), "--run_dir", "second", *more, *synthetic, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert call(tmp_path / "second", tmp_path / "out", "--format", "remote-code", "--budget", "1") == 0
+    for folder, heads in ((run / "export", 3), (tmp_path / "second" / "export", 2), (tmp_path / "out", 1)):
+        assert sum(site.heads for site in find_attention(load_pruned(folder))) == heads
+    first, second = (load_file(folder / "export" / "model.safetensors") for folder in (run, tmp_path / "second"))
+    assert first.keys() >= second.keys()
