@@ -32,11 +32,13 @@ INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit"]:
     """How the entropy of these sites is found: ``fast`` in memory linear in the sequence, or from ``explicit`` scores.
 
-    Explicit scores are needed where the model adds a bias to them (T5), caps them (Gemma 2), or computes attention on its own.
+    Explicit scores are needed where the model adds a bias to them (T5, ALiBi), caps them (Gemma 2), or computes attention on
+    its own.
     """
     changed = ("has_relative_attention_bias", "attn_logit_softcapping")
     known = [{INTERFACE, DIRECT} & set(_names(site.core)) for site in sites]
-    plain = all(known) and not any(getattr(site.core, name, None) for site in sites for name in changed)
+    slopes = any(getattr(getattr(site.core, "config", None), "alibi", False) for site in sites)
+    plain = all(known) and not slopes and not any(getattr(site.core, name, None) for site in sites for name in changed)
     return "fast" if plain else "explicit"
 
 

@@ -164,7 +164,14 @@ def test_matrices_changed_by_dropout_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "route"),
-    [("Bert", "fast"), ("Falcon (new decoder)", "fast"), ("T5", "explicit"), ("Gemma2", "explicit"), ("Bloom", "explicit")],
+    [
+        ("Bert", "fast"),
+        ("Falcon (new decoder)", "fast"),
+        ("Falcon (ALiBi)", "explicit"),
+        ("T5", "explicit"),
+        ("Gemma2", "explicit"),
+        ("Bloom", "explicit"),
+    ],
 )
 def test_the_route_by_architecture(name, route):
     assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route

@@ -188,7 +188,7 @@ def test_accumulated_halves_equal_whole_batches():
                 return data._loader("train", FirstHalves(list(whole().batch_sampler)))
 
             data.train_dataloader = halves
-        make_trainer(accumulate_grad_batches=accumulate, limit_train_batches=6 * accumulate).fit(pruner, data)
+        make_trainer(accumulate_grad_batches=accumulate, limit_train_batches=7 * accumulate, max_steps=6).fit(pruner, data)
         results.append(state(pruner))
     start = state(make_pruner(from_scratch=model))
     for name, tensor in results[0].items():
