@@ -196,9 +196,8 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
 def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, out: Path, cost: Cost | None) -> None:
     """What was written, and what it costs."""
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    console.print(
-        f"{format}: {int(mask.sum())} of {len(mask)} heads, {size / 1e6:.2f} MB in {escape(str(out))}", soft_wrap=True
-    )
+    space = f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    console.print(f"{format}: {int(mask.sum())} of {len(mask)} heads, {space} in {escape(str(out))}", soft_wrap=True)
     if format == "gates":
         run, name = trained.run, trained.checkpoint
         source = run.path if name == "final" else run.checkpoint(name)

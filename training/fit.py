@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
             arguments = ["--config", str(default_config()), *arguments]
         config = parser.parse_args(arguments)
-        fit(parser, config)
+        with interruptible():
+            fit(parser, config)
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -110,6 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped; go on with --existing resume", file=sys.stderr)
         return 130
     return 0
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl+C as ``KeyboardInterrupt`` also while Lightning trains, which makes ``SystemExit`` of it."""
+    try:
+        yield
+    except SystemExit as stop:
+        raise KeyboardInterrupt from stop
 
 
 def default_config() -> Path:

@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -296,3 +298,27 @@ def test_a_name_that_is_nowhere_is_refused(monkeypatch, tmp_path):
     with pytest.raises(GateError, match=r"'someone/gates'.*\(cannot reach the hub\)$"):
         GatedModel.from_pretrained(model, "someone/gates")
     assert is_untouched(model)
+
+
+FRESH_PROCESS = """
+import sys, torch, transformers
+from gates.model import GatedModel
+transformers.utils.logging.disable_progress_bar()
+base = transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
+gated = GatedModel.from_pretrained(base, sys.argv[2]).eval()
+with torch.no_grad():
+    torch.save(gated(**torch.load(sys.argv[3])).logits, sys.argv[4])
+"""
+
+
+def test_the_gates_alone_in_a_fresh_process(tmp_path):
+    gated = trained().eval()
+    expected = logits(gated, inputs("bert"))
+    gated.save_pretrained(tmp_path / "gates")
+    gated.base_model.save_pretrained(tmp_path / "base")
+    torch.save(inputs("bert"), tmp_path / "inputs.pt")
+    paths = [str(tmp_path / name) for name in ("base", "gates", "inputs.pt", "found.pt")]
+    done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, *paths], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    torch.testing.assert_close(torch.load(tmp_path / "found.pt"), expected)
+    assert (expected - logits(build("bert"), inputs("bert"))).abs().max() > 1e-2

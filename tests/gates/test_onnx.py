@@ -1,5 +1,7 @@
+import subprocess
 import sys
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -260,3 +262,27 @@ def test_bad_paths_and_inputs_are_refused(tmp_path):
         export_onnx(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
     assert [file.name for file in tmp_path.iterdir()] == ["taken.onnx"]
     assert (tmp_path / "taken.onnx").read_text() == "precious"
+
+
+FRESH_PROCESS = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None  # the file alone, and its runtime
+import numpy, onnxruntime
+given = dict(numpy.load(sys.argv[2]))
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+numpy.save(sys.argv[3], session.run(None, given)[0])
+"""
+
+
+def test_onnx_runtime_alone_in_a_fresh_process(tmp_path):
+    model, mask = build("BertForSequenceClassification")
+    batch = texts(3, 9, seed=1)
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask), torch.no_grad():
+        expected = model(**batch).logits
+    export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", texts(2, 6, seed=0))
+    np.savez(tmp_path / "inputs.npz", **{name: tensor.numpy() for name, tensor in batch.items()})
+    paths = [str(tmp_path / name) for name in ("model.onnx", "inputs.npz", "found.npy")]
+    done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, *paths], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "found.npy")), expected, **CLOSE)

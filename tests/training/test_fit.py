@@ -242,6 +242,22 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
             torch.testing.assert_close(tensor, results[1][name], msg=name)
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.warm_up", "30"]
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    for _ in range(1200):
+        if (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "stopped; go on with --existing resume"
+    assert "Traceback" not in errors
+
+
 def test_another_budget_from_the_dense_checkpoint_of_a_run(full_run, tmp_path):
     run, _ = full_run
     dense = str(run / "checkpoints" / "dense.ckpt")
