@@ -150,8 +150,10 @@ def _replace_(module, path, make):
 def _resized(old, features_in, features_out):
     place = {"device": old.weight.device, "dtype": old.weight.dtype}
     if isinstance(old, Conv1D):
-        return Conv1D(features_out, features_in).to(**place)
-    return type(old)(features_in, features_out, bias=old.bias is not None, **place)
+        new = Conv1D(features_out, features_in).to(**place)
+    else:
+        new = type(old)(features_in, features_out, bias=old.bias is not None, **place)
+    return new.requires_grad_(old.weight.requires_grad)
 
 
 def _reshape_parameter_(attention, path, size):

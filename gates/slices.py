@@ -225,9 +225,9 @@ def new_shape(cut: Cut) -> dict[str, Any]:
     """What :func:`gates.pruned.reshape_` needs to know of one site."""
     site, layout = cut.site, cut.site.layout
     shape: dict[str, Any] = {"heads": len(cut.queries), "kv_heads": len(cut.keys), "projections": {}, "attributes": {}}
-    adds = (
-        layout.adds if layout.adds != "residual" or "residual" in inspect.signature(type(site.core).forward).parameters else ""
-    )
+    adds = layout.adds
+    if adds == "residual" and adds not in inspect.signature(type(site.core).forward).parameters:
+        adds = ""  # of the models with this layout, BLOOM alone adds it inside its attention
     if not cut.queries:
         shape["headless"] = {"core": layout.core, "output": layout.output, "kind": site.kind, "adds": adds}
         shape["headless"]["returns"] = 3 if shares_bias(site) else 2  # T5 hands on its position bias

@@ -143,6 +143,18 @@ def test_a_pruned_model_trains():
     assert all(parameter.grad is not None for parameter in pruned.parameters())
 
 
+def test_frozen_weights_stay_frozen():
+    model = build("gpt2").requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    pruned = remove_heads_(model, torch.tensor([1.0, 0, 1, 1, 1, 1, 0, 0]))
+    assert {name for name, parameter in pruned.named_parameters() if parameter.requires_grad} == {"transformer.wte.weight"}
+
+
+def test_values_for_another_number_of_heads_are_refused():
+    with pytest.raises(GateError, match="gate values have shape"):
+        remove_heads_(build("bert"), torch.ones(8), values=torch.ones(7))
+
+
 def test_unknown_parameters_beside_the_projections_are_refused():
     model = build("llama")
     model.model.layers[0].self_attn.temperatures = torch.nn.Parameter(torch.ones(4))
