@@ -40,7 +40,7 @@ class DenseCheckpoint(pl.Callback):
         self.saved_at: float | None = None
 
     def seconds_since(self) -> float | None:
-        """Wall time since the dense checkpoint was saved, None if an earlier session saved it."""
+        """Wall time since the dense checkpoint was saved, None if an earlier process saved it."""
         return None if self.saved_at is None else round(time.perf_counter() - self.saved_at, 2)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
