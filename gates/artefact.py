@@ -10,9 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -22,10 +19,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gates.attach import DrawPer, HeadGates, Mode, Unit
-from gates.errors import GateError
+from gates.errors import GateError, first_line
+from gates.files import replacing
 from gates.hard_concrete import Stretch
+from gates.model_card import stated_base_model
 
 CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
@@ -85,9 +85,24 @@ class GateConfig:
         """Temperature and interval in one."""
         return Stretch(self.temperature, self.stretch_low, self.stretch_high)
 
+    def gates_for(self, model: PreTrainedModel) -> HeadGates:
+        """Gates as configured for a model, not attached.
+
+        Raises:
+            GateError: if the model's attention is unknown or covered only in part.
+        """
+        return HeadGates(
+            model,
+            self.unit,
+            stretch=self.stretch,
+            initial_log_alpha=self.initial_log_alpha,
+            straight_through=self.straight_through,
+            draw_per=self.draw_per,
+        )
+
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write the fields as JSON."""
-        with _renamed_on_success(Path(path)) as partial:
+        with replacing(path) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -133,12 +148,12 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {"log_alpha": gates.log_alpha.detach().cpu().contiguous(), "mask": gates.mask.cpu().contiguous()}
     metadata = {"mode": gates.mode, "sites": json.dumps(_sites(gates))}
-    with _renamed_on_success(directory / WEIGHTS_FILE) as partial:
+    with replacing(directory / WEIGHTS_FILE) as partial:
         save_file(tensors, partial, metadata={**metadata, "checksum": _checksum(config, metadata, tensors)})
     config.to_json_file(directory / CONFIG_FILE)
     readme = directory / CARD_FILE
     if card and (not readme.exists() or CARD_TAG in readme.read_text(encoding="utf-8", errors="replace")):
-        with _renamed_on_success(readme) as partial:
+        with replacing(readme) as partial:
             partial.write_text(card, encoding="utf-8")
 
 
@@ -221,9 +236,8 @@ def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
             huggingface_hub.hf_hub_download(str(directory_or_name), name, **download) for name in (WEIGHTS_FILE, CONFIG_FILE)
         ]
     except (OSError, ValueError) as error:  # the hub's errors are kinds of these
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise GateError(
-            f"no gates at {str(directory_or_name)!r}: it is no local folder, and the hub gave none ({reason})"
+            f"no gates at {str(directory_or_name)!r}: it is no local folder, and the hub gave none ({first_line(error)})"
         ) from error
     return Path(found[0]).parent
 
@@ -236,14 +250,13 @@ def gate_card(gates: HeadGates, config: GateConfig, open_heads: dict[str, list[i
         config: they were built from; its ``base_model`` is the only text that a user wrote.
         open_heads: open heads of each kind, by layer.
     """
-    name = re.sub(r"[`\s]+", " ", config.base_model).strip() or "not stated"
-    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists()
+    name, front_matter = stated_base_model(config.base_model, default="not stated")
     heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}
     count, total = (sum(map(sum, table.values())) for table in (open_heads, heads))
     lines = [
         "---",
         CARD_TAG,
-        *([f"base_model: {json.dumps(name)}"] if is_hub_name else []),
+        *front_matter,
         "---",
         "",
         f"# Gates of {total} attention heads, {count} open",
@@ -282,14 +295,3 @@ def _checksum(config: GateConfig, metadata: dict[str, str], tensors: dict[str, T
 
 def _summary(sites: list[tuple[str, int]]) -> str:
     return f"{len(sites)} sites and {sum(size for _, size in sites)} gates (first {sites[0][0]!r})"
-
-
-@contextmanager
-def _renamed_on_success(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which the file leaves for its own once it is written."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

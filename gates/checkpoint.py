@@ -28,7 +28,7 @@ from transformers.models.auto import modeling_auto
 from gates import pruned
 from gates.attach import HeadGates
 from gates.cost import count_parameters, measure_cost
-from gates.errors import GateError
+from gates.errors import GateError, first_line
 from gates.example_inputs import example_inputs
 from gates.masks import save_mask
 from gates.model_card import ModelCard, card_text
@@ -57,8 +57,8 @@ def save_pruned(
 ) -> Path:
     """Write ``model`` without the heads that ``mask`` drops; the model itself is not changed.
 
-    The directory is first written under a temporary name, reloaded and compared with the
-    gated model in memory; only then is it renamed into place, so a directory of that name is always complete.
+    The directory is first written under a temporary name, reloaded and compared with the gated model in memory; only then
+    is it renamed into place, so a directory of that name is always complete.
 
     Args:
         model: without attached gates; dense, or for the form ``pruned`` also pruned before.
@@ -126,7 +126,7 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
         name = config.architectures[0]
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise GateError(
-            f"{str(directory)!r} is not a saved model: its config.json cannot be read ({_first_line(error)})"
+            f"{str(directory)!r} is not a saved model: its config.json cannot be read ({first_line(error)})"
         ) from error
     check_pruned_config(config)
     stock = model_class or getattr(transformers, str(name), None)
@@ -140,7 +140,7 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
             directory, config=config, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # safetensors and Transformers raise many kinds for damaged files
-        raise GateError(f"the weights in {str(directory)!r} cannot be loaded: {_first_line(error)}") from error
+        raise GateError(f"the weights in {str(directory)!r} cannot be loaded: {first_line(error)}") from error
     if report["missing_keys"] and model_class is None:
         raise GateError(f"the weights in {str(directory)!r} lack {min(report['missing_keys'])!r}; copy or save them again")
     _check_counts(model, directory)
@@ -268,7 +268,3 @@ def written_whole(directory: Path) -> Iterator[Path]:
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _first_line(error: Any) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -107,8 +107,7 @@ def count_flops(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
 
     Attention is counted through its two explicit products, since fused kernels are not counted on every device.
     """
-    # With gradients: without, the counter stumbles over views of parameters, such as a headless layer's bias.
-    with _evaluating(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with _evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**_on(_device(model), inputs))
     return int(counter.get_total_flops())
 

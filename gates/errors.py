@@ -9,3 +9,8 @@ class GateError(ValueError):
     Command-line programs print the message and exit with code 2; library users see an ordinary
     :class:`ValueError`.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message, for a sentence of our own; its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
+from gates.files import replacing
 from gates.sites import AttentionSite
 from gates.surgery import kept_heads
 
@@ -24,10 +25,8 @@ def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[Attention
     head = json.dumps({"method": method, "heads": len(mask), "budget": int(mask.sum()), "sites": []}, indent=2)
     body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
     text = head.replace("[]", f"[\n{body}\n  ]")
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text + "\n", encoding="utf-8")
 
 
 def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.artefact import GateConfig, fetch, gate_card, load_gates_, save_gates
-from gates.attach import HeadGates
 from gates.errors import GateError
 from gates.objective import Budget, l0_penalty
 from gates.ranking import budget_mask
@@ -84,14 +83,7 @@ class GatedModel(nn.Module):
         config = config or GateConfig()
         name = config.base_model or getattr(model, "name_or_path", "")
         self.gate_config = replace(config, base_model=name)
-        self.gates = HeadGates(
-            model,
-            config.unit,
-            stretch=config.stretch,
-            initial_log_alpha=config.initial_log_alpha,
-            straight_through=config.straight_through,
-            draw_per=config.draw_per,
-        ).attach()
+        self.gates = config.gates_for(model).attach()
         self.base_model = model
         self.train(model.training)
 

@@ -66,13 +66,12 @@ def card_text(
     """
     sizes = {site.label: site.heads for site in find_attention(dense)}
     kept = [int(part.sum()) for part in mask.split(list(sizes.values()))]
-    base = re.sub(r"[`\s]+", " ", card.base_model).strip() or type(dense).__name__
-    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
+    base, front_matter = stated_base_model(card.base_model, default=type(dense).__name__)
     lines = [
         "---",
         f"library_name: {'onnx' if form == 'onnx' else 'transformers'}",
         "tags: [attention-head-pruning]",
-        *([f"base_model: {json.dumps(base)}"] if is_hub_name else []),
+        *front_matter,
         "---",
         "",
         f"# {type(dense).__name__} with {int(mask.sum())} of {len(mask)} attention heads",
@@ -100,6 +99,13 @@ def card_text(
                 for name, value in table.items()
             ]
     return "\n".join(lines) + "\n"
+
+
+def stated_base_model(name: str, *, default: str) -> tuple[str, list[str]]:
+    """A base model's name as a card can show it, and the card's metadata about it: none unless it is a hub name."""
+    shown = re.sub(r"[`\s]+", " ", name).strip() or default
+    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", shown) and not Path(shown).exists()
+    return shown, [f"base_model: {json.dumps(shown)}"] if is_hub_name else []
 
 
 def _usage(form: CardForm, auto: str, files: Sequence[str]) -> list[str]:

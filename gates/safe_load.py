@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
+from gates.files import replacing
 
 CHECKSUM_FILE = "checksums.json"
 NOT_CHECKED = (CHECKSUM_FILE, "README.md")
@@ -60,9 +61,8 @@ def write_checksums(directory: str | os.PathLike[str]) -> None:
     """Write ``checksums.json``: the SHA-256 of every file below ``directory`` but the model card and hidden files."""
     directory = Path(directory)
     sums = {path.relative_to(directory).as_posix(): _sha256(path) for path in _checked_files(directory)}
-    partial = directory / (CHECKSUM_FILE + ".partial")
-    partial.write_text(json.dumps({"sha256": sums}, indent=2) + "\n", encoding="utf-8")
-    partial.replace(directory / CHECKSUM_FILE)
+    with replacing(directory / CHECKSUM_FILE) as partial:
+        partial.write_text(json.dumps({"sha256": sums}, indent=2) + "\n", encoding="utf-8")
 
 
 def verify_checksums(directory: str | os.PathLike[str]) -> None:
@@ -145,7 +145,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise GateError(f"{str(path)!r} is damaged or not JSON ({_first_line(error)}); copy it again") from error
+        raise GateError(f"{str(path)!r} is damaged or not JSON ({first_line(error)}); copy it again") from error
 
 
 def _weights_file(directory: Path) -> Path:
@@ -171,7 +171,7 @@ def _read_file(path: Path, allow_pickle: bool) -> dict[str, Tensor]:
             return load_file(path)
         except Exception as error:  # safetensors raises its own kind, and others for sizes and types that cannot be
             raise GateError(
-                f"{str(path)!r} is truncated, damaged or no safetensors file ({_first_line(error)}); copy it again"
+                f"{str(path)!r} is truncated, damaged or no safetensors file ({first_line(error)}); copy it again"
             ) from error
     if path.suffix not in PICKLE_SUFFIXES:
         raise GateError(f"{str(path)!r} is no weights file; expected .safetensors, or a pickle ({', '.join(PICKLE_SUFFIXES)})")
@@ -189,7 +189,7 @@ def _unpickled(path: Path) -> Any:
     except Exception as error:  # PyTorch's unpickler and zip reader raise many kinds
         raise GateError(
             f"{str(path)!r} is damaged, or a pickle with more than tensors in it, and was not read "
-            f"({_first_line(error)}); use a copy in safetensors"
+            f"({first_line(error)}); use a copy in safetensors"
         ) from error
 
 
@@ -321,7 +321,3 @@ def _is_count(value: Any) -> TypeGuard[int]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -30,6 +30,7 @@ from gates.attach import HeadGates
 from gates.checkpoint import load_pruned, save_pruned
 from gates.entropy import AttentionEntropy
 from gates.errors import GateError
+from gates.files import replacing
 from gates.importance import head_gradients
 from gates.observe import entropy_route, observe_entropy
 from gates.onnx import export_onnx
@@ -315,9 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (config.markdown, markdown(rows)),
     ):
         if path is not None:
-            partial = Path(f"{path}.partial")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text(text, encoding="utf-8")
     return int(any(row.failed for row in rows))
 
 

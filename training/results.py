@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,6 +21,7 @@ from training.module import HeadPruner
 from training.plots import gate_heat_map, mask_agreement, quality_by_budget
 from training.run_directory import RunDirectory
 from training.scores_table import score_table
+from training.tasks import base_model_name
 from training.tracking import code_version, machine, versions
 
 BATCH_SIZES = (1, 8, 32)
@@ -102,7 +102,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, lear
             gates.to_heads(gates.mask).cpu(),
             tokenizer=data.tokenizer,
             card=ModelCard(
-                base_model=base_model_name(pruner),
+                base_model=base_model_name(pruner.hparams),
                 method="learned Hard-Concrete gates, weights settled with the mask",
                 metrics={name: learned_row[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
                 versions=versions(),
@@ -112,13 +112,6 @@ def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, lear
         )
     finally:
         gates.attach()
-
-
-def base_model_name(pruner: HeadPruner) -> str:
-    """A hub name as it is; a local folder by its last part alone, since paths mean nothing elsewhere."""
-    if pruner.backbone_name is None:
-        return str(pruner.hparams["from_scratch"]["model_type"])
-    return Path(pruner.backbone_name).name if Path(pruner.backbone_name).exists() else pruner.backbone_name
 
 
 def last_soft_gates(gate_log: GateLog, pruner: HeadPruner) -> torch.Tensor:

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from gates.errors import GateError
+from gates.files import replacing
 
 Existing = Literal["refuse", "resume", "overwrite"]
 FOLDERS = ("scores", "masks", "plots", "checkpoints")
@@ -164,10 +165,5 @@ class RunDirectory:
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
         """A temporary path that takes its name when the block succeeds."""
-        target = self.path / name
-        partial = target.with_name(f".{os.getpid()}-{target.name}")
-        try:
+        with replacing(self.path / name) as partial:
             yield partial
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,3 +145,12 @@ def stated_labels(backbone: str | None, *, trust_remote_code: bool = False) -> l
     config = read_config(backbone, trust_remote_code=trust_remote_code)
     names = [str(name) for _, name in sorted(config.id2label.items())]
     return None if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
+
+
+def base_model_name(settings: Mapping[str, Any]) -> str:
+    """What a run's model is called, from its settings: a hub name as it is; a local folder by its last part alone, since
+    paths mean nothing elsewhere; a new model by its type."""
+    if settings["backbone"] is None:
+        return str(settings["from_scratch"]["model_type"])
+    name = str(settings["backbone"])
+    return Path(name).name if Path(name).exists() else name

@@ -16,6 +16,8 @@ import torch
 import wandb
 from pytorch_lightning.loggers import WandbLogger
 
+from gates.files import replacing
+
 PACKAGES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "datasets", "safetensors", "wandb")
 
 
@@ -78,9 +80,8 @@ def run_id(run_path: Path) -> str:
     file = run_path / "wandb" / "run_id.txt"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(secrets.token_hex(4) + "\n")
-        partial.replace(file)
+        with replacing(file) as partial:
+            partial.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
     return file.read_text().strip()
 
 

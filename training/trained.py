@@ -23,6 +23,7 @@ from gates.ranking import budget_mask
 from training.checkpoints import read_checkpoint
 from training.module import PRUNED_BEFORE
 from training.run_directory import RunDirectory
+from training.tasks import base_model_name
 
 LEARNED = "learned"
 SCORES = "scores/heads.csv"
@@ -74,16 +75,9 @@ def load_trained(path: str) -> TrainedModel:
         initial_log_alpha=settings["initial_log_alpha"],
         straight_through=settings["straight_through"],
         draw_per=settings["draw_per"],
-        base_model=_base_name(settings),
+        base_model=base_model_name(settings),
     )
-    gates = HeadGates(
-        model,
-        config.unit,
-        stretch=config.stretch,
-        initial_log_alpha=config.initial_log_alpha,
-        straight_through=config.straight_through,
-        draw_per=config.draw_per,
-    )
+    gates = config.gates_for(model)
     gates.load_state_dict({name.removeprefix("gates."): value for name, value in state.items() if name.startswith("gates.")})
     try:
         tokenizer = AutoTokenizer.from_pretrained(run.export, trust_remote_code=False)
@@ -132,13 +126,6 @@ def choose_mask(
         minimum_per_layer=trained.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,
     )
     return gates.to_heads(mask)
-
-
-def _base_name(settings: Mapping[str, Any]) -> str:
-    if settings["backbone"] is None:
-        return str(settings["from_scratch"]["model_type"])
-    name = str(settings["backbone"])
-    return Path(name).name if Path(name).exists() else name
 
 
 def _scores(run: RunDirectory) -> dict[str, list[float]]:
