@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from gates.attach import DrawPer, HeadGates, Mode, Unit
 from gates.errors import GateError, first_line
+from gates.family import GateFamily
 from gates.files import replacing
 from gates.hard_concrete import Stretch
 from gates.model_card import stated_base_model
@@ -31,7 +32,11 @@ CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
 CARD_FILE = "README.md"
 CARD_TAG = "tags: [head-gates]"
-CHOICES: dict[str, tuple[str, ...]] = {"unit": get_args(Unit), "draw_per": get_args(DrawPer)}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "unit": get_args(Unit), "draw_per": get_args(DrawPer), "family": get_args(GateFamily),
+}  # fmt: skip
+ADDED_LATER = ("family", "budget")
+"""Fields that older artefacts lack: with their defaults they are not written, nor part of a checksum."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class GateConfig:
         straight_through: train with gates rounded to 0 and 1.
         draw_per: one draw of the gates per ``batch`` or per ``example``.
         base_model: name of the model the gates belong to, for the reader.
+        family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
+        budget: heads that the two top-k families keep, as a count, a fraction or one of these per kind; None for all.
 
     Raises:
         GateError: for a field of another type or outside its range.
@@ -65,6 +72,8 @@ class GateConfig:
     straight_through: bool = False
     draw_per: DrawPer = "batch"
     base_model: str = ""
+    family: GateFamily = "hard-concrete"
+    budget: int | float | dict[str, int | float] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -74,6 +83,9 @@ class GateConfig:
                 expected = "" if is_number else f"a number such as {example}"
             elif field.name in CHOICES:
                 expected = "" if value in CHOICES[field.name] else " or ".join(map(repr, CHOICES[field.name]))
+            elif field.name == "budget":
+                is_budget = isinstance(value, (int, float, dict, type(None))) and not isinstance(value, bool)
+                expected = "" if is_budget else "a number of heads, a fraction, or one of these per kind"
             else:
                 expected = "" if isinstance(value, type(example)) else f"a value such as {example!r}"
             if expected:
@@ -89,7 +101,7 @@ class GateConfig:
         """Gates as configured for a model, not attached.
 
         Raises:
-            GateError: if the model's attention is unknown or covered only in part.
+            GateError: if the model's attention is unknown or covered only in part, or it cannot have the budget.
         """
         return HeadGates(
             model,
@@ -98,12 +110,14 @@ class GateConfig:
             initial_log_alpha=self.initial_log_alpha,
             straight_through=self.straight_through,
             draw_per=self.draw_per,
+            family=self.family,
+            budget=self.budget,
         )
 
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write the fields as JSON."""
         with replacing(path) as partial:
-            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(_written(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -183,7 +197,7 @@ def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: Gat
             f"the gates in {str(directory)!r} are of a model with {_summary(sites)}, but this model has {_summary(expected)}; "
             "use the model they were trained with"
         )
-    differing = [name for name, value in _settings(saved).items() if value != _settings(config)[name]]
+    differing = [name for name, value in asdict(saved).items() if name != "base_model" and value != getattr(config, name)]
     if differing:
         name = differing[0]
         raise GateError(
@@ -280,13 +294,15 @@ def gate_card(gates: HeadGates, config: GateConfig, open_heads: dict[str, list[i
     return "\n".join(lines) + "\n"
 
 
-def _settings(config: GateConfig) -> dict[str, Any]:
-    """What the meaning of ``log_alpha`` depends on: all fields but the name, which a reader may correct."""
-    return {name: value for name, value in asdict(config).items() if name != "base_model"}
+def _written(config: GateConfig) -> dict[str, Any]:
+    """The fields that are written."""
+    defaults = GateConfig()
+    return {name: v for name, v in asdict(config).items() if name not in ADDED_LATER or v != getattr(defaults, name)}
 
 
 def _checksum(config: GateConfig, metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps([_settings(config), metadata], sort_keys=True).encode())
+    settings = {name: value for name, value in _written(config).items() if name != "base_model"}  # a reader may correct it
+    digest = hashlib.sha256(json.dumps([settings, metadata], sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())

@@ -7,7 +7,7 @@ papers exactly, and independent of the attention implementation (eager, SDPA, fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Self, get_args
@@ -16,14 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gates.clamped_linear import ClampedLinear
 from gates.errors import GateError
+from gates.family import GateFamily, LearnedGates
 from gates.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.objective import Budget
+from gates.relaxed_topk import RelaxedTopK
 from gates.sites import KINDS, AttentionSite, find_attention
+from gates.straight_through import StraightThroughTopK
 
 Mode = Literal["open", "stochastic", "masked"]
 Granularity = Literal["example", "token", "batch"]
 DrawPer = Literal["batch", "example"]
 Unit = Literal["head", "group"]
+
+TOP_K_FAMILIES: tuple[GateFamily, ...] = ("relaxed-top-k", "straight-through-top-k")
+"""Gate families that have a budget of their own."""
 
 IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
 """Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
@@ -37,7 +45,13 @@ class HeadGates(nn.Module):
             :meth:`attach`, and never registered as a submodule.
         unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
             closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
-        stretch, initial_log_alpha, straight_through: see :class:`gates.hard_concrete.HardConcrete`.
+        stretch, initial_log_alpha, straight_through, anneal, straight_through_from: see
+            :class:`gates.hard_concrete.HardConcrete`; without effect on other families.
+        family: how gates are learned: ``hard-concrete``, ``relaxed-top-k`` (:class:`gates.relaxed_topk.RelaxedTopK`),
+            ``straight-through-top-k`` (:class:`gates.straight_through.StraightThroughTopK`) or ``clamped-linear``
+            (:class:`gates.clamped_linear.ClampedLinear`).
+        budget: for the two top-k families, how many gates they keep: a count (18), a fraction (0.25) or one of these per
+            kind ({"encoder": 10}); None for all. Other families have none.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
             example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
             Either way all positions share it.
@@ -45,8 +59,8 @@ class HeadGates(nn.Module):
     ``mode`` says which values the gates take:
 
     * ``"open"``: all ones (the hook does nothing);
-    * ``"stochastic"``: Hard Concrete, drawn anew for every call of ``model`` in training mode, and the evaluation
-      gates in evaluation mode;
+    * ``"stochastic"``: as learned: drawn anew for every call of ``model`` in training mode (where the family is random),
+      and the evaluation gates in evaluation mode;
     * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[gates]``.
 
     :meth:`use` overrides all three for a while. ``generator``, None by default, is where draws take their noise from.
@@ -54,9 +68,9 @@ class HeadGates(nn.Module):
     Gates are float32 always: casting the module moves them and leaves their dtype.
 
     Raises:
-        GateError: if the model's attention is unknown or covered only in part, and, when an attached model is called, for
-            the head masks of Transformers 4, which Transformers 5 would ignore, and for attention that goes round its output
-            projection, where gates would do nothing.
+        GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
+            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, and for
+            attention that goes round its output projection, where gates would do nothing.
     """
 
     mask: Tensor
@@ -70,18 +84,37 @@ class HeadGates(nn.Module):
         initial_log_alpha: float = 2.5,
         straight_through: bool = False,
         draw_per: DrawPer = "batch",
+        anneal: float | None = None,
+        straight_through_from: float = 1.0,
+        family: GateFamily = "hard-concrete",
+        budget: int | float | Mapping[str, int | float] | None = None,
     ) -> None:
         super().__init__()
         if unit not in get_args(Unit):
             raise GateError(f"the unit is {unit!r}; expected 'head' or 'group'")
+        if budget is not None and family not in TOP_K_FAMILIES:
+            raise GateError(
+                f"{family} gates take no budget, but {budget} is given; leave it out, or choose {TOP_K_FAMILIES[0]}"
+            )
         self.unit: Unit = unit
         self.draw_per: DrawPer = draw_per
         self.sites: tuple[AttentionSite, ...] = find_attention(model)
         self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
-        self.hard_concrete = HardConcrete(
-            self.size, stretch=stretch, initial_log_alpha=initial_log_alpha, straight_through=straight_through
-        )
+        self.family: GateFamily = family
         self.register_buffer("mask", torch.ones(self.size))
+        # Named after the first family, of whatever family it is: checkpoints know log_alpha by this name.
+        self.hard_concrete = self._learned_of(
+            family,
+            Budget(self.size, {}) if budget is None else Budget.parse(budget, self.kind_sizes()),
+            HardConcrete(
+                self.size,
+                stretch=stretch,
+                initial_log_alpha=initial_log_alpha,
+                straight_through=straight_through,
+                anneal=anneal,
+                straight_through_from=straight_through_from,
+            ),
+        )
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
         self._roots = (model,)  # in a tuple, so that it does not become a submodule
@@ -92,6 +125,18 @@ class HeadGates(nn.Module):
         self._fired: set[int] = set()
         self._gated: set[int] = set()  # in the present call of each attention module
         self.to(next(model.parameters()).device)
+
+    def _learned_of(self, family: GateFamily, budget: Budget, hard_concrete: HardConcrete) -> LearnedGates:
+        match family:
+            case "hard-concrete":
+                return hard_concrete
+            case "relaxed-top-k":
+                return RelaxedTopK(budget, self.kind_index())
+            case "straight-through-top-k":
+                return StraightThroughTopK(budget, self.kind_index())
+            case "clamped-linear":
+                return ClampedLinear(self.size)
+        raise GateError(f"the gate family is {family!r}; expected one of {', '.join(get_args(GateFamily))}")
 
     # -- attaching ---------------------------------------------------------------------------------------------
 
@@ -150,9 +195,14 @@ class HeadGates(nn.Module):
         return sum(site.heads for site in self.sites)
 
     @property
+    def learned(self) -> LearnedGates:
+        """What holds ``log_alpha`` and makes gates of it, according to the family."""
+        return self.hard_concrete
+
+    @property
     def log_alpha(self) -> nn.Parameter:
         """The trainable scalars, ``[gates]``."""
-        return self.hard_concrete.log_alpha
+        return self.learned.log_alpha
 
     def values(self) -> Tensor:
         """The deterministic value of every gate in the present mode, ``[gates]``, detached."""
@@ -160,11 +210,11 @@ class HeadGates(nn.Module):
             return torch.ones_like(self.mask)
         if self.mode == "masked":
             return self.mask.clone()
-        was_training = self.hard_concrete.training
+        was_training = self.learned.training
         try:
-            return self.hard_concrete.eval()().detach()
+            return self.learned.eval()().detach()
         finally:
-            self.hard_concrete.train(was_training)
+            self.learned.train(was_training)
 
     def to_heads(self, values: Tensor) -> Tensor:
         """Values per gate as values per head: each gate's for all heads it scales.
@@ -310,13 +360,13 @@ class HeadGates(nn.Module):
         if self.mode == "masked":
             return self.mask.split(self.sizes)[index]
         if not self.training:
-            return self.hard_concrete().split(self.sizes)[index]
+            return self.learned().split(self.sizes)[index]
         if self._drawn is None:  # a part of the model was called on its own
             self._drawn = self._draw(None)
         return self._drawn.split(self.sizes, dim=-1)[index]
 
     def _draw(self, batch: int | None) -> Tensor:
-        return self.hard_concrete(self.generator, draws=batch if self.draw_per == "example" else None)
+        return self.learned(self.generator, draws=batch if self.draw_per == "example" else None)
 
     def _leaf(self, index: int, heads: Tensor) -> Tensor:
         assert self._probe is not None
@@ -363,7 +413,8 @@ class HeadGates(nn.Module):
         return super()._apply(without_cast, recurse)
 
     def extra_repr(self) -> str:
-        return f"unit={self.unit}, mode={self.mode}, sites={len(self.sites)}, gates={self.size}, attached={self.is_attached}"
+        size = f"sites={len(self.sites)}, gates={self.size}"
+        return f"family={self.family}, unit={self.unit}, mode={self.mode}, {size}, attached={self.is_attached}"
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:

@@ -161,9 +161,17 @@ class AttentionEntropy(Metric):
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._slices = _slices(sites)
+        self._slices = head_slices(sites)
         self.add_state("total", torch.zeros(sum(site.heads for site in sites), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
+
+    def from_scores(self, query: Tensor, key: Tensor, scale: float, bias: Tensor | None, **more: Any) -> Tensor:
+        """:func:`attention_entropy`, for :func:`gates.observe.observe_attention`."""
+        return attention_entropy(query, key, scale, bias, **more)
+
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        """Entropy in nats ``[batch, heads, query]`` of weights ``[batch, heads, query, key]``, float32."""
+        return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
 
     def update(self, site: int, entropy: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
         """Add one forward pass of one site.
@@ -184,6 +192,7 @@ class AttentionEntropy(Metric):
         return _entropy_compute(self.total, self.count.repeat_interleave(torch.tensor(sizes, device=self.count.device)))
 
 
-def _slices(sites: tuple[AttentionSite, ...]) -> list[slice]:
+def head_slices(sites: tuple[AttentionSite, ...]) -> list[slice]:
+    """Where the heads of each site are in a flat vector ``[heads]``."""
     ends = torch.tensor([site.heads for site in sites]).cumsum(0).tolist()
     return [slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)]

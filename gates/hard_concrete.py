@@ -7,18 +7,14 @@ parameter ``log_alpha`` and yet takes the values 0 and 1 exactly with positive p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gates.errors import GateError
-
-NOISE_MARGIN = 1e-6
-"""Uniform noise is drawn from [margin, 1 - margin], so that its logit is finite."""
-
-LOG_ALPHA_LIMIT = math.log(100)
-"""``|log_alpha|`` is kept below this, so that no gate is lost to a vanishing gradient."""
+from gates.family import LOG_ALPHA_LIMIT as LOG_ALPHA_LIMIT  # of this family first of all, and known from here
+from gates.family import LearnedGates, annealed, uniform_noise
 
 
 @dataclass(frozen=True)
@@ -64,9 +60,7 @@ def sample_gates(
         Gates in [0, 1], float32, ``[gates]`` or ``[draws, gates]``.
     """
     log_alpha = log_alpha.float()
-    shape = log_alpha.shape if draws is None else (draws, *log_alpha.shape)
-    uniform = torch.rand(shape, generator=generator, device=log_alpha.device)
-    uniform = uniform * (1 - 2 * NOISE_MARGIN) + NOISE_MARGIN
+    uniform = uniform_noise(log_alpha, draws=draws, generator=generator)
     logits = (torch.log(uniform) - torch.log1p(-uniform) + log_alpha) / stretch.temperature
     return _stretch_and_clip(torch.sigmoid(logits), stretch)
 
@@ -95,16 +89,19 @@ def _stretch_and_clip(unit: Tensor, stretch: Stretch) -> Tensor:
     return torch.clamp(unit * (stretch.high - stretch.low) + stretch.low, 0.0, 1.0)
 
 
-class HardConcrete(nn.Module):
+class HardConcrete(LearnedGates):
     """A vector of Hard-Concrete gates with one trainable ``log_alpha`` each.
 
     Args:
         gates: how many.
-        stretch: temperature and stretch interval.
+        stretch: temperature and stretch interval; the temperature at the start, if it is annealed.
         initial_log_alpha: the default, 2.5, is *near-open*: every evaluation gate is exactly 1, so attaching
             gates does not change a trained model.
         straight_through: round every gate that is above 0 up to 1 in the forward pass and keep the gradient of
             the soft gate, so that training sees only the hard values 0 and 1.
+        anneal: temperature at ``progress`` 1, reached log-linearly; the lower, the more often training gates are 0 or 1.
+            None: it stays as it is.
+        straight_through_from: the ``progress`` from which on gates are rounded as by ``straight_through``; 1 is never.
 
     In ``train()`` mode a call draws fresh gates, in ``eval()`` mode it returns the evaluation gates. All
     arithmetic is float32, also under autocast and for half-precision models.
@@ -117,12 +114,33 @@ class HardConcrete(nn.Module):
         stretch: Stretch = DEFAULT_STRETCH,
         initial_log_alpha: float = 2.5,
         straight_through: bool = False,
+        anneal: float | None = None,
+        straight_through_from: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.stretch = stretch
+        super().__init__(gates, min(max(initial_log_alpha, -LOG_ALPHA_LIMIT), LOG_ALPHA_LIMIT))
+        if anneal is not None and not 0 < anneal <= stretch.temperature:
+            raise GateError(
+                f"anneal is {anneal}; expected a temperature above 0 and at most the first one, {stretch.temperature}"
+            )
+        if not 0 <= straight_through_from <= 1:
+            raise GateError(f"straight_through_from is {straight_through_from}; expected a share from 0 to 1 (never)")
+        self._first_stretch = stretch
         self.straight_through = straight_through
-        self.log_alpha = nn.Parameter(torch.full((gates,), float(initial_log_alpha)))
-        self.clamp_()
+        self.anneal = anneal
+        self.straight_through_from = straight_through_from
+
+    @property
+    def stretch(self) -> Stretch:
+        """Temperature and stretch interval at the present progress."""
+        if self.anneal is None:
+            return self._first_stretch
+        temperature = annealed(self._first_stretch.temperature, self.anneal, self.progress)
+        return replace(self._first_stretch, temperature=temperature)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether gates are rounded at the present progress."""
+        return self.straight_through or self.progress >= self.straight_through_from < 1
 
     def forward(self, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
         """Gates ``[gates]``: a draw (or ``[draws, gates]``) in training mode, the evaluation gates otherwise."""
@@ -131,18 +149,13 @@ class HardConcrete(nn.Module):
                 gates = sample_gates(self.log_alpha, self.stretch, draws=draws, generator=generator)
             else:
                 gates = evaluation_gates(self.log_alpha, self.stretch)
-            if self.straight_through:
+            if self.rounds:
                 gates = (gates > 0).float() + gates - gates.detach()
         return gates
 
     def open_probability(self) -> Tensor:
         """P(z > 0) of every gate, ``[gates]``."""
         return open_probability(self.log_alpha, self.stretch)
-
-    @torch.no_grad()
-    def clamp_(self) -> None:
-        """Bring ``log_alpha`` back into its limits; call it after every optimiser step."""
-        self.log_alpha.clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
     def extra_repr(self) -> str:
         return f"gates={self.log_alpha.numel()}, {self.stretch}, straight_through={self.straight_through}"

@@ -106,10 +106,12 @@ class GatedModel(nn.Module):
     def penalty(self, price: Tensor | float) -> Tensor:
         """The price of the heads in expectation, to be added to the loss: a differentiable scalar.
 
+        The two top-k families always keep as many heads as their budget says, so that it is a constant for them.
+
         Args:
             price: of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
         """
-        return l0_penalty(self.gates.hard_concrete.open_probability(), price)
+        return l0_penalty(self.gates.learned.open_probability(), price)
 
     def parameter_groups(self, learning_rate: float, gate_learning_rate: float = 0.05) -> list[dict[str, Any]]:
         """Trainable parameters for an optimiser: the model's, and the gates', which need far longer steps and no decay."""
@@ -121,7 +123,7 @@ class GatedModel(nn.Module):
 
     def clamp_(self) -> None:
         """Bring the gates back into their limits; call it after every optimiser step."""
-        self.gates.hard_concrete.clamp_()
+        self.gates.learned.clamp_()
 
     @contextmanager
     def disable_gates(self) -> Iterator[Self]:

@@ -1,32 +1,36 @@
-"""Watch a model's attention while it runs and feed its entropies to a Metric.
+"""Watch a model's attention while it runs and feed its entropies and confidences to their Metrics.
 
 Where a model hands queries and keys to Transformers' attention interface, they are taken there, and no attention matrix is
 stored. Models that call PyTorch's attention themselves (Falcon) are watched there. Models that compute attention on their own
-(DeBERTa-v2, BLOOM, GPT-J, XLM, ...) are run with ``output_attentions``, and the entropy comes from the explicit matrix.
+(DeBERTa-v2, BLOOM, GPT-J, XLM, ...) are run with ``output_attentions``, and the measures come from the explicit matrix.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from gates.entropy import AttentionEntropy, attention_entropy
+from gates.entropy import AttentionEntropy
 from gates.errors import GateError
+from gates.intercept import (
+    DIRECT,
+    INTERFACE,
+    attention_function,
+    attention_matrices,
+    global_names,
+    implementation,
+    sparse_site,
+)
 from gates.sites import AttentionSite
-
-OBSERVER = "head_gates_entropy"
-INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 
 
 def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit"]:
@@ -36,22 +40,42 @@ def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit
     its own.
     """
     changed = ("has_relative_attention_bias", "attn_logit_softcapping")
-    known = [{INTERFACE, DIRECT} & set(_names(site.core)) for site in sites]
+    known = [{INTERFACE, DIRECT} & set(global_names(site.core)) for site in sites]
     slopes = any(getattr(getattr(site.core, "config", None), "alibi", False) for site in sites)
     plain = all(known) and not slopes and not any(getattr(site.core, name, None) for site in sites for name in changed)
     return "fast" if plain else "explicit"
 
 
-def _names(core: nn.Module) -> tuple[str, ...]:
-    """The global names that a module's forward refers to."""
-    return inspect.unwrap(type(core).forward).__code__.co_names
+class AttentionMetric(Protocol):
+    """What a measure of attention distributions has, such as :class:`gates.entropy.AttentionEntropy`."""
+
+    def from_scores(
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        bias: Tensor | None,
+        *,
+        softcap: float | None = None,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """The measure of every query, ``[batch, heads, query]``; arguments as of :func:`gates.entropy.attention_entropy`."""
+
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        """The same from attention weights ``[batch, heads, query, key]``."""
+
+    def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
+        """Add one forward pass of one site."""
 
 
 @contextmanager
-def observe_entropy(
-    model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Mapping[str, Tensor | None]
+def observe_attention(
+    model: PreTrainedModel,
+    sites: tuple[AttentionSite, ...],
+    metrics: Sequence[AttentionMetric],
+    valid: Mapping[str, Tensor | None],
 ) -> Iterator[None]:
-    """Feed ``metric`` from every forward pass of ``model`` inside the block; outputs are unchanged.
+    """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are unchanged.
 
     Queries and keys are taken where the model hands them to its attention function: after rotary embedding and
     scaling, before dropout and before the gates.
@@ -59,25 +83,26 @@ def observe_entropy(
     Args:
         model: any model whose attention :func:`gates.sites.find_attention` covers, but block-sparse attention.
         sites: its sites.
-        metric: receives every site's entropies.
+        metrics: each receives its measure of every site.
         valid: for each kind, the queries that are not padding ``[batch, query]``, or None if all count.
 
     Raises:
-        GateError: for block-sparse attention; if the attention of some site was not seen; or if a model whose entropy needs
-            its attention matrix is in training mode, where dropout has changed it.
+        GateError: for block-sparse attention; if the attention of some site was not seen; or if a model that has to give its
+            attention matrix is in training mode, where dropout has changed it.
     """
-    sparse = next((site for site in sites if site.gate_only and INTERFACE not in _names(site.core)), None)
+    sparse = sparse_site(sites)
     if sparse is not None:
         raise GateError(
             f"the entropy of {type(sparse.core).__name__} is not defined over all keys; leave the entropy rankings out"
         )
     seen: set[int] = set()
 
-    def update(position: int, entropy: Tensor, visible: Tensor) -> None:
+    def update(position: int, measure: Measure, visible: Tensor) -> None:
         seen.add(position)
-        metric.update(position, entropy, visible, valid.get(sites[position].kind))
+        for metric in metrics:
+            metric.update(position, measure(metric), visible, valid.get(sites[position].kind))
 
-    names = [_names(site.core) for site in sites]
+    names = [global_names(site.core) for site in sites]
     if all(INTERFACE in of_site for of_site in names):
         watch = _from_interface
     elif all(DIRECT in of_site for of_site in names):
@@ -93,7 +118,17 @@ def observe_entropy(
         )
 
 
-Update = Callable[[int, Tensor, Tensor], None]
+@contextmanager
+def observe_entropy(
+    model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Mapping[str, Tensor | None]
+) -> Iterator[None]:
+    """:func:`observe_attention` for the entropy alone."""
+    with observe_attention(model, sites, [metric], valid):
+        yield
+
+
+Measure = Callable[[AttentionMetric], Tensor]
+Update = Callable[[int, Measure, Tensor], None]
 
 
 # -- from the attention interface ------------------------------------------------------------------------------
@@ -113,9 +148,8 @@ def _from_interface(model: PreTrainedModel, sites: tuple[AttentionSite, ...], up
             scores_bias, position_bias = bias, kwargs.get("position_bias")
             if position_bias is not None and bool(position_bias.any()):
                 scores_bias = position_bias.float() if bias is None else bias + position_bias.float()
-            scale = kwargs.get("scaling")
-            entropy = _entropy(query, key, scale, scores_bias, softcap=softcap, sink=sink)
-            update(position, entropy, visible if sink is None else visible + 1)
+            measure = _measure(query, key, kwargs.get("scaling"), scores_bias, softcap=softcap, sink=sink)
+            update(position, measure, visible if sink is None else visible + 1)
         if softcap is not None or sink is not None:  # SDPA knows neither
             eager = inspect.getmodule(type(module)).eager_attention_forward  # type: ignore[union-attr]
             mask = None if bias is None else bias.to(query.dtype).clamp(min=torch.finfo(query.dtype).min)
@@ -123,13 +157,14 @@ def _from_interface(model: PreTrainedModel, sites: tuple[AttentionSite, ...], up
             return output
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
-    with _attention_function(model, observed):
+    with attention_function(model, observed):
         yield
 
 
-def _entropy(query: Tensor, key: Tensor, scale: float | None, bias: Tensor | None, **more: Any) -> Tensor:
+def _measure(query: Tensor, key: Tensor, scale: float | None, bias: Tensor | None, **more: Any) -> Measure:
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return attention_entropy(query, repeat_kv(key, query.shape[1] // key.shape[1]), scale, bias, **more)
+    repeated = repeat_kv(key, query.shape[1] // key.shape[1])
+    return lambda metric: metric.from_scores(query, repeated, scale, bias, **more)
 
 
 def _bias(
@@ -149,33 +184,6 @@ def _bias(
     if attention_mask.dtype != torch.bool:
         bias = torch.where(sees, attention_mask.float(), bias)
     return bias, visible
-
-
-@contextmanager
-def _attention_function(model: PreTrainedModel, function: Callable[..., Any]) -> Iterator[None]:
-    """Make ``function`` the model's attention function for a while."""
-    ALL_ATTENTION_FUNCTIONS.register(OBSERVER, function)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(OBSERVER, sdpa_mask)
-    try:
-        with _implementation(model, OBSERVER):
-            yield
-    finally:
-        for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-            type(interface)._global_mapping.pop(OBSERVER, None)
-
-
-@contextmanager
-def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Another attention implementation for a while, in the whole model."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
-        for config, _ in before:
-            config._attn_implementation = name
-        yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
 
 
 # -- from direct calls of scaled_dot_product_attention ------------------------------------------------------------
@@ -199,7 +207,7 @@ class _ScaledDotProducts(TorchFunctionMode):
                 query, key, *_ = args
                 mask = kwargs.get("attn_mask")
                 bias, visible = _bias(core, query, key, mask, kwargs.get("is_causal", False) and mask is None)
-                self.update(position, _entropy(query, key, kwargs.get("scale"), bias), visible)
+                self.update(position, _measure(query, key, kwargs.get("scale"), bias), visible)
         return function(*args, **kwargs)
 
 
@@ -211,7 +219,7 @@ def _from_direct_calls(model: PreTrainedModel, sites: tuple[AttentionSite, ...],
         watcher.running = running
 
     with ExitStack() as stack:
-        stack.enter_context(_implementation(model, "sdpa"))
+        stack.enter_context(implementation(model, "sdpa"))
         for position, site in enumerate(sites):
             for handle in (
                 site.core.register_forward_pre_hook(partial(enter, (position, site.core))),
@@ -227,34 +235,10 @@ def _from_direct_calls(model: PreTrainedModel, sites: tuple[AttentionSite, ...],
 
 @contextmanager
 def _from_matrices(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
-    if model.training:
-        raise GateError(f"the entropy of {type(model).__name__} comes from its attention matrices; call eval() on it first")
-    with ExitStack() as stack:
-        stack.enter_context(_implementation(model, "eager"))
-        for position, site in enumerate(sites):
-            for handle in (
-                site.core.register_forward_pre_hook(_ask_for_matrix, with_kwargs=True),
-                site.core.register_forward_hook(partial(_take_matrix, update, position, site.heads)),
-            ):
-                stack.callback(handle.remove)
+    def take(position: int, weights: Tensor) -> None:
+        with torch.no_grad():
+            p = weights.float()
+            update(position, lambda metric: metric.from_matrix(p), (p > 0).sum(-1).amax(1, keepdim=True))
+
+    with attention_matrices(model, sites, take):
         yield
-
-
-def _ask_for_matrix(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    names = list(inspect.signature(type(core).forward).parameters)[1:]
-    if "output_attentions" not in names:
-        return None
-    at = names.index("output_attentions")
-    if at < len(args):
-        return (*args[:at], True, *args[at + 1 :]), kwargs
-    return args, {**kwargs, "output_attentions": True}
-
-
-@torch.no_grad()
-def _take_matrix(update: Update, position: int, heads: int, core: nn.Module, args: Any, output: Any) -> None:
-    """Entropy of a matrix of probabilities ``[batch, heads, query, key]`` among a module's outputs."""
-    found = [part for part in output[1:] if isinstance(part, Tensor) and part.dim() == 4 and part.shape[1] == heads]
-    if found:
-        p = found[0].float()
-        entropy = -(p * p.clamp(min=torch.finfo(p.dtype).tiny).log()).sum(-1)
-        update(position, entropy, (p > 0).sum(-1).amax(1, keepdim=True))

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytorch_lightning as pl
 import torch
@@ -19,6 +20,7 @@ from gates.errors import GateError
 from gates.sites import KINDS
 from training.module import HeadPruner
 from training.plots import figure_image, gate_heat_map
+from training.schedule import Phase
 
 
 def _interval(trainer: pl.Trainer) -> int:
@@ -66,6 +68,54 @@ class DenseCheckpoint(pl.Callback):
         if stepped and trainer.global_step == pl_module.boundaries[0]:
             trainer.save_checkpoint(self.path)
             self.saved_at = time.perf_counter()
+
+
+class EndOfPhase(pl.Callback):
+    """Save a checkpoint at the end of a phase and stop there.
+
+    Args:
+        path: where to.
+        phase: ``warm-up`` or ``prune``.
+    """
+
+    def __init__(self, path: Path, phase: Phase) -> None:
+        self.path, self.phase = path, phase
+
+    def _end(self, pruner: pl.LightningModule) -> int:
+        assert isinstance(pruner, HeadPruner)
+        return pruner.boundaries[0 if self.phase == "warm-up" else 1]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        end = self._end(pl_module)
+        trainer.fit_loop.epoch_loop.max_steps = max(1, end)  # Lightning has no limit of no steps at all
+        if trainer.global_step == end:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
+        if stepped and trainer.global_step == self._end(pl_module):
+            trainer.save_checkpoint(self.path)
+
+
+class Predictions(pl.Callback):
+    """Keep what a classifier predicts in evaluation, and what would have been right."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[Tensor]] = {}
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._keep("select", *args)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._keep("test", *args)
+
+    def _keep(self, split: str, logits: Tensor, batch: dict[str, Tensor], *args: Any) -> None:
+        self._kept.setdefault(f"{split}_prediction", []).append(logits.argmax(-1).cpu())
+        self._kept.setdefault(f"{split}_target", []).append(batch["labels"].cpu())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Class numbers in the order of evaluation, as ``select_prediction``, ``select_target`` and so on."""
+        return {name: torch.cat(parts).numpy().astype(np.int32) for name, parts in self._kept.items()}
 
 
 class LastGoodCheckpoint(pl.Callback):
@@ -132,7 +182,7 @@ class GateLog(pl.Callback):
         self.values.append(values)
         open_gates = (values > 0).float()
         stochastic = gates.mode == "stochastic"
-        expected = gates.hard_concrete.open_probability().cpu() if stochastic else open_gates
+        expected = gates.learned.open_probability().cpu() if stochastic else open_gates
         kinds = gates.kind_index().cpu()
         logged = {}
         for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
@@ -143,11 +193,7 @@ class GateLog(pl.Callback):
             for site, part in zip(gates.sites, counts.split(gates.sizes), strict=True):
                 logged[f"{name}/{site.label}"] = float(part.sum())
         if pruner.target is not None:
-            target = pruner.target
-            progress = 1.0 if gates.mode == "masked" else pruner.ramp(step)
-            goals = (target.target(progress) * target.heads).tolist()
-            if gates.mode == "masked" and pruner.budget is not None:
-                goals = list(pruner.budget.per_kind.values()) or [pruner.budget.total]
+            target, goals = pruner.target, pruner.goals(step)
             logged["heads/target"] = float(sum(goals))
             logged |= {f"heads/target/{kind}": float(goal) for kind, goal in zip(target.kinds, goals, strict=False)}
             if pruner.has_multipliers:

@@ -1,210 +1,217 @@
-"""Compare the learned mask with what scores would have kept, on the same dense model, at the same budget and cost."""
+"""``python -m training.compare``: methods x budgets x seeds on the same dense models, at equal training cost.
+
+Reads top to bottom: parse the command line, run the cells of each seed, write tables, verdict, report.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
-import pytorch_lightning as pl
-import torch
-from torch import Tensor
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
 
 from gates.errors import GateError
-from gates.objective import Budget
-from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
-from training.data.classification import ClassificationData
-from training.module import HeadPruner
-from training.progress import CellProgress, cell_progress
+from training.cache import Cell, CellCache
+from training.cells import PREDICTIONS, Cells
+from training.choices import Choice, Choices
+from training.comparison_options import (
+    STAGES,
+    BudgetOption,
+    check_budgets,
+    parse_budget,
+    parse_seeds,
+    parse_stages,
+    split,
+)
+from training.comparison_tables import Results, score_columns, write_tables
+from training.fit import build_parser as build_fit_parser
+from training.fit import default_config, interruptible, make_pruner, make_trainer, open_data, quiet_libraries
+from training.methods import LEARNED, MODIFIERS, Method, parse_methods
+from training.progress import cell_progress
+from training.refine import SwapSearch
 from training.run_directory import RunDirectory
-from training.scoring import Scores, score_heads
+from training.scorers import SCORERS
 
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-METHODS = ("learned", *RANKINGS)
-
-
-class TrainerFactory(Protocol):
-    """Makes a trainer like the run's own, without loggers, checkpoints and bars, for one cell of the comparison."""
-
-    def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
+OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve")
+"""Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
 
 
-@dataclass
-class Comparison:
-    """Results: one row per method and stage.
-
-    Args:
-        rows: method, stage (``post hoc``: mask only; ``settled``: trained on with the mask), heads, metrics on the
-            selection and the test split, optimiser steps after the dense model, seconds.
-        curve: post hoc quality of every ranking at other budgets, on the selection split.
-        masks: 0/1 mask of each method at the run's budget.
-        scores: what the rankings were made of.
-        keep: scores of each ranking, higher kept first.
-        alpha: of ``hies``, chosen on the selection split.
-    """
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    masks: dict[str, Tensor] = field(default_factory=dict)
-    scores: Scores | None = None
-    keep: dict[str, Tensor] = field(default_factory=dict)
-    alpha: float = 0.5
-
-    def table(self) -> pd.DataFrame:
-        return pd.DataFrame(self.rows)
-
-
-def check_methods(methods: Sequence[str], *, more: Sequence[str] = ()) -> None:
-    """Raises :class:`GateError` for a name that is no method."""
-    allowed = (*METHODS, *more)
-    for method in methods:
-        if method not in allowed:
-            raise GateError(f"unknown method {method!r}; expected some of {', '.join(allowed)}")
-
-
-def compare(
-    pruner: HeadPruner,
-    data: ClassificationData,
-    run: RunDirectory,
-    make_trainer: TrainerFactory,
-    *,
-    learned_row: dict[str, Any],
-    settled: Sequence[str],
-    curve_fractions: Sequence[float],
-    show_progress: bool = True,
-) -> Comparison:
-    """Fill a :class:`Comparison`. The pruner comes with the learned mask in force and leaves in that state.
-
-    Args:
-        pruner: after training.
-        data: its data.
-        run: holds ``checkpoints/dense.ckpt``, where every rival starts.
-        make_trainer: makes trainers with the run's own settings.
-        learned_row: the learned method's settled result.
-        settled: methods to train on with their mask, for as many steps as the learned one; ``dense`` among them is the
-            control that keeps all heads.
-        curve_fractions: budgets of the post hoc curve, as fractions of all heads.
-        show_progress: whether to draw bars.
-    """
-    gates = pruner.gates
-    learned_mask = gates.mask.detach().cpu().clone()
-    learned_state = {
-        name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)
+def build_parser() -> ArgumentParser:
+    parser = build_fit_parser(prog="python -m training.compare", description=__doc__, hidden=OF_A_RUN)
+    text = {
+        "methods": ("learned,his,hies,random", "Methods, separated by commas; --list_methods shows all."),
+        "budgets": ("0.5,0.25,0.125", "Budgets, separated by commas, each as --model.budget takes it."),
+        "seeds": ("0,1,2", "Of weights, data order and gates, separated by commas."),
+        "stages": ("post hoc,settled", f"Some of {', '.join(STAGES)}."),
     }
-    learned_log_alpha = gates.log_alpha.detach().cpu().clone()
-    result = Comparison(masks={"learned": learned_mask})
-    rivals = [method for method in settled if method != "learned"]
-    count = 1 + len(METHODS) + len(ALPHAS) + len(METHODS) * len(curve_fractions) + len(rivals)
+    for name, (default, what) in text.items():
+        parser.add_argument(f"--{name}", type=str | int | float | list[Any], default=default, help=what)
+    parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
+    parser.add_argument("--cells", type=str | None, default=None, help="Where finished cells lie (default: RUN_DIR/cells).")
+    parser.add_class_arguments(SwapSearch, "swap")
+    parser.add_argument("--distil.weight", type=float, default=0.5, help="With +distil, of the dense model's answers.")
+    parser.add_argument("--distil.hidden", type=float, default=0.0, help="With +distil, of the dense model's hidden states.")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    quiet_libraries()
+    parser = build_parser()
     try:
-        scorer = make_trainer()
-        _load_dense(pruner, run)
-        result.scores = score_heads(pruner, data.score_dataloader(), scorer)
-        with cell_progress(count, visible=show_progress and scorer.is_global_zero) as progress:
-            cells = _Cells(pruner, data, run, make_trainer, progress)
-            sizes = gates.kind_sizes()
-            budget = pruner.budget or Budget.parse(int(learned_mask.sum()), sizes)
-            kinds, layers = gates.kind_index().cpu(), gates.layer_index().cpu()
-            minimum = pruner.hparams["minimum_per_layer"]
-
-            def keep(name: RankingName, alpha: float) -> Tensor:
-                assert result.scores is not None
-                return keep_scores(
-                    name,
-                    his=result.scores.importance.his,
-                    entropy=result.scores.entropy,
-                    layer_index=layers,
-                    alpha=alpha,
-                    seed=pruner.hparams["seed"],
-                )
-
-            def mask(keep: Tensor, at: Budget = budget, minimum: int = minimum) -> Tensor:
-                return budget_mask(keep, at, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum)
-
-            # The best post hoc result on the selection split, the first of equals.
-            main = f"select_{pruner.task.main_metric}"
-            quality = [cells.post_hoc("hies", mask(keep("hies", alpha)), splits=("select",))[main] for alpha in ALPHAS]
-            result.alpha = ALPHAS[max(range(len(ALPHAS)), key=quality.__getitem__)]
-            result.keep = {"learned": learned_log_alpha, **{name: keep(name, result.alpha) for name in RANKINGS}}
-            result.masks |= {name: mask(result.keep[name]) for name in RANKINGS}
-
-            dense = torch.ones(gates.size)
-            result.rows.append(cells.post_hoc("dense", dense))
-            result.rows += [cells.post_hoc(method, mask) for method, mask in result.masks.items()]
-            for fraction in curve_fractions:
-                at = Budget.parse(max(1, round(fraction * gates.size)), sizes)
-                result.curve += [
-                    cells.post_hoc(method, mask(scores, at, 0), splits=("select",)) for method, scores in result.keep.items()
-                ]
-            result.rows.append(learned_row)
-            result.rows += [cells.settle(method, dense if method == "dense" else result.masks[method]) for method in rivals]
-    finally:
-        pruner.fixed_mask = None
-        pruner.load_state_dict(learned_state, strict=False)
-        gates.set_mask_(learned_mask.to(pruner.device))
-    return result
+        if not any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
+            arguments = ["--config", str(default_config()), *arguments]
+        config = parser.parse_args(arguments)
+        if config.list_methods:
+            show_methods(Console())
+        else:
+            with interruptible():
+                compare(parser, config, "python -m training.compare " + shlex.join(arguments))
+    except GateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 0
 
 
-def _load_dense(pruner: HeadPruner, run: RunDirectory) -> None:
-    """Weights as at the end of the warm-up."""
-    checkpoint = torch.load(run.checkpoint("dense"), map_location="cpu", weights_only=True)
-    pruner.load_state_dict(checkpoint["state_dict"])
+def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory:
+    """The whole comparison."""
+    methods = parse_methods(split(config.methods))
+    seeds = parse_seeds(split(config.seeds))
+    stages = parse_stages(split(config.stages))
+    budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
+    run = claim(config.run_dir or f"runs/{config.name}-comparison")
+    cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
+    if make_trainer(config).world_size > 1:
+        raise GateError(
+            "a comparison runs its cells on one device each; set --trainer.devices 1, and start it once per device with "
+            "--seeds of its own and the same --cells"
+        )
+    resolved = parser.dump(config, skip_unset=False)
+    results = Results()
+    cells_in_all = len(seeds) * (1 + (1 + len(methods) * len(budgets)) * len(stages))
+    with cell_progress(cells_in_all, visible=config.trainer.enable_progress_bar is not False) as progress:
+        for seed in seeds:
+            cells = cells_of(config, seed, cache, progress)
+            sizes = cells.pruner.gates.kind_sizes()
+            check_budgets(budgets, sizes)
+            if seed == seeds[0]:
+                run.path.mkdir(parents=True, exist_ok=True)
+                run.write_text("config.yaml", resolved)
+            distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
+            choices = Choices(cells, budgets, SwapSearch(**config.swap.as_dict()), distil)
+            for row in run_seed(cells, choices, methods, budgets, stages, results):
+                results.rows.append(row)
+                run.write_table("comparison.csv", pd.DataFrame(results.rows))
+            results.scores.append(score_columns(cells, choices, methods, budgets))
+            results.pruner = cells.pruner
+    write_tables(run, config, results, methods, budgets, seeds, command)
+    return run
 
 
-class _Cells:
-    """Evaluates and trains single cells of the comparison; the pruner comes with the dense weights loaded."""
-
-    def __init__(
-        self,
-        pruner: HeadPruner,
-        data: ClassificationData,
-        run: RunDirectory,
-        make_trainer: TrainerFactory,
-        progress: CellProgress,
-    ) -> None:
-        self.pruner, self.data, self.make_trainer, self.progress = pruner, data, make_trainer, progress
-        self.dense_path = run.checkpoint("dense")
-        self.evaluator = make_trainer()
-        self.settled: dict[tuple[float, ...], dict[str, Any]] = {}
-
-    def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
-        """Mask only, no training."""
-        start = time.perf_counter()
-        self.pruner.gates.set_mask_(mask.to(self.pruner.device))
-        row: dict[str, Any] = {"method": method, "stage": "post hoc", "heads": self.pruner.gates.open_heads(mask)}
-        with self.progress.cell(f"{method}, post hoc, {row['heads']} heads"):
-            row |= evaluate(self.evaluator, self.pruner, self.data, splits)
-        return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
-
-    def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
-        """Train on from the dense checkpoint with the mask fixed, to the end of the learned method's schedule.
-
-        Methods that chose the same mask share one training: it would be the same to the last bit.
-        """
-        key = tuple(mask.tolist())
-        if key in self.settled:
-            return self.settled[key] | {"method": method}
-        start = time.perf_counter()
-        self.pruner.fixed_mask = mask
-        self.pruner.train()  # Lightning keeps the mode it finds
-        row: dict[str, Any] = {"method": method, "stage": "settled", "heads": self.pruner.gates.open_heads(mask)}
-        with self.progress.cell(f"{method}, settled, {row['heads']} heads") as steps_shown:
-            trainer = self.make_trainer(steps_shown, limit_val_batches=0)
-            trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)
-            row |= evaluate(self.evaluator, self.pruner, self.data)
-        steps = trainer.global_step - self.pruner.boundaries[0]
-        self.settled[key] = row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
-        return self.settled[key]
+def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> Cells:
+    """The cells of one seed: its data order, and modules built from its weights."""
+    config = config.clone()
+    config.seed = seed
+    data = open_data(config)
+    return Cells(
+        lambda options: make_pruner(config, data, options),
+        data,
+        lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
+        trainer_settings=config.trainer.as_dict(),
+        seed=seed,
+        cache=cache,
+        progress=progress,
+        save_every=config.save_every,
+    )
 
 
-def evaluate(
-    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = ("select", "test")
-) -> dict[str, float]:
-    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
-    found: dict[str, float] = {}
-    if "select" in splits:
-        found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
-    if "test" in splits:
-        found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
-    return {name.replace("/", "_"): float(value) for name, value in found.items()}
+def run_seed(
+    cells: Cells,
+    choices: Choices,
+    methods: Sequence[Method],
+    budgets: Sequence[BudgetOption],
+    stages: Sequence[str],
+    results: Results,
+) -> Iterator[dict[str, Any]]:
+    """The rows of one seed: the dense model first, then every method at every budget."""
+    dense = Method("dense")
+    everything: list[tuple[Method, BudgetOption]] = [(dense, 1)]
+    everything += [(method, budget) for budget in budgets for method in methods if method != dense]
+    for method, budget in everything:
+        choice = choices.choose(method, budget)
+        heads = cells.pruner.gates.open_heads(choice.mask)
+        total = int(choice.mask.sum())
+        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, "mask": choice.mask.int().tolist()})
+        if method.is_learned:
+            course = pd.read_csv(choice.start.path / "gates_over_time.csv")
+            whose = pd.DataFrame({"seed": cells.seed, "method": method.name, "budget": total}, index=course.index)
+            results.gates.append(pd.concat([whose, course], axis=1))
+        for stage in stages:
+            if stage == "from scratch" and not (method.is_learned or method == dense):
+                continue
+            cell = run_stage(cells, stage, choice)
+            results.predictions[cell.key] = cell.path / PREDICTIONS
+            named = {"seed": cells.seed, "method": method.name, "stage": stage, "budget": total, "heads": heads}
+            yield named | metrics_of(cell) | cost_of(cell, stage, choice) | {"cell": cell.key}
+
+
+def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:
+    if stage == "post hoc":
+        return cells.post_hoc(choice.values)
+    if stage == "settled":
+        return cells.settle(choice.values, start=choice.start, options=choice.options)
+    return cells.from_scratch(choice.mask)
+
+
+def metrics_of(cell: Cell) -> dict[str, float]:
+    return {name: value for name, value in cell.result.items() if name.startswith(("select_", "test_"))}
+
+
+def cost_of(cell: Cell, stage: str, choice: Choice) -> dict[str, Any]:
+    """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
+    trained = stage != "post hoc"
+    peaks = [choice.peak_memory_mb, cell.result["peak_memory_mb"] if trained else None]
+    return {
+        "steps": choice.steps + (cell.result["steps"] if trained else 0),
+        "seconds": round(choice.seconds + (cell.result["seconds"] if trained else 0.0), 2),
+        "peak_memory_mb": max((peak for peak in peaks if peak is not None), default=None),
+    }
+
+
+def claim(path: str) -> RunDirectory:
+    """The directory: new, empty, or that of a comparison, which goes on.
+
+    Raises:
+        GateError: if it holds something else.
+    """
+    folder = Path(path)
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise GateError(f"--run_dir {path!r} is or lies in a file ({str(place)!r}); give a directory")
+    if folder.is_dir() and any(folder.iterdir()) and not ((folder / "cells").is_dir() or (folder / "comparison.csv").is_file()):
+        raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
+    return RunDirectory(folder)
+
+
+def show_methods(console: Console) -> None:
+    """Every method by name, with what it does and its source."""
+    table = Table("method", "what decides which heads stay", "source", title="Methods")
+    for name, method in {**LEARNED, **SCORERS}.items():
+        table.add_row(name, method.what, method.source)
+    console.print(table)
+    for name, what in MODIFIERS.items():
+        console.print(f"+{name}: {what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from argparse import SUPPRESS
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -26,10 +27,10 @@ from rich.console import Console
 from gates.errors import GateError
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
-from training.compare import METHODS, Comparison, check_methods, compare, evaluate
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
+from training.run_comparison import METHODS, Comparison, check_methods, compare, evaluate
 from training.run_directory import Existing, RunDirectory
 from training.tasks import stated_labels
 from training.tracking import WandbOptions
@@ -49,8 +50,17 @@ UNHELPFUL_WARNINGS = (
 )
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training.fit", description=__doc__.splitlines()[0] if __doc__ else None)
+def build_parser(
+    prog: str = "python -m training.fit", description: str | None = __doc__, hidden: Collection[str] = ()
+) -> ArgumentParser:
+    """The command line; other commands that train add to it.
+
+    Args:
+        prog: the command.
+        description: its first line is shown.
+        hidden: options that this command takes from configurations without using them.
+    """
+    parser = ArgumentParser(prog=prog, description=description.splitlines()[0] if description else None)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file; the embedded default if no --config is given.")
     parser.add_argument("--run_dir", type=str | None, default=None, help="Where to write (default: runs/NAME).")
     parser.add_argument("--existing", type=Existing, default="refuse", help="What to do if --run_dir holds a run.")
@@ -90,6 +100,9 @@ def build_parser() -> ArgumentParser:
             "trainer.gradient_clip_val": 1.0,
         }
     )
+    for action in parser._actions:
+        if action.dest in hidden:
+            action.help = SUPPRESS
     return parser
 
 
@@ -151,12 +164,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     else:
         run = RunDirectory.of_other_process(os.environ.get(RUN_DIR_OF_FIRST) or config.run_dir, config.name, config.existing)
 
-    pl.seed_everything(config.seed, workers=True, verbose=False)
     pruner, data = instantiate(config)
-    labels = stated_labels(pruner.backbone_name, trust_remote_code=config.model.trust_remote_code)
-    data.build(pruner.backbone_name, labels)
-    assert data.tokenizer is not None
-    pruner.build(data.labels, data.tokenizer)
     checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
@@ -208,12 +216,36 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
 
 
 def instantiate(config: Namespace) -> tuple[HeadPruner, ClassificationData]:
-    """The module and the data, with the run's seed."""
-    pruner = HeadPruner(**config.model.as_dict(), seed=config.seed)
+    """The module and the data, built, with the run's seed."""
+    data = open_data(config)
+    return make_pruner(config, data), data
+
+
+def open_data(config: Namespace) -> ClassificationData:
+    """The data, read and encoded, in the order of the run's seed."""
+    pl.seed_everything(config.seed, workers=True, verbose=False)
+    HeadPruner(**config.model.as_dict(), seed=config.seed)  # complains of bad options before data are read
     module, _, name = config.data.class_path.rpartition(".")  # by hand, since the parser would wrap the class's own errors
     data: ClassificationData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
     data.seed += config.seed
-    return pruner, data
+    backbone = config.model.backbone
+    data.build(backbone, stated_labels(backbone, trust_remote_code=config.model.trust_remote_code))
+    return data
+
+
+def make_pruner(config: Namespace, data: ClassificationData, options: Mapping[str, Any] | None = None) -> HeadPruner:
+    """The module, built, with the weights of the run's seed.
+
+    Args:
+        config: of the run.
+        data: built.
+        options: of the module, in place of the configuration's.
+    """
+    pl.seed_everything(config.seed, workers=True, verbose=False)
+    pruner = HeadPruner(**{**config.model.as_dict(), **(options or {})}, seed=config.seed)
+    assert data.tokenizer is not None
+    pruner.build(data.labels, data.tokenizer)
+    return pruner
 
 
 def make_trainer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -12,24 +12,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from gates.attach import DrawPer, HeadGates, Unit
+from gates.attach import TOP_K_FAMILIES, DrawPer, HeadGates, Unit
+from gates.closing import NOT_CLOSED, update_closing_step
 from gates.errors import GateError
-from gates.hard_concrete import Stretch
+from gates.family import GateFamily
+from gates.hard_concrete import HardConcrete, Stretch
 from gates.importance import normalise_by_layer
 from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
+from gates.relaxed_topk import TopKGates
 from gates.sites import KINDS, find_attention
 from gates.surgery import check_removable
+from training.distillation import Teacher, distillation_terms, recorded_outputs
 from training.schedule import Phase, Schedule
 from training.scoring import score_importance
 from training.tasks import Classification
 
 PRUNED_BEFORE = "pruned_attention"
+TEACHER = "teacher"
+CLOSING_STEP = "closing_step"
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
 class HeadPruner(pl.LightningModule):
-    """Fine-tune a Transformer with a Hard-Concrete gate on every head, then keep exactly the budgeted heads.
+    """Fine-tune a Transformer with a learned gate on every head, then keep exactly the budgeted heads.
 
     One ``trainer.fit`` has three phases. *Warm-up*: all gates open, ordinary fine-tuning; give it length 0 for a
     model that is already fine-tuned. *Prune*: stochastic gates, with a penalty that ramps up. *Settle*: the mask is
@@ -40,35 +46,56 @@ class HeadPruner(pl.LightningModule):
         from_scratch: instead of a backbone, config fields of a new model (``model_type`` and sizes).
         budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}).
         price: with ``budget: null``, lambda of Voita et al. 2019: the price of one expected open head, or one per
-            kind. The number of heads that stay then follows from it.
+            kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget too.
+        gate: how gates are learned: ``hard-concrete`` (Louizos et al. 2018), ``relaxed-top-k`` (Differentiable Subset
+            Pruning, Li et al. 2021), ``straight-through-top-k`` (the top K forward, a sigmoid's gradient backward; K comes
+            down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
+            et al. 2024). Each starts anew at the prune phase, so that a warm-up with one serves all.
         warm_up: length of the warm-up phase in epochs; fractions are allowed.
         prune: length of the prune phase in epochs.
         settle: length of the settle phase in epochs.
-        ramp: share of the prune phase over which the target or the price goes to its final value.
+        ramp: share of the prune phase over which the target, the price or the relaxed top K's temperature goes to its final
+            value.
+        pipelined: whether the backbone rests in the prune phase, so that gates are learned first and weights after (as in
+            the pipelined variant of Li et al. 2021).
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
         learning_rate: of the backbone; rises linearly over ``lr_warm_up`` and falls linearly to 0.
         lr_warm_up: share of all steps over which the backbone's learning rate rises.
         weight_decay: of the backbone's matrices.
         gate_learning_rate: of log_alpha.
-        steering: how training is held to the budget. ``projection``: after every step all log_alpha are shifted by one
-            number, so that the expected number of open heads is exactly on its way from all heads to the budget and
-            only the task loss decides which; ``multipliers``: the augmented Lagrangian of Wang et al. 2020.
+        steering: how training of ``hard-concrete`` gates is held to the budget. ``projection``: after every step all
+            log_alpha are shifted by one number, so that the expected number of open heads is exactly on its way from all
+            heads to the budget and only the task loss decides which; ``multipliers``: the augmented Lagrangian of Wang et
+            al. 2020.
         multiplier_learning_rate: of the Lagrangian's multipliers, which ascend.
         unit: what a gate scales and a budget counts: a ``head``, or under grouped-query attention a ``group``: a key/value
             head with all its query heads, whose closing shrinks the cache.
         draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
             in the papers.
         temperature: of the Hard-Concrete distribution.
-        initial_log_alpha: 2.5 is near-open: evaluation gates start at exactly 1.
-        his_start: under projection the prune phase starts with gates that HIS on training data has set apart: by this
-            many units of log_alpha for each standard deviation of the logarithm of a head's score; 0 starts them equal.
-        straight_through: train with gates rounded to 0 and 1.
+        anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
+            gates become hard; null: it stays.
+        initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
+        his_start: under projection and for the two top-k families the prune phase starts with gates that HIS on training
+            data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a head's
+            score; 0 starts them equal.
+        straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
+        straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
+        distil: weight of the dense model's predictions as a goal in the prune and settle phases: their divergence counts so
+            much and the task loss 1 minus that (Hinton et al. 2015). The dense model is the one at the end of the warm-up.
+        distil_temperature: that both models' logits are divided by.
+        distil_hidden: weight of the squared distance between hidden states and the dense model's, layer by layer, in units
+            of their variance (as in CoFi, Xia et al. 2022); in addition to the other losses.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
         trust_remote_code: whether code that comes with the backbone may run.
         allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
         seed: of the gates' noise and of dropout, which are functions of (seed, step).
+
+    ``closing_step`` ``[gates]`` says after which optimiser step each gate closed for good, see :mod:`gates.closing`.
     """
+
+    closing_step: Tensor
 
     def __init__(
         self,
@@ -76,10 +103,12 @@ class HeadPruner(pl.LightningModule):
         from_scratch: dict[str, Any] | None = None,
         budget: int | float | dict[str, int | float] | None = 0.25,
         price: float | dict[str, float] = 0.01,
+        gate: GateFamily = "hard-concrete",
         warm_up: float = 2.0,
         prune: float = 1.2,
         settle: float = 0.8,
         ramp: float = 0.6,
+        pipelined: bool = False,
         minimum_per_layer: int = 0,
         learning_rate: float = 5e-5,
         lr_warm_up: float = 0.06,
@@ -90,9 +119,14 @@ class HeadPruner(pl.LightningModule):
         unit: Unit = "head",
         draw_per: DrawPer = "example",
         temperature: float = 0.33,
+        anneal: float | None = None,
         initial_log_alpha: float = 2.5,
         his_start: float = 1.0,
         straight_through: bool = False,
+        straight_through_from: float = 1.0,
+        distil: float = 0.0,
+        distil_temperature: float = 2.0,
+        distil_hidden: float = 0.0,
         freeze: list[str] | None = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
@@ -112,7 +146,7 @@ class HeadPruner(pl.LightningModule):
             "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,
             "learning_rate": learning_rate, "lr_warm_up": lr_warm_up, "weight_decay": weight_decay,
             "gate_learning_rate": gate_learning_rate, "multiplier_learning_rate": multiplier_learning_rate,
-            "his_start": his_start,
+            "his_start": his_start, "distil_hidden": distil_hidden,
         }.items():  # fmt: skip
             if not 0 <= value < math.inf:
                 raise GateError(f"{name} is {value}; expected 0 or more")
@@ -120,10 +154,36 @@ class HeadPruner(pl.LightningModule):
             raise GateError("prune is 0 epochs; the gates need some training, for example 1")
         if not 0 < ramp <= 1:
             raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
+        if not 0 <= distil <= 1:
+            raise GateError(f"distil is {distil}; expected a weight from 0 (labels alone) to 1 (the dense model alone)")
+        if not 0 < distil_temperature < math.inf:
+            raise GateError(f"distil_temperature is {distil_temperature}; expected a number above 0, for example 2")
+        if from_scratch is not None and warm_up == 0 and (distil or distil_hidden):
+            raise GateError(
+                "distillation learns from the model at the end of the warm-up, but warm_up is 0 and the model is new; give it "
+                "a warm-up, or leave out distil and distil_hidden"
+            )
         self.save_hyperparameters()
+        self._check_gate()
         self.backbone_name = backbone
         self.fixed_mask: Tensor | None = None
+        self.teacher: Teacher | None = None
         self.schedule = Schedule()
+
+    def _check_gate(self) -> None:
+        """Whether the gate family can have the options that belong to others."""
+        hparams, family = self.hparams, self.hparams["gate"]
+        if family in TOP_K_FAMILIES and hparams["budget"] is None:
+            raise GateError(f"{family} gates need a budget, and it is null; give one, for example --model.budget 0.25")
+        if family == "hard-concrete":
+            return
+        if hparams["steering"] == "multipliers":
+            raise GateError(f"multipliers steer hard-concrete gates, not {family} ones; leave out --model.steering")
+        for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
+            if hparams[name] != rests_at:
+                raise GateError(
+                    f"{name} is {hparams[name]}, but it is of hard-concrete gates, not of {family} ones; leave it out"
+                )
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -147,6 +207,10 @@ class HeadPruner(pl.LightningModule):
             initial_log_alpha=hparams["initial_log_alpha"],
             straight_through=hparams["straight_through"],
             draw_per=hparams["draw_per"],
+            anneal=hparams["anneal"],
+            straight_through_from=hparams["straight_through_from"],
+            family=hparams["gate"],
+            budget=hparams["budget"] if hparams["gate"] in TOP_K_FAMILIES else None,
         )
         heads = self.gates.kind_sizes()
         self.budget = None if hparams["budget"] is None else Budget.parse(hparams["budget"], heads)
@@ -154,15 +218,19 @@ class HeadPruner(pl.LightningModule):
         self.target: TargetBudget | None = None
         if self.budget is not None:
             # A projection cannot reach an expectation of all heads: the limits would level the gates there.
-            projects = hparams["steering"] == "projection"
-            start = float(self.gates.hard_concrete.open_probability().detach().mean()) if projects else 1.0
-            self.target = TargetBudget(self.budget, heads, self.gates.hard_concrete.stretch, start=start)
-            self.target.requires_grad_(self.has_multipliers)
+            start = 1.0
+            if hparams["steering"] == "projection" and hparams["gate"] == "hard-concrete":
+                start = float(self.gates.learned.open_probability().detach().mean())
+            target = TargetBudget(self.budget, heads, Stretch(hparams["temperature"]), start=start)
+            # Multipliers that do not steer are no part of the module: a warm-up then serves every budget and steering by none.
+            register = setattr if hparams["steering"] == "multipliers" else object.__setattr__
+            register(self, "target", target)
             self.mask_within_budget(self.gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
         self.backbone = backbone.train()
         self._freeze(hparams["freeze"] or [])
         self.gates.mode = "open"
         self.gates.attach()
+        self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)
         self.metrics = torch.nn.ModuleDict({split: self.task.metrics() for split in ("select", "test")})
 
     def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
@@ -193,6 +261,16 @@ class HeadPruner(pl.LightningModule):
     def has_multipliers(self) -> bool:
         """Whether a Lagrangian steers to the budget."""
         return self.target is not None and self.hparams["steering"] == "multipliers"
+
+    @property
+    def projects(self) -> bool:
+        """Whether gates are shifted to the budget after every step."""
+        return self.budget is not None and self.hparams["gate"] == "hard-concrete" and not self.has_multipliers
+
+    @property
+    def distils(self) -> bool:
+        """Whether the dense model teaches."""
+        return bool(self.hparams["distil"] or self.hparams["distil_hidden"])
 
     @property
     def epochs(self) -> float:
@@ -249,8 +327,29 @@ class HeadPruner(pl.LightningModule):
         """How far the target or the price has gone, 0 to 1; 0 outside the prune phase and with a fixed mask."""
         return self.schedule.ramp(step) if self.fixed_mask is None else 0.0
 
+    def goals(self, step: int) -> list[float]:
+        """Open gates aimed at after a step, in all or of each budgeted kind; none without a budget."""
+        if self.budget is None:
+            return []
+        budget, learned = self.budget, self.gates.learned
+        if self.gates.mode != "masked":
+            if self.projects or self.has_multipliers:
+                assert self.target is not None
+                return (self.target.target(self.ramp(step)) * self.target.heads).tolist()
+            if isinstance(learned, TopKGates):
+                budget = learned.current_budget()
+        return list(budget.per_kind.values()) or [budget.total]
+
     def on_train_start(self) -> None:
         """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
+        if self.distils and self.global_step > self.schedule.warm_up and self.teacher is None:
+            raise GateError(
+                f"the checkpoint is past the warm-up (step {self.global_step} of {self.schedule.warm_up}) and was trained "
+                "without distillation, so that the dense model to learn from is not in it; go on from dense.ckpt, or with "
+                "--model.distil 0 and --model.distil_hidden 0"
+            )
+        if self.teacher is not None:
+            self.teacher.model.to(self.device)
         own = {"gates": "gate_learning_rate", "multipliers": "multiplier_learning_rate"}
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
@@ -264,7 +363,8 @@ class HeadPruner(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         phase = self.phase(self.global_step)
         if self.global_step == self.schedule.warm_up and batch_idx % self.trainer.accumulate_grad_batches == 0:
-            self._start_from_his()
+            self._start_pruning()
+        self._lead_gates(phase)
         if phase == "warm-up":
             self.gates.mode = "open"
         elif self.fixed_mask is not None:
@@ -274,25 +374,60 @@ class HeadPruner(pl.LightningModule):
         elif self.gates.mode != "masked":
             self.gates.set_mask_(self.learned_mask())
 
+    def _start_pruning(self) -> None:
+        """At the end of the warm-up: the dense model becomes the teacher, and the gates start as their family does."""
+        if self.distils:
+            self.teacher = Teacher(self.backbone, self.gates)
+        if self.fixed_mask is None:
+            self.closing_step.fill_(NOT_CLOSED)
+            self.gates.learned.reset_()
+            if self.projects or self.hparams["gate"] in TOP_K_FAMILIES:
+                self._start_from_his()
+
+    def _lead_gates(self, phase: Phase) -> None:
+        """Tell the gates how far the pruning has come."""
+        step, start, end = self.global_step, self.schedule.warm_up, self.schedule.prune
+        if phase != "prune":
+            self.gates.learned.progress = float(phase == "settle")
+        elif self.hparams["gate"] in TOP_K_FAMILIES:
+            self.gates.learned.progress = self.schedule.ramp(step)
+        else:
+            self.gates.learned.progress = (step - start) / max(1, end - start - 1)
+
     @torch.no_grad()
     def _start_from_his(self) -> None:
         """Set the gates apart by HIS at the end of the warm-up; the first projection brings their sum to its course."""
         spread = self.hparams["his_start"]
-        if spread == 0 or self.fixed_mask is not None or self.target is None or self.has_multipliers:
+        if spread == 0:
             return
         scores = score_importance(self, self.trainer.datamodule.score_dataloader(), self.trainer)  # type: ignore[attr-defined]
         logarithm = normalise_by_layer(scores.his, self.gates.layer_index().cpu()).clamp(min=1e-6).log()
         standard = (logarithm - logarithm.mean()) / logarithm.std().clamp(min=1e-6)
         self.gates.log_alpha.add_(spread * standard.to(self.gates.log_alpha))
-        self.gates.hard_concrete.clamp_()
+        self.gates.learned.clamp_()
 
     def on_train_end(self) -> None:
         if self.fixed_mask is None and self.global_step >= self.schedule.prune:
             self.gates.set_mask_(self.learned_mask())
 
+    def on_fit_end(self) -> None:
+        self.teacher = None
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the backbone had lost before this run, without which its weights have no shape."""
+        """What the backbone had lost before this run, without which its weights have no shape; when gates closed; and the
+        teacher, where training can go on."""
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
+        checkpoint[CLOSING_STEP] = self.closing_step.cpu()
+        if self.teacher is not None and "optimizer_states" in checkpoint:
+            checkpoint[TEACHER] = self.teacher.model.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.fixed_mask is None and CLOSING_STEP in checkpoint:
+            self.closing_step.copy_(checkpoint[CLOSING_STEP])
+        self.teacher = None
+        if self.distils and TEACHER in checkpoint:
+            self.teacher = Teacher(self.backbone, self.gates)
+            self.teacher.model.load_state_dict(checkpoint[TEACHER])
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -303,10 +438,13 @@ class HeadPruner(pl.LightningModule):
         own = noise + 1 + self.global_rank
         self.gates.generator = torch.Generator(self.device).manual_seed(noise if self.gates.draw_per == "batch" else own)
         torch.manual_seed(own)
-        losses, _ = self.task.losses(self.backbone, batch)
-        task_loss = losses.mean()
+        if self.teacher is None:
+            losses, _ = self.task.losses(self.backbone, batch)
+            task_loss = objective = losses.mean()
+        else:
+            task_loss, objective = self._taught(self.teacher, batch)
         penalty = self._penalty()
-        loss = task_loss + penalty
+        loss = objective + penalty
         if not self._finite_everywhere(loss):
             raise GateError(
                 f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
@@ -314,6 +452,24 @@ class HeadPruner(pl.LightningModule):
             )
         self.log_dict({"train/task_loss": task_loss, "train/penalty": penalty, "train/loss": loss})
         return loss
+
+    def _taught(self, teacher: Teacher, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The mean loss of the task, and what is minimised in its place."""
+        weight, hidden_weight = self.hparams["distil"], self.hparams["distil_hidden"]
+        with recorded_outputs(self.backbone, hidden_states=hidden_weight > 0) as outputs:
+            losses, logits = self.task.losses(self.backbone, batch)
+        task_loss = losses.mean()
+        kl, distance = distillation_terms(
+            teacher,
+            self.task,
+            batch,
+            logits,
+            outputs[-1],
+            temperature=self.hparams["distil_temperature"],
+            hidden_states=hidden_weight > 0,
+        )
+        self.log_dict({"train/logit_kl": kl, "train/hidden_mse": distance})
+        return task_loss, (1 - weight) * task_loss + weight * kl + hidden_weight * distance
 
     def _finite_everywhere(self, loss: Tensor) -> bool:
         """Whether the loss is finite in all processes, so that all of them stop together."""
@@ -324,42 +480,52 @@ class HeadPruner(pl.LightningModule):
         """The price on open gates, or the pull to the target; times 0 outside the prune phase, so that every
         parameter has a gradient in every process."""
         ramp = self.ramp(self.global_step)
-        probability = self.gates.hard_concrete.open_probability()
-        if self.budget is None:
+        if self.budget is None or self.hparams["gate"] == "clamped-linear":
+            probability = self.gates.learned.open_probability()
             return ramp * l0_penalty(probability, self.prices.to(probability))
         if not self.has_multipliers:
-            return 0.0 * probability.sum()
+            return 0.0 * self.gates.log_alpha.sum()
         active = 1.0 if ramp > 0 else 0.0
         assert self.target is not None
-        return active * self.target(probability, self.gates.kind_index(), ramp)
+        return active * self.target(self.gates.learned.open_probability(), self.gates.kind_index(), ramp)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's
-        bias correction and make their first real steps several times too long."""
+        bias correction and make their first real steps several times too long. In it the backbone rests, if pipelined."""
+        resting: Iterable[torch.nn.Parameter] = ()
         if self.ramp(self.global_step) == 0:
-            for parameter in self._gate_parameters():
-                parameter.grad = None
+            resting = self._gate_parameters()
+        elif self.hparams["pipelined"]:
+            resting = self.backbone.parameters()
+        for parameter in resting:
+            parameter.grad = None
 
     def _gate_parameters(self) -> list[torch.nn.Parameter]:
         return [self.gates.log_alpha, *(self.target.parameters() if self.target is not None else ())]
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        is_pruning = self.ramp(self.global_step) > 0
         super().optimizer_step(*args, **kwargs)
-        self.gates.hard_concrete.clamp_()
+        self.gates.learned.clamp_()
         self._project()
+        if is_pruning:
+            done = self.global_step + 1  # Lightning counts the step when this hook returns
+            self.closing_step.copy_(update_closing_step(self.closing_step, self.gates.values(), done))
 
     @torch.no_grad()
     def _project(self) -> None:
         """Hold the expected number of open heads to the target, in the whole model or in each budgeted kind."""
         ramp = self.ramp(self.global_step)
-        if self.target is None or self.has_multipliers or ramp == 0:
+        if not self.projects or ramp == 0:
             return
+        assert self.target is not None
+        assert isinstance(self.gates.learned, HardConcrete)
         expected = (self.target.target(ramp) * self.target.heads).tolist()
         log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
         quotas: list[str | None] = [*self.target.kinds] or [None]
         for kind, count in zip(quotas, expected, strict=True):
             among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
-            log_alpha[among] = project_to_budget(log_alpha[among], count, self.gates.hard_concrete.stretch)
+            log_alpha[among] = project_to_budget(log_alpha[among], count, self.gates.learned.stretch)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0 and (unreached := self.gates.unreached()):
@@ -367,13 +533,14 @@ class HeadPruner(pl.LightningModule):
                 f"the attention at {unreached[0]!r} did not run, so its gates have no effect; use a model class without it"
             )
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self._evaluate("select", batch)
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self._evaluate("select", batch)
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self._evaluate("test", batch)
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self._evaluate("test", batch)
 
-    def _evaluate(self, split: str, batch: dict[str, Tensor]) -> None:
+    def _evaluate(self, split: str, batch: dict[str, Tensor]) -> Tensor:
+        """Log a batch's metrics; returns the logits for callbacks that keep predictions."""
         losses, logits = self.task.losses(self.backbone, batch)
         metrics = self.metrics[split]
         metrics.update(logits, batch["labels"])  # type: ignore[operator]
@@ -381,6 +548,7 @@ class HeadPruner(pl.LightningModule):
         self.log(f"{split}/loss", losses.mean(), batch_size=size, on_epoch=True, sync_dist=True)
         named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
         self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
+        return logits
 
     # -- optimisation ------------------------------------------------------------------------------------------
 
@@ -411,7 +579,9 @@ class HeadPruner(pl.LightningModule):
                 }
             )
         groups = [group for group in backbone_groups if group["params"]] + gate_groups
-        optimizer = torch.optim.AdamW(groups)
+        # One kernel for all parameters, several times faster. It would unscale float16 gradients after clipping, not before.
+        scales = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        optimizer = torch.optim.AdamW(groups, fused=self.device.type in ("cpu", "cuda") and not scales)
         schedules: list[Callable[[int], float]] = [
             self.schedule.gate_rate if group["name"] in ("gates", "multipliers") else self.schedule.backbone_rate
             for group in groups

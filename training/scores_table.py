@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gates.attach import HeadGates
 from gates.importance import normalise_by_layer
-from training.compare import Comparison
+from training.run_comparison import Comparison
 
 
 def score_table(gates: HeadGates, result: Comparison) -> pd.DataFrame:

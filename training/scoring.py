@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -26,6 +27,30 @@ class Scores(NamedTuple):
 
     importance: Importance
     entropy: Tensor
+
+
+@contextmanager
+def ready_to_score(pruner: HeadPruner, trainer: pl.Trainer) -> Iterator[None]:
+    """Gates open, dropout off and the model on the trainer's device for the length of a ``with`` block."""
+    before = (pruner.gates.mode, pruner.device, [module for module in pruner.modules() if module.training])
+    pruner.to(trainer.strategy.root_device).eval()
+    pruner.gates.mode = "open"
+    try:
+        yield
+    finally:
+        pruner.gates.mode = before[0]
+        pruner.to(before[1])
+        for module in before[2]:
+            module.training = True
+
+
+def batches_on_device(
+    loader: DataLoader[Any], trainer: pl.Trainer, description: str = "scoring heads"
+) -> Iterator[dict[str, Tensor]]:
+    """The batches of this process, on its device, with a bar outside of training."""
+    quiet = trainer.training or not trainer.is_global_zero
+    for batch in track(loader, description=description, disable=quiet, transient=True):
+        yield move_data_to_device(batch, trainer.strategy.root_device)
 
 
 def score_heads(pruner: HeadPruner, loader: DataLoader[Any], trainer: pl.Trainer) -> Scores:
@@ -53,22 +78,11 @@ def score_importance(
 ) -> Importance:
     """HIS alone, each ``[gates]`` on the CPU; ``also`` is called with every batch."""
     gates, task, backbone = pruner.gates, pruner.task, pruner.backbone
-    device = trainer.strategy.root_device
-    before = (gates.mode, pruner.device, [module for module in pruner.modules() if module.training])
-    importance = HeadImportance(gates.size).to(device)
-    quiet = trainer.training or not trainer.is_global_zero
-    pruner.to(device).eval()
-    gates.mode = "open"
-    try:
-        for batch in track(loader, description="scoring heads", disable=quiet, transient=True):
-            batch = move_data_to_device(batch, device)
+    importance = HeadImportance(gates.size).to(trainer.strategy.root_device)
+    with ready_to_score(pruner, trainer):
+        for batch in batches_on_device(loader, trainer):
             # Without autocast: gradients of gates are small, and half precision would lose some of them.
             importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
             if also is not None:
                 also(batch)
-    finally:
-        gates.mode = before[0]
-        pruner.to(before[1])
-        for module in before[2]:
-            module.training = True
     return Importance(*(score.cpu() for score in importance.compute()))

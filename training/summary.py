@@ -1,9 +1,18 @@
-"""``python -m training.summary RUN...``: the comparisons of several runs (seeds, budgets) as one Markdown table."""
+"""``python -m training.summary DIRECTORY...``: results as a Markdown table, also inside a document.
+
+A document says between two comments which command made a table, and ``--update README.md`` makes all its tables anew::
+
+    <!-- python -m training.summary notebooks/results/sst2 --stage settled -->
+    ...
+    <!-- end -->
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +20,13 @@ from pathlib import Path
 import pandas as pd
 
 from gates.errors import GateError
+from gates.files import replacing
+
+BLOCK = re.compile(r"(?P<begin><!-- python -m training.summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
-    """The rows of all ``comparison.csv`` files, with the run's budget and seed.
+    """The rows of all ``comparison.csv`` files: of comparisons as they are, of single runs with their budget and seed.
 
     Raises:
         GateError: for a directory without a finished comparison.
@@ -26,7 +38,9 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             table = pd.read_csv(path / "comparison.csv")
         except (OSError, ValueError) as error:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
-        tables.append(table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"]))
+        if "seed" not in table:
+            table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
@@ -54,19 +68,76 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.summary", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories")
-    parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv, shown in percent")
-    options = parser.parse_args(arguments)
+def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None) -> pd.DataFrame:
+    """The rows of one stage and of some methods, these in the order given.
+
+    Raises:
+        GateError: for one that is not there.
+    """
+    for column, wanted in (("stage", [stage] if stage else []), ("method", methods or [])):
+        for name in wanted:
+            if name not in set(rows[column]):
+                raise GateError(f"no {column} {name!r} in these runs; they have {', '.join(rows[column].unique())}")
+    if stage is not None:
+        rows = rows[rows["stage"] == stage]
+    if methods is not None:
+        rows = pd.concat([rows[rows["method"] == method] for method in methods])
+    return rows
+
+
+def report(options: argparse.Namespace) -> str:
+    """The table with a line that says what it shows."""
+    rows = choose(read_runs(options.runs), options.stage, options.methods.split(",") if options.methods else None)
+    seeds = sorted(int(seed) for seed in rows["seed"].unique())
+    shown = f"{options.metric} in percent"
+    if len(seeds) > 1:
+        shown = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {shown}"
+    return f"{markdown(summarise(rows, options.metric))}\n\n{shown}."
+
+
+def update(document: Path) -> None:
+    """Make every table of a document anew that stands between a comment with its command and ``<!-- end -->``.
+
+    Raises:
+        GateError: if the document cannot be read or a command in it is wrong.
+    """
     try:
-        rows = read_runs(options.runs)
-        print(markdown(summarise(rows, options.metric)))
+        text = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise GateError(f"cannot read {str(document)!r}: {error.strerror}") from error
+
+    def made(match: re.Match[str]) -> str:
+        options = build_parser().parse_args([str(part) for part in shlex.split(match["arguments"])])
+        options.runs = [document.parent / path for path in options.runs]
+        return f"{match['begin']}\n\n{report(options)}\n\n<!-- end -->"
+
+    changed = BLOCK.sub(made, text)
+    with replacing(document) as partial:
+        partial.write_text(changed, encoding="utf-8")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m training.summary", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="*", type=Path, help="directories of training.fit or training.compare")
+    parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv, shown in percent")
+    parser.add_argument("--stage", help="post hoc, settled or from scratch; all by default")
+    parser.add_argument("--methods", help="some methods only, separated by commas, in this order")
+    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="make the tables of this document anew")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    try:
+        if options.update is not None:
+            update(options.update)
+        elif options.runs:
+            print(report(options))
+        else:
+            raise GateError("no directory is given; name some that training.fit or training.compare wrote")
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    seeds = sorted(rows["seed"].unique())
-    print(f"\nMean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {options.metric} in percent.")
     return 0
 
 

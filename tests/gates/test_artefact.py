@@ -79,6 +79,26 @@ def test_what_is_no_configuration_is_refused(tmp_path, text):
         GateConfig.from_json_file(tmp_path / "missing.json")
 
 
+def test_fields_that_older_artefacts_lack_are_written_only_where_they_differ(tmp_path):
+    GateConfig().to_json_file(tmp_path / "config.json")
+    assert not {"family", "budget"} & json.loads((tmp_path / "config.json").read_text()).keys()
+    config = GateConfig(family="relaxed-top-k", budget={"encoder": 3})
+    config.to_json_file(tmp_path / "config.json")
+    assert GateConfig.from_json_file(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"family": "soft"}, "family is 'soft'; expected 'hard-concrete' or"),
+        ({"budget": "3"}, "budget is '3'; expected a number"),
+    ],
+)
+def test_a_family_or_budget_of_another_kind_is_refused(fields, message):
+    with pytest.raises(GateError, match=message):
+        GateConfig(**fields)
+
+
 # -- saving and loading ------------------------------------------------------------------------------------------
 
 
@@ -92,6 +112,25 @@ def test_gates_survive_a_round_trip(tmp_path, name, unit):
     assert torch.equal(again.gates.log_alpha, gated.gates.log_alpha)
     assert again.gates.hard_concrete.stretch.temperature == 0.5
     assert torch.equal(logits(again, inputs(name)), logits(gated, inputs(name)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"family": "clamped-linear"},
+        {"family": "straight-through-top-k", "budget": 3},
+        {"family": "relaxed-top-k", "budget": 0.5},
+    ],
+)
+def test_every_family_survives_a_round_trip(tmp_path, config):
+    gated = trained(**config)
+    gated.save_pretrained(tmp_path)
+    again = GatedModel.from_pretrained(build("bert"), tmp_path)
+    assert again.gates.family == config["family"]
+    assert torch.equal(again.gates.values(), gated.gates.values())
+    assert torch.equal(logits(again.eval(), inputs("bert")), logits(gated.eval(), inputs("bert")))
+    with pytest.raises(GateError, match="were trained with family"):
+        trained().load_gates_(tmp_path)
 
 
 def test_a_fixed_mask_survives_a_round_trip(tmp_path):

@@ -129,6 +129,48 @@ def test_straight_through_is_hard_forward_and_soft_backward():
     torch.testing.assert_close(*gradients)
 
 
+def test_the_temperature_is_annealed_with_progress():
+    gates = HardConcrete(4, stretch=Stretch(0.8), anneal=0.05)
+    found, open_probabilities = [], []
+    for progress in (0.0, 0.5, 1.0):
+        gates.progress = progress
+        found.append(gates.stretch.temperature)
+        open_probabilities.append(float(gates.open_probability()[0].detach()))
+        assert gates.open_probability()[0] == open_probability(gates.log_alpha, Stretch(found[-1]))[0]
+    assert found == pytest.approx([0.8, 0.2, 0.05])
+    assert HardConcrete(4, stretch=Stretch(0.8)).stretch == Stretch(0.8)
+
+
+def test_annealed_gates_become_hard():
+    gates = HardConcrete(4000, initial_log_alpha=0.0, anneal=0.02)
+    shares = []
+    for progress in (0.0, 1.0):
+        gates.progress = progress
+        drawn = gates(torch.Generator().manual_seed(0))
+        shares.append(float(((drawn == 0) | (drawn == 1)).float().mean()))
+    assert shares[0] < 0.9
+    assert shares[1] > 0.97
+
+
+def test_rounding_can_start_on_the_way():
+    gates = HardConcrete(500, initial_log_alpha=0.0, straight_through_from=0.5)
+    hard = HardConcrete(500, initial_log_alpha=0.0, straight_through=True)
+    for progress, is_hard in ((0.0, False), (0.4, False), (0.5, True), (1.0, True)):
+        gates.progress = progress
+        drawn = gates(torch.Generator().manual_seed(3))
+        assert gates.rounds == is_hard
+        assert torch.equal(
+            drawn, (hard if is_hard else HardConcrete(500, initial_log_alpha=0.0))(torch.Generator().manual_seed(3))
+        )
+    assert not HardConcrete(5).rounds
+
+
+@pytest.mark.parametrize("arguments", [{"anneal": 0.0}, {"anneal": 0.5}, {"straight_through_from": 1.5}])
+def test_impossible_courses_are_refused(arguments):
+    with pytest.raises(ValueError, match="expected"):
+        HardConcrete(3, **arguments)
+
+
 @pytest.mark.parametrize("arguments", [{"temperature": 0.0}, {"low": 0.1}, {"high": 0.9}])
 def test_impossible_stretches_are_refused(arguments):
     with pytest.raises(ValueError, match="must"):

@@ -3,7 +3,7 @@ import torch
 
 from gates.attach import HeadGates
 from gates.errors import GateError
-from gates.importance import HeadImportance, head_gradients, normalise_by_layer
+from gates.importance import HeadImportance, gradient_rows, head_gradients, normalise_by_layer, removal_ranking
 from tests.models import FAMILIES, build, inputs, logits
 
 
@@ -121,3 +121,44 @@ def test_a_loss_that_misses_a_site_is_an_error():
         head_gradients(
             HeadGates(model), lambda: model.get_encoder()(batch["input_ids"]).last_hidden_state.square().flatten(1).sum(1)
         )
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "marian"])
+@pytest.mark.parametrize("unit", ["head", "group"])
+def test_one_backward_pass_gives_every_granularity(name, unit):
+    model, batch = build(name), inputs(name)
+    gates = HeadGates(model, unit).eval()
+    rows = gradient_rows(gates, lambda: losses_of(model, batch))
+    for granularity in ("example", "token", "batch"):
+        expected = head_gradients(gates, lambda: losses_of(model, batch), granularity)
+        torch.testing.assert_close(getattr(rows, granularity), expected, atol=1e-3, rtol=1e-4)
+    assert rows.weights == ()
+
+
+def test_gates_are_removed_in_steps_and_scored_again():
+    """Each gate is worth less while a better one of its pair is open, which one scoring at the start cannot know."""
+    masks = []
+
+    def scores_at(mask):
+        masks.append(mask.clone())
+        pairs = mask.view(3, 2)
+        alone = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
+        return torch.where(pairs.flip(1) == 1, alone / 10, alone * 10).flatten()
+
+    ranking = removal_ranking(scores_at, 6, share=0.2)
+    assert ranking.tolist() == [0, 3, 1, 4, 2, 5]
+    assert [int(mask.sum()) for mask in masks] == [6, 5, 4, 3, 2, 1]
+    masks.clear()
+    one_shot = removal_ranking(scores_at, 6, share=1.0)
+    assert one_shot.tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(masks) == 1
+
+
+def test_steps_take_a_tenth_and_at_least_one():
+    for gates, steps in ((72, 11), (5, 5), (20, 10)):
+        calls = []
+        ranking = removal_ranking(lambda mask, calls=calls: calls.append(1) or torch.arange(float(len(mask))), gates)
+        assert sorted(ranking.tolist()) == list(range(gates))
+        assert len(calls) == steps
+    with pytest.raises(GateError, match="share"):
+        removal_ranking(lambda mask: mask, 4, share=0.0)

@@ -31,3 +31,27 @@ def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
     good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
     assert main([good, *arguments]) == 2
     assert arguments[-1] in capsys.readouterr().err
+
+
+def test_a_document_gets_its_tables_anew(tmp_path, capsys):
+    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8), ("random", "post hoc", 18, 0.6), ("his", "settled", 18, 0.9)])
+    document = tmp_path / "README.md"
+    command = "<!-- python -m training.summary a --stage 'post hoc' --methods random,his -->"
+    document.write_text(f"before\n\n{command}\nstale\n<!-- end -->\n\nafter <!-- end -->\n")
+    assert main(["--update", str(document)]) == 0
+    first = document.read_text()
+    assert first.startswith(f"before\n\n{command}\n\n| stage | method | 18 heads |")
+    assert first.index("| post hoc | random | 60.0 |") < first.index("| post hoc | his | 80.0 |")
+    assert "settled" not in first
+    assert "stale" not in first
+    assert first.endswith("<!-- end -->\n\nafter <!-- end -->\n")
+    assert main(["--update", str(document)]) == 0
+    assert document.read_text() == first
+
+
+def test_a_document_with_a_wrong_command_stays_as_it_is(tmp_path, capsys):
+    document = tmp_path / "README.md"
+    document.write_text("<!-- python -m training.summary nowhere -->\nold\n<!-- end -->\n")
+    assert main(["--update", str(document)]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert document.read_text() == "<!-- python -m training.summary nowhere -->\nold\n<!-- end -->\n"

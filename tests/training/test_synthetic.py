@@ -83,10 +83,10 @@ def test_every_word_has_a_token_of_its_own():
         assert tokenizer.unk_token_id not in ids
 
 
-def test_splits_differ_and_depend_on_the_seed():
+def test_splits_differ_and_depend_on_the_text_seed():
     texts = {}
     for seed in (0, 1):
-        splits = SyntheticData(60, 60, 60, seed=seed).load_splits()
+        splits = SyntheticData(60, 60, 60, text_seed=seed).load_splits()
         texts |= {(seed, name): tuple(split["text"]) for name, split in splits.items()}
     assert len(set(texts.values())) == 6
 

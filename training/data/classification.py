@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
+import xxhash
 from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -159,6 +161,25 @@ class ClassificationData(pl.LightningDataModule, ABC):
             rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.score_rows]
             self.splits["score"] = self.splits["train"].select(np.sort(rows))
         return self._split_loader("score", self.batch_size)
+
+    def calibration_dataloaders(self, rows: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+        """Two disjoint halves of ``rows`` training examples chosen at random, other ones than :meth:`score_dataloader`'s as
+        far as there are enough."""
+        order = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)
+        chosen = np.roll(order, -self.score_rows)[:rows]
+        loaders = []
+        for name, half in (("propose", chosen[::2]), ("decide", chosen[1::2])):
+            self.splits[name] = self.splits["train"].select(np.sort(half))
+            loaders.append(self._split_loader(name, self.eval_batch_size))
+        return loaders[0], loaders[1]
+
+    def fingerprint(self) -> str:
+        """A hash of the encoded splits and of all that decides on the order of training batches."""
+        digest = xxhash.xxh3_128(f"{self.batch_size} {self.score_rows} {self.seed}".encode())
+        for name in SPLITS:
+            for column in self.splits[name].column_names:
+                digest.update(f"{name} {column} {json.dumps(list(self.splits[name][column]))}".encode())
+        return digest.hexdigest()
 
     def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:
         rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

@@ -158,7 +158,8 @@ class SyntheticData(ClassificationData):
         max_distractors: nouns between subject and verb, at most.
         batch_size: examples per step and device.
         score_rows: training examples on which heads are scored.
-        seed: of the generated text and of the order of training batches.
+        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
+        seed: of the order of training batches.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class SyntheticData(ClassificationData):
         max_distractors: int = 3,
         batch_size: int = 64,
         score_rows: int = 1024,
+        text_seed: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, score_rows=score_rows, seed=seed)
@@ -176,13 +178,13 @@ class SyntheticData(ClassificationData):
             if rows < len(QUESTIONS):
                 raise GateError(f"{name} is {rows}; expected at least {len(QUESTIONS)}, one for each question")
         self.rows = {"train": train_rows, "select": select_rows, "test": test_rows}
-        self.max_distractors = max_distractors
+        self.max_distractors, self.text_seed = max_distractors, text_seed
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
         return build_tokenizer()
 
     def load_splits(self) -> dict[str, Dataset]:
         return {
-            split: generate(rows, seed=3 * self.seed + offset, max_distractors=self.max_distractors)
+            split: generate(rows, seed=3 * self.text_seed + offset, max_distractors=self.max_distractors)
             for offset, (split, rows) in enumerate(self.rows.items())
         }

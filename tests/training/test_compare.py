@@ -1,0 +1,168 @@
+"""``python -m training.compare`` through its entry point: the table, its cells, what a kill leaves, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.training.runs import run_fit, write_config
+from training.compare import main
+from training.methods import LEARNED, Method
+from training.scorers import SCORERS
+
+MEASURED = ["seconds", "peak_memory_mb"]
+
+
+def command(folder, config, *more):
+    return ["--config", config, "--run_dir", str(folder), *more]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A comparison with two methods, two budgets and two seeds."""
+    folder = tmp_path_factory.mktemp("compare")
+    config = write_config(folder)
+    run = folder / "run"
+    assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
+    return run, config
+
+
+def test_every_cell_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
+    run, _ = finished
+    table = pd.read_csv(run / "comparison.csv")
+    assert len(table) == 2 * (2 + 2 * 2 * 2)
+    pruned = table[table["method"] != "dense"]
+    assert (pruned["heads"] == pruned["budget"]).all()
+    assert set(pruned["budget"]) == {4, 2}
+    settled = table[table["stage"] == "settled"]
+    assert settled["steps"].nunique() == 1  # equal training cost, the dense control included
+    assert settled["steps"].iloc[0] == 2 * 16
+    assert (table[(table["stage"] == "post hoc") & (table["method"] != "learned")]["steps"] == 0).all()
+
+
+def test_rows_state_what_their_predictions_give(finished):
+    run, _ = finished
+    for row in pd.read_csv(run / "comparison.csv").itertuples():
+        kept = np.load(run / "cells" / row.cell / "predictions.npz")
+        for split in ("select", "test"):
+            accuracy = (kept[f"{split}_prediction"] == kept[f"{split}_target"]).mean()
+            assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
+
+
+def test_tables_agree_with_the_rows(finished):
+    run, _ = finished
+    table, summary = pd.read_csv(run / "comparison.csv"), pd.read_csv(run / "summary.csv")
+    for row in summary.itertuples():
+        same = (table["stage"] == row.stage) & (table["method"] == row.method) & (table["budget"] == row.budget)
+        assert row.seeds == 2
+        assert row.mean == pytest.approx(table.loc[same, "test_accuracy"].mean())
+    masks = json.loads((run / "masks.json").read_text())
+    assert {(m["seed"], m["method"], m["budget"]) for m in masks} >= {(s, "learned", b) for s in (0, 1) for b in (4, 2)}
+    assert all(sum(m["mask"]) == m["budget"] for m in masks)
+    scores = pd.read_csv(run / "scores.csv")
+    assert len(scores) == 2 * 8
+    assert {"his", "ranking:his+swap", "ranking:learned"} <= set(scores)
+    assert (run / "verdict.md").read_text().strip()
+
+
+def test_the_same_command_trains_nothing_again(finished):
+    run, config = finished
+    before = pd.read_csv(run / "comparison.csv")
+    start = time.perf_counter()
+    assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
+    assert time.perf_counter() - start < 0.7 * before["seconds"].sum()
+    pd.testing.assert_frame_equal(pd.read_csv(run / "comparison.csv"), before)
+
+
+def test_the_learned_method_is_what_fit_trains(finished, tmp_path):
+    """In pieces, each from a checkpoint, and in one go."""
+    run, config = finished
+    assert run_fit("--config", config, "--run_dir", str(tmp_path / "fit"), "--model.budget", "2", cwd=tmp_path).returncode == 0
+    own = pd.read_csv(tmp_path / "fit" / "comparison.csv").iloc[0]
+    table = pd.read_csv(run / "comparison.csv").query("seed == 0 and method == 'learned' and budget == 2 and stage == 'settled'")
+    assert float(table["test_loss"].iloc[0]) == pytest.approx(own["test_loss"], abs=1e-6)
+    mask = next(
+        row["mask"]
+        for row in json.loads((run / "masks.json").read_text())
+        if (row["seed"], row["method"], row["budget"]) == (0, "learned", 2)
+    )
+    kept = json.loads((tmp_path / "fit" / "masks" / "learned.json").read_text())
+    assert sum(mask) == 2
+    assert [head for heads in _rows(kept) for head in heads] == mask
+
+
+def _rows(kept):
+    """A mask file's 0/1 rows, site by site."""
+    return [[int(head in site["kept"]) for head in range(site["heads"])] for site in kept["sites"]]
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")
+    arguments += ["--save_every", "3"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "training.compare", *arguments], env=environment)
+    cells = tmp_path / "run" / "cells"
+    deadline = time.monotonic() + 240
+    while len(list(cells.glob("[!.]*"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "summary.csv").exists()
+    assert main(arguments) == 0
+    drop = ["cell", *MEASURED]
+    got, expected = pd.read_csv(tmp_path / "run" / "comparison.csv"), pd.read_csv(run / "comparison.csv")
+    pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*LEARNED, *SCORERS, "learned+distil+swap", "his+rescale", "dense+distil"])
+def test_every_method_fills_its_cells(method, finished, tmp_path):
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
+    assert main([*arguments, "--stages", "post hoc,settled,from scratch", "--cells", str(run / "cells")]) == 0
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv")
+    own = table[table["method"] == method]
+    assert {"post hoc", "settled"} <= set(own["stage"])
+    assert ("from scratch" in set(own["stage"])) == (Method.parse(method).is_learned or method.startswith("dense"))
+    assert np.isfinite(table["test_loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "learned,nonsense"], "unknown method 'nonsense'"),
+        (["--methods", "his+nonsense"], "modifier 'nonsense'"),
+        (["--methods", "his,his"], "given twice"),
+        (["--methods", "dense+swap"], "dense keeps all heads"),
+        (["--budgets", "4,99"], "expected a whole number from 0 to 8"),
+        (["--budgets", "4,0.5"], "names 4 heads twice"),
+        (["--budgets", "8"], "nothing can be compared there"),
+        (["--budgets", "few"], "--budgets has 'few'"),
+        (["--seeds", "0,-1"], "--seeds has -1"),
+        (["--seeds", "0,0"], "each once"),
+        (["--stages", "settled,later"], "--stages has 'later'"),
+        (["--swap.evaluations", "1"], "expected at least 2"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert main(command(tmp_path / "run", config, *arguments)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run" / "comparison.csv").exists()
+
+
+def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    assert main(command(tmp_path / "run", write_config(tmp_path))) == 2
+    assert "something else" in capsys.readouterr().err
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"

@@ -1,0 +1,265 @@
+"""The cells of a comparison: single pieces of training and evaluation of one seed, each done once and kept on disk.
+
+========== =====================================================================
+dense      warm-up, from which everything else starts
+learn      the prune phase of a learned method
+swap       refinement of a mask by swaps
+post hoc   evaluation of the dense model with a mask
+settle     training on with a fixed mask, to the end of the schedule
+scratch    training of a new model of the same shape, with the mask throughout
+========== =====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import xxhash
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from training.cache import Cell, CellCache
+from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
+from training.cost import measured
+from training.data.classification import ClassificationData
+from training.module import HeadPruner
+from training.progress import CellProgress, TrainingSteps
+from training.refine import SwapSearch, refine
+
+FORMAT = 1
+"""Of cells; a change in what they mean or how they are computed must raise it."""
+WEIGHTS, PREDICTIONS = "weights.ckpt", "predictions.npz"
+SPLITS = ("select", "test")
+THROUGH_WEIGHTS = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed"}
+"""Options of the module that act through the initial weights alone, whose hash is in every key, or through the seed."""
+WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "weight_decay", "freeze", "unit")
+"""Options that the dense model depends on, beside the length of the whole run."""
+NUMERICS = (
+    "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
+    "limit_train_batches", "limit_val_batches", "limit_test_batches",
+)  # fmt: skip
+"""Trainer settings that change results."""
+
+
+class TrainerFactory(Protocol):
+    """Makes a trainer with the run's settings, without loggers, checkpoints and bars."""
+
+    def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
+
+
+class Cells:
+    """The cells of one seed.
+
+    Args:
+        make_pruner: builds the module, seeded, with options in place of the configuration's.
+        data: built, with the seed's order.
+        make_trainer: see :class:`TrainerFactory`.
+        trainer_settings: of the configuration; those in :data:`NUMERICS` are part of every key.
+        seed: of weights, data order, gates and dropout.
+        cache: where cells are kept.
+        progress: shows what is being done.
+        save_every: optimiser steps between checkpoints within a cell.
+    """
+
+    def __init__(
+        self,
+        make_pruner: Callable[[Mapping[str, Any]], HeadPruner],
+        data: ClassificationData,
+        make_trainer: TrainerFactory,
+        *,
+        trainer_settings: Mapping[str, Any],
+        seed: int,
+        cache: CellCache,
+        progress: CellProgress,
+        save_every: int,
+    ) -> None:
+        self.make_pruner, self.data, self.make_trainer = make_pruner, data, make_trainer
+        self.cache, self.progress, self.seed, self.save_every = cache, progress, seed, save_every
+        self.pruner = make_pruner({})
+        self._built: tuple[dict[str, Any], HeadPruner] = ({}, self.pruner)
+        settings = self.pruner.hparams
+        self.dense_is = {
+            "format": FORMAT,
+            "cell": "dense",
+            "seed": seed,
+            "weights": weights_fingerprint(self.pruner.backbone),
+            "data": data.fingerprint(),
+            "trainer": {name: trainer_settings[name] for name in NUMERICS},
+            "after_warm_up": round(settings["prune"] + settings["settle"], 6),
+            **{name: settings[name] for name in WARM_UP},
+        }
+
+    # -- cells -------------------------------------------------------------------------------------------------
+
+    def dense(self) -> Cell:
+        """The dense model at the end of the warm-up, in ``weights.ckpt``."""
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            return self._train(self.make_pruner({}), folder, shown, EndOfPhase(folder / WEIGHTS, "warm-up"))
+
+        return self._cell("warm-up", self.dense_is, make)
+
+    def learn(self, options: Mapping[str, Any]) -> Cell:
+        """The prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
+
+        Args:
+            options: of the module, where they differ from the configuration's; its budget among them.
+        """
+        dense = self.dense()
+        settings = self._pruner(options).hparams
+        gated_by = {name: value for name, value in settings.items() if name not in THROUGH_WEIGHTS}
+        determined_by = {"cell": "learn", "dense": dense.key, "options": gated_by}
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            pruner, log = self._pruner(options), GateLog()
+            end = EndOfPhase(folder / WEIGHTS, "prune")
+            cost = self._train(pruner, folder, shown, end, log, start=dense.path / WEIGHTS)
+            log.table(pruner).to_csv(folder / "gates_over_time.csv", index=False)
+            checkpoint = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)["state_dict"]
+            pruner.load_state_dict(checkpoint)
+            found = {"log_alpha": pruner.gates.log_alpha.tolist(), "closing_step": pruner.closing_step.tolist()}
+            return cost | found | {"mask": pruner.learned_mask().tolist()}
+
+        return self._cell(f"learning, budget {settings['budget']}", determined_by, make)
+
+    def swap(self, mask: Tensor, search: SwapSearch, *, start: Cell, options: Mapping[str, Any]) -> Cell:
+        """A mask refined by swaps, on the weights of the dense cell or of a learned one."""
+        determined_by = {"cell": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search)}
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            pruner = self.with_weights(start, options)
+            trainer = self.make_trainer()
+            with measured(trainer.strategy.root_device) as cost:
+                found = refine(pruner, self.data, trainer, mask, search)
+            return {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, **cost.as_row()}
+
+        return self._cell(f"swapping among {int(mask.sum())} heads", determined_by, make)
+
+    def post_hoc(self, values: Tensor, splits: Sequence[str] = SPLITS) -> Cell:
+        """Metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask."""
+        dense = self.dense()
+        determined_by = {"cell": "post hoc", "dense": dense.key, "values": values.tolist(), "splits": list(splits)}
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            return self._evaluate(self.with_weights(dense, {}), folder, values, splits)
+
+        return self._cell(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
+
+    def settle(self, values: Tensor, *, start: Cell, options: Mapping[str, Any]) -> Cell:
+        """Metrics and predictions after training on with fixed gate values to the end of the schedule.
+
+        Args:
+            values: ``[gates]``, mostly a mask.
+            start: the dense cell, or a learned one.
+            options: of the module, where they differ from the configuration's.
+        """
+        determined_by = {"cell": "settle", "start": start.key, "values": values.tolist(), "options": dict(options)}
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            pruner = self._pruner(options)
+            pruner.fixed_mask = values
+            try:
+                cost = self._train(pruner, folder, shown, start=start.path / WEIGHTS)
+                return self._evaluate(pruner, folder, values, SPLITS) | cost
+            finally:
+                pruner.fixed_mask = None
+
+        return self._cell(f"settling, {int((values > 0).sum())} heads", determined_by, make)
+
+    def from_scratch(self, values: Tensor) -> Cell:
+        """Metrics and predictions of a new model of the same shape with the gate values from the first step, after as many
+        steps as all phases together take (the control of Voita et al. 2019)."""
+        settings = self.pruner.hparams
+        shape = {"backbone": None, "from_scratch": shape_of(self.pruner.backbone)}
+        options = shape | {"warm_up": 0.0, "prune": settings["warm_up"] + settings["prune"]}
+        determined_by = {"cell": "from scratch", "dense": self.dense_is, "values": values.tolist()}
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            pruner = self.make_pruner(options)
+            pruner.fixed_mask = values
+            cost = self._train(pruner, folder, shown)
+            return self._evaluate(pruner, folder, values, SPLITS) | cost
+
+        return self._cell(f"from scratch, {int((values > 0).sum())} heads", determined_by, make)
+
+    def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Cell:
+        """A cell of another kind, which does not train."""
+        return self._cell(name, determined_by, lambda folder, shown: make(folder))
+
+    # -- how they are made -------------------------------------------------------------------------------------
+
+    def _cell(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path, TrainingSteps], dict[str, Any]]) -> Cell:
+        found = self.cache.get(determined_by)
+        if found is not None:
+            return found
+        with self.progress.cell(f"seed {self.seed}, {name}") as shown:
+            return self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
+
+    def _pruner(self, options: Mapping[str, Any]) -> HeadPruner:
+        """A module with these options and whatever weights; the last one built is kept."""
+        if self._built[0] != dict(options):
+            self._built = (dict(options), self.make_pruner(options))
+        return self._built[1]
+
+    def with_weights(self, start: Cell, options: Mapping[str, Any]) -> HeadPruner:
+        pruner = self._pruner(options)
+        pruner.load_state_dict(torch.load(start.path / WEIGHTS, map_location="cpu", weights_only=True)["state_dict"])
+        return pruner
+
+    def _train(self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Any]:
+        """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost.
+
+        Of work that was stopped, the time before is not counted.
+        """
+        last = folder / "last.ckpt"
+        pruner.train()  # Lightning keeps the mode it finds
+        trainer = self.make_trainer(*callbacks, LastGoodCheckpoint(last, every=self.save_every), limit_val_batches=0)
+        with measured(trainer.strategy.root_device) as cost:
+            trainer.fit(pruner, self.data, ckpt_path=last if last.is_file() else start, weights_only=True)
+        last.unlink(missing_ok=True)
+        first = 0 if start is None else torch.load(start, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+        return cost.as_row() | {"steps": trainer.global_step - first}
+
+    def _evaluate(self, pruner: HeadPruner, folder: Path, values: Tensor, splits: Sequence[str]) -> dict[str, Any]:
+        """Metrics on the splits; the predictions go into ``predictions.npz``."""
+        kept = Predictions()
+        trainer = self.make_trainer(kept)
+        pruner.gates.set_mask_(values.to(pruner.device))
+        with measured(trainer.strategy.root_device) as cost:
+            metrics = evaluate(trainer, pruner, self.data, splits)
+        np.savez_compressed(folder / PREDICTIONS, **kept.arrays())  # type: ignore[arg-type]
+        return metrics | cost.as_row()
+
+
+def evaluate(
+    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = SPLITS
+) -> dict[str, float]:
+    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
+    found: dict[str, float] = {}
+    if "select" in splits:
+        found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
+    if "test" in splits:
+        found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
+    return {name.replace("/", "_"): float(value) for name, value in found.items()}
+
+
+def shape_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Config fields of a new model like this one, ``model_type`` among them."""
+    fields = model.config.to_diff_dict()
+    left_out = ("architectures", "transformers_version", "_name_or_path", "dtype", "pruned_attention", "auto_map")
+    return {"model_type": model.config.model_type} | {name: value for name, value in fields.items() if name not in left_out}
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """A hash of all parameters and buffers, names and values."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""What a comparison leaves beside its rows: scores, masks, summary, statistics, agreement and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jsonargparse import Namespace
+
+from training.cells import Cells
+from training.choices import BudgetOption, Choices
+from training.methods import Method
+from training.module import HeadPruner
+from training.run_directory import RunDirectory
+from training.statistics import agreement, compare_methods, summarise
+from training.tracking import code_version, machine, versions
+from training.verdict import verdict
+
+
+@dataclass
+class Results:
+    """What is known so far, over all seeds.
+
+    Args:
+        rows: of ``comparison.csv``.
+        masks: of ``masks.json``.
+        scores, gates: parts of ``scores.csv`` and ``gates_over_time.csv``.
+        predictions: file with the predictions behind each row, by cell.
+        pruner: of the last seed.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    masks: list[dict[str, Any]] = field(default_factory=list)
+    scores: list[pd.DataFrame] = field(default_factory=list)
+    gates: list[pd.DataFrame] = field(default_factory=list)
+    predictions: dict[str, Path] = field(default_factory=dict)
+    pruner: HeadPruner | None = None
+
+
+def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> pd.DataFrame:
+    """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
+    gates = cells.pruner.gates
+    columns: dict[str, Any] = {
+        "seed": cells.seed,
+        "gate": range(gates.size),
+        "site": [site.label for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "kind": [site.kind for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "head": [head for size in gates.sizes for head in range(size)],
+    }
+    columns |= {name: scores.numpy() for name, scores in choices.known_scores().items() if scores.shape == (gates.size,)}
+    for method in methods:
+        keep = choices.choose(method, choices.smallest).keep
+        if keep is not None:
+            columns[f"ranking:{method.name}"] = keep.numpy()
+    return pd.DataFrame(columns)
+
+
+def write_tables(
+    run: RunDirectory,
+    config: Namespace,
+    results: Results,
+    methods: Sequence[Method],
+    budgets: Sequence[BudgetOption],
+    seeds: Sequence[int],
+    command: str,
+) -> None:
+    """Everything that is computed from the rows."""
+    pruner = results.pruner
+    assert pruner is not None
+    main_metric, gates = pruner.task.main_metric, pruner.gates
+    table = pd.DataFrame(results.rows)
+    scores = pd.concat(results.scores, ignore_index=True)
+    predictions = {key: dict(np.load(path)) for key, path in results.predictions.items()}
+    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, main_metric)
+    run.write_table("scores.csv", scores)
+    run.write_json("masks.json", results.masks)
+    if results.gates:
+        run.write_table("gates_over_time.csv", pd.concat(results.gates, ignore_index=True))
+    run.write_table("summary.csv", summary)
+    run.write_table("statistics.csv", tests)
+    run.write_table("agreement.csv", agreement(results.masks, scores))
+    run.write_json(
+        "sites.json",
+        [
+            {"label": site.label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
+            for site, size in zip(gates.sites, gates.sizes, strict=True)
+        ],
+    )
+    run.write_json(
+        "metrics.json",
+        {
+            "name": config.name,
+            "main_metric": main_metric,
+            "heads": gates.heads,
+            "budgets": sorted({row["budget"] for row in results.masks if row["method"] != "dense"}, reverse=True),
+            "seeds": list(seeds),
+            "methods": [method.name for method in methods],
+            "command": command,
+            "machine": machine(),
+            "versions": versions(),
+            "code": code_version(),
+        },
+    )
+    run.write_text("verdict.md", verdict(summary, tests))

@@ -1,0 +1,128 @@
+"""The methods that are compared: what each is called, what it does and where it is from.
+
+A method's name is a base with modifiers, such as ``learned``, ``his+swap`` or ``dsp+distil``. The base decides which heads
+stay: a *scored* one by a ranking of the dense model's heads (:mod:`training.scorers`), a *learned* one by training gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gates.errors import GateError
+from training.scorers import SCORERS
+
+Decides = Literal["each", "once", "price"]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A learned method: the options of :class:`training.module.HeadPruner` that make it.
+
+    Args:
+        what: in one line.
+        source: paper, or ``ours``.
+        options: what differs from the configuration.
+        decides: ``each``: trained for every budget; ``once``: trained for the smallest budget, whose final log_alpha ranks
+            the heads for all; ``price``: trained with a price on open heads, and heads rank by when they closed.
+    """
+
+    what: str
+    source: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    decides: Decides = "each"
+
+
+LEARNED: dict[str, Learned] = {
+    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", "ours"),
+    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", "ours", decides="once"),
+    "learned-pipelined": Learned(
+        "the gates alone, on resting weights, before the weights settle", "ours", {"pipelined": True, "gate_learning_rate": 0.1}
+    ),
+    "lambda": Learned(
+        "Hard-Concrete gates with a price on each open head", "Voita et al. 2019", {"budget": None}, decides="price"
+    ),
+    "dsp": Learned(
+        "relaxed top-K of Gumbel-perturbed weights, with the model's (joint)",
+        "Li, Cotterell and Sachan 2021",
+        {"gate": "relaxed-top-k"},
+    ),
+    "dsp-pipelined": Learned(
+        "the same on resting model weights", "Li, Cotterell and Sachan 2021", {"gate": "relaxed-top-k", "pipelined": True}
+    ),
+    "straight-through": Learned(
+        "exact top-K forward, the sigmoid's gradient backward", "Bengio et al. 2013", {"gate": "straight-through-top-k"}
+    ),
+    "linear-l1": Learned("gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {"gate": "clamped-linear"}),
+}
+
+MODIFIERS = {
+    "swap": "the mask is refined by swaps on training data, without training",
+    "rescale": "kept heads are rescaled by least squares (Kwon et al. 2022)",
+    "distil": "trained with distillation from the dense model",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method by its name.
+
+    Args:
+        base: of :data:`LEARNED` or :data:`training.scorers.SCORERS`, or ``dense``.
+        modifiers: of :data:`MODIFIERS`.
+    """
+
+    base: str
+    modifiers: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, name: str) -> Method:
+        """Read ``base+modifier+...``.
+
+        Raises:
+            GateError: for a name that is no method.
+        """
+        base, *modifiers = name.split("+")
+        if base not in BASES:
+            raise GateError(
+                f"unknown method {name!r}; expected one of {', '.join(BASES)}, or these with +{', +'.join(MODIFIERS)}"
+            )
+        for modifier in modifiers:
+            if modifier not in MODIFIERS:
+                raise GateError(f"the method {name!r} has the modifier {modifier!r}; expected some of {', '.join(MODIFIERS)}")
+        if len(set(modifiers)) < len(modifiers):
+            raise GateError(f"the method {name!r} names a modifier twice; give each once")
+        if base == "dense" and set(modifiers) - {"distil"}:
+            raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
+        return cls(base, frozenset(modifiers))
+
+    @property
+    def name(self) -> str:
+        return "+".join([self.base, *(modifier for modifier in MODIFIERS if modifier in self.modifiers)])
+
+    @property
+    def is_learned(self) -> bool:
+        return self.base in LEARNED
+
+    @property
+    def learned(self) -> Learned:
+        return LEARNED[self.base]
+
+
+def parse_methods(names: Sequence[str]) -> list[Method]:
+    """Methods by name, each once.
+
+    Raises:
+        GateError: for an unknown name, one given twice, or none.
+    """
+    methods = [Method.parse(name.strip()) for name in names]
+    if not methods:
+        raise GateError("no method is given; name some with --methods, for example learned,his,random")
+    doubles = [method.name for index, method in enumerate(methods) if method in methods[:index]]
+    if doubles:
+        raise GateError(f"the method {doubles[0]!r} is given twice; give each once")
+    return methods
+
+
+BASES = ("dense", *LEARNED, *SCORERS)

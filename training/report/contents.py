@@ -1,0 +1,177 @@
+"""What a report shows: the tables of a comparison or of a single run, in one form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+Kind = Literal["comparison", "run"]
+CELL = ["stage", "method", "budget"]
+STAGES = ("post hoc", "settled", "from scratch")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A row of a heat map: an attention module's label, such as ``encoder.3``, and its gates (heads, unless heads share)."""
+
+    label: str
+    gates: int
+
+    @property
+    def kind(self) -> str:
+        return self.label.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Values:
+    """A number per gate, with the sites that the gates belong to.
+
+    Args:
+        sites: in the order of ``values``.
+        values: ``[gates]``.
+    """
+
+    sites: tuple[Site, ...]
+    values: np.ndarray
+
+    def grid(self) -> np.ndarray:
+        """``[sites, gates]``, filled with NaN where sites have fewer gates than the largest."""
+        grid = np.full((len(self.sites), max(site.gates for site in self.sites)), np.nan)
+        for row, part in zip(grid, self.by_site(), strict=True):
+            row[: len(part)] = part
+        return grid
+
+    def by_site(self) -> list[np.ndarray]:
+        return np.split(self.values, np.cumsum([site.gates for site in self.sites])[:-1])
+
+
+@dataclass(frozen=True)
+class Course:
+    """The gates of a learned method over training, the mean of its seeds.
+
+    Args:
+        sites: in the order of gates.
+        steps: ``[steps]``.
+        values: gate values ``[steps, gates]``.
+        open: share of seeds in which the gate is open (its value above 0), ``[steps, gates]``.
+        seeds: of the mean.
+    """
+
+    sites: tuple[Site, ...]
+    steps: np.ndarray
+    values: np.ndarray
+    open: np.ndarray
+    seeds: int = 1
+
+    def by_site(self) -> np.ndarray:
+        """Open gates of each site, ``[steps, sites]``."""
+        starts = np.cumsum([0, *(site.gates for site in self.sites[:-1])])
+        return np.add.reduceat(self.open, starts, axis=1)
+
+    def last_soft(self) -> int:
+        """Index of the last step at which some gate is neither open nor closed; the last step if there is none."""
+        soft = ((self.values > 0) & (self.values < 1) & ((self.open == 0) | (self.open == 1))).any(axis=1)
+        return int(np.nonzero(soft)[0][-1]) if soft.any() else len(self.steps) - 1
+
+
+@dataclass
+class Contents:
+    """A directory's tables; None or empty for what it does not hold, with a sentence in ``missing``.
+
+    Args:
+        path: the directory.
+        kind: whether ``training.compare`` or ``training.fit`` wrote it.
+        metrics: its ``metrics.json``.
+        metric: the main metric, such as ``accuracy``.
+        comparison: a row per seed, stage, method and budget (heads that were asked for).
+        summary: a row per stage, method and budget: seeds, mean, low and high of the main metric on the test split.
+        curve: of a run, quality at other budgets, post hoc, on the selection split.
+        scores: a row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
+        masks: of each method and budget ``[seeds, gates]``.
+        courses: of each learned method and budget its gates over training.
+        missing: what the report leaves out and why.
+    """
+
+    path: Path
+    kind: Kind
+    metrics: dict[str, Any] = field(default_factory=dict)
+    metric: str = "accuracy"
+    comparison: pd.DataFrame = field(default_factory=pd.DataFrame)
+    summary: pd.DataFrame = field(default_factory=pd.DataFrame)
+    statistics: pd.DataFrame | None = None
+    agreement: pd.DataFrame | None = None
+    curve: pd.DataFrame | None = None
+    scores: pd.DataFrame | None = None
+    masks: dict[tuple[str, int], tuple[tuple[Site, ...], np.ndarray]] = field(default_factory=dict)
+    courses: dict[tuple[str, int], Course] = field(default_factory=dict)
+    verdict: str | None = None
+    config: str | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.metrics.get("name") or self.path.resolve().name)
+
+    @property
+    def heads(self) -> int | None:
+        """Gates of the dense model."""
+        heads = self.metrics.get("heads")
+        heads = heads.get("total") if isinstance(heads, dict) else heads
+        dense = self.summary[is_dense(self.summary)] if len(self.summary) else self.summary
+        return int(heads) if heads is not None else int(dense["budget"].max()) if len(dense) else None
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods but the dense model, in the order of the table."""
+        if not len(self.comparison):
+            return list(dict.fromkeys(method for method, _ in self.masks))
+        return list(dict.fromkeys(self.comparison.loc[~is_dense(self.comparison), "method"]))
+
+    @property
+    def budgets(self) -> list[int]:
+        """Budgets of all methods but the dense model, largest first."""
+        rows = self.comparison[~is_dense(self.comparison)] if len(self.comparison) else self.comparison
+        found = set(rows["budget"]) if len(rows) else {budget for _, budget in self.masks}
+        return sorted((int(budget) for budget in found), reverse=True)
+
+    @property
+    def focus(self) -> int | None:
+        """The middle budget, where pictures of a single budget are drawn."""
+        return self.budgets[len(self.budgets) // 2] if self.budgets else None
+
+    @property
+    def stages(self) -> list[str]:
+        found = set(self.summary["stage"]) if len(self.summary) else set()
+        return [stage for stage in STAGES if stage in found] + sorted(found - set(STAGES))
+
+    def mean_score(self, name: str) -> Values | None:
+        """A raw score of every gate, the mean over seeds; None if it is not there."""
+        if self.scores is None or name not in self.scores or not self.scores[name].notna().all():
+            return None
+        first = self.scores[self.scores["seed"] == self.scores["seed"].iloc[0]]
+        by_seed = [rows[name].to_numpy(dtype=float) for _, rows in self.scores.groupby("seed", sort=False)]
+        if len({len(values) for values in by_seed}) > 1:
+            return None
+        return Values(group_labels(first["label"]), np.mean(by_seed, axis=0))
+
+    def kept(self, method: str, budget: int) -> Values | None:
+        """Share of seeds in which a method keeps each head, 0 to 1."""
+        if (method, budget) not in self.masks:
+            return None
+        sites, masks = self.masks[method, budget]
+        return Values(sites, (masks > 0).mean(axis=0))
+
+
+def is_dense(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of the model with all its heads: ``dense``, ``dense+distil``."""
+    return rows["method"].astype(str).str.split("+").str[0] == "dense"
+
+
+def group_labels(labels: pd.Series | list[str]) -> tuple[Site, ...]:
+    """Sites of consecutive gates with equal labels."""
+    return tuple(Site(label, len(list(gates))) for label, gates in groupby(labels))

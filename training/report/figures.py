@@ -1,0 +1,228 @@
+"""The pictures of a report, each drawn from what a directory holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from training.plots import COLOURS, INK, MAP, MARKERS, line_style, styled
+from training.report.contents import Contents, Course, Site, Values, is_dense
+from training.report.numbers import shown, unit
+
+STAGE_TITLES = {"post hoc": "mask only (post hoc)", "settled": "trained on with the mask (settled)"}
+WIDTH = 4.6
+"""Inches of most pictures: at this width their text is as large as a phone's screen allows."""
+COLUMNS = 4
+"""Heat maps side by side."""
+
+
+def styles(contents: Contents) -> dict[str, dict[str, Any]]:
+    """One style per method, the same in all pictures of the directory."""
+    return {method: line_style(index) for index, method in enumerate(contents.methods)}
+
+
+@styled
+def quality_against_heads(contents: Contents, stage: str) -> Figure:
+    """The main metric on the test split against heads kept: a line per method, with 95 % intervals, beside the dense model."""
+    metric, style = contents.metric, styles(contents)
+    rows = contents.summary[contents.summary["stage"] == stage]
+    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)]
+    methods = [method for method in contents.methods if method in set(rows["method"])]
+    figure = Figure(figsize=(WIDTH, 3.3 + 0.17 * (len(methods) // 3)), layout="constrained")
+    axes = figure.subplots()
+    budgets = sorted(set(rows["budget"]))
+    step = min(np.diff(budgets), default=1.0) * min(0.03, 0.5 / max(1, len(methods)))  # apart, or intervals hide one another
+    for index, method in enumerate(methods):
+        line = rows[rows["method"] == method].sort_values("budget")
+        x = line["budget"] + step * (index - (len(methods) - 1) / 2)
+        axes.plot(x, shown(metric, line["mean"]), **style[method], markersize=4.5, linewidth=1.3, label=method)
+        _intervals(axes, x, line, metric, colour=str(style[method]["color"]))
+    if len(dense):
+        axes.axhline(shown(metric, float(dense["mean"].iloc[0])), color=INK, linestyle=":", linewidth=1.2, label="dense")
+    _limit(axes, rows, dense, metric)
+    axes.set_xticks(budgets, [str(budget) for budget in budgets])
+    axes.set(xlabel="heads kept", ylabel=f"test {metric}{unit(metric)}", title=STAGE_TITLES.get(stage, stage))
+    axes.grid(visible=True, axis="y")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def quality_of_methods(contents: Contents) -> Figure:
+    """The main metric on the test split at the one budget: open markers post hoc, filled ones settled, with intervals."""
+    metric = contents.metric
+    rows = contents.summary[~is_dense(contents.summary)]
+    last = rows[rows["stage"] == rows["stage"].iloc[-1]].set_index("method")["mean"]
+    methods = sorted(contents.methods, key=lambda method: last.get(method, -np.inf))
+    figure = Figure(figsize=(WIDTH, 1.4 + 0.26 * len(methods)), layout="constrained")
+    axes = figure.subplots()
+    for index, stage in enumerate(contents.stages):
+        of_stage = rows[rows["stage"] == stage]
+        y = np.array([methods.index(method) for method in of_stage["method"]]) + 0.12 * (index - (len(contents.stages) - 1) / 2)
+        colour = COLOURS[index]
+        fill: dict[str, Any] = {"facecolors": "none" if stage == "post hoc" else colour, "edgecolors": colour}
+        axes.scatter(shown(metric, of_stage["mean"]), y, marker=MARKERS[index], s=32, label=stage, zorder=3, **fill)
+        _intervals(axes, y, of_stage, metric, colour=COLOURS[index], across=True)
+        dense = contents.summary[(contents.summary["method"] == "dense") & (contents.summary["stage"] == stage)]
+        if len(dense):
+            value, dashes = shown(metric, float(dense["mean"].iloc[0])), ":" if stage == "post hoc" else "--"
+            axes.axvline(value, color=INK, linestyle=dashes, linewidth=1, label=f"dense, {stage}")
+    axes.set_yticks(range(len(methods)), methods)
+    axes.set(xlabel=f"test {metric}{unit(metric)}")
+    axes.grid(visible=True)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+@styled
+def curve_of_run(contents: Contents) -> Figure:
+    """A run's rankings at other budgets: the main metric on the selection split, mask only."""
+    assert contents.curve is not None
+    metric, style = contents.metric, styles(contents)
+    names = list(dict.fromkeys(contents.curve["method"]))
+    figure = Figure(figsize=(WIDTH, 3.3 + 0.17 * (len(names) // 3)), layout="constrained")
+    axes = figure.subplots()
+    for index, (method, line) in enumerate(contents.curve.groupby("method", sort=False)):
+        look = style.get(str(method), line_style(index))
+        axes.plot(line["heads"], shown(metric, line[f"select_{metric}"]), **look, markersize=4.5, linewidth=1.3, label=method)
+    axes.set_xticks(sorted(set(contents.curve["heads"])))
+    axes.set(xlabel="heads kept", ylabel=f"{metric}{unit(metric)} (selection split)", title=STAGE_TITLES["post hoc"])
+    axes.grid(visible=True, axis="y")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def heat_maps(panels: dict[str, tuple[Values, float | None]]) -> Figure:
+    """Layer x head pictures side by side.
+
+    Args:
+        panels: title to values and the top of their scale; None takes the largest value.
+    """
+    columns = min(COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    sites = max(len(values.sites) for values, _ in panels.values())
+    figure = Figure(figsize=(1.9 * columns, lines * (0.75 + 0.16 * max(4, sites))), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    shares = None
+    for axes, (title, (values, top)) in zip(grid, panels.items(), strict=False):
+        image = axes.imshow(values.grid(), cmap=MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
+        label_layers(axes, values.sites)
+        label_heads(axes, values.sites)
+        axes.set_title(title)
+        if top is None:
+            figure.colorbar(image, ax=axes, aspect=12, pad=0.03).ax.tick_params(labelsize=7)
+        else:
+            shares = image
+    if shares is not None:
+        figure.colorbar(shares, ax=list(grid), aspect=12 * lines, pad=0.01, label="0 to 1" if len(panels) > 1 else "")
+    return figure
+
+
+def label_layers(axes: Axes, sites: tuple[Site, ...]) -> None:
+    """A heat map's rows: layers, after their kind where there are several, at most about 12 of them named."""
+    several = len({site.kind for site in sites}) > 1
+    labels = [site.label.replace(".", " ") if several else site.label.split(".")[-1] for site in sites]
+    every = -(-len(labels) // 12)
+    axes.set_yticks(range(0, len(labels), every), labels[::every])
+    axes.tick_params(axis="y", labelsize=7, length=2)
+    axes.set_ylabel("" if several else "layer", fontsize=8)
+    axes.spines[:].set_visible(False)
+
+
+def label_heads(axes: Axes, sites: tuple[Site, ...]) -> None:
+    """A heat map's columns: heads, at most about 6 of them named."""
+    heads = max(site.gates for site in sites)
+    axes.set_xticks(range(0, heads, -(-heads // 6)))
+    axes.tick_params(axis="x", labelsize=7, length=2)
+    axes.set_xlabel("head", fontsize=8)
+
+
+@styled
+def open_heads(course: Course, title: str) -> Figure:
+    """Open heads over training: a line per kind above, a row per layer below."""
+    by_site = course.by_site()
+    figure = Figure(figsize=(WIDTH, 2.6 + 0.17 * len(course.sites)), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(2, 1 + 0.17 * len(course.sites)))
+    kinds = list(dict.fromkeys(site.kind for site in course.sites))
+    for index, kind in enumerate(kinds):
+        members = [site.kind == kind for site in course.sites]
+        look = line_style(index) | {"marker": None}
+        above.step(course.steps, by_site[:, members].sum(axis=1), where="post", linewidth=1.6, label=kind, **look)
+    above.set(ylabel="open heads", title=title)
+    above.set_ylim(bottom=0)
+    above.grid(visible=True, axis="y")
+    if len(kinds) > 1:
+        above.legend()
+    sizes = np.array([site.gates for site in course.sites])
+    edges = np.append(course.steps, course.steps[-1] + (course.steps[-1] - course.steps[-2] if len(course.steps) > 1 else 1))
+    image = below.pcolormesh(
+        edges, np.arange(len(sizes) + 1) - 0.5, (by_site / sizes).T, cmap=MAP, vmin=0, vmax=1, rasterized=True
+    )
+    label_layers(below, course.sites)
+    for axes in (above, below):
+        axes.set_xlim(edges[0], edges[-1])
+    above.tick_params(labelbottom=False)
+    below.set_xlabel("optimiser step")
+    below.invert_yaxis()
+    figure.colorbar(image, ax=below, label="share open", aspect=12, pad=0.02)
+    return figure
+
+
+@styled
+def his_against_entropy(contents: Contents, kept: Values | None, method: str) -> Figure:
+    """A point per head: HIS against attention entropy, coloured by layer, large where the method keeps the head."""
+    his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
+    assert his is not None
+    assert entropy is not None
+    sizes = [site.gates for site in his.sites]
+    layers = np.repeat([int(site.label.split(".")[-1]) for site in his.sites], sizes)
+    kinds = np.repeat([site.kind for site in his.sites], sizes)
+    inside = kept.values >= 0.5 if kept is not None else np.ones(len(layers), dtype=bool)
+    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(kinds))
+    scale: dict[str, Any] = {"cmap": MAP, "vmin": 0, "vmax": max(1, layers.max()), "edgecolors": INK}
+    for index, kind in enumerate(names):
+        for chosen, word, size, line in ((True, "kept", 70, 1.5), (False, "not kept", 18, 0.4)):
+            of = (kinds == kind) & (inside == chosen)
+            look: dict[str, Any] = {"s": size, "linewidths": line, "marker": MARKERS[index]}
+            image = axes.scatter(his.values[of], entropy.values[of], c=layers[of], **look, **scale)
+            if kept is not None:
+                label = f"{word} by {method}" + (f", {kind}" if len(names) > 1 else "")
+                axes.scatter([], [], facecolors="none", edgecolors=INK, label=label, **look)
+    if (his.values > 0).all() and his.values.max() > 10 * his.values.min():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel="HIS (raw)", ylabel="attention entropy (0 to 1)")
+    axes.grid(visible=True)
+    figure.colorbar(image, ax=axes, label="layer", aspect=25, pad=0.02, ticks=MaxNLocator(6, integer=True))
+    if kept is not None:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _intervals(axes: Axes, positions: Any, rows: pd.DataFrame, metric: str, *, colour: str, across: bool = False) -> None:
+    """The 95 % intervals, where the rows have them, beside what is drawn at the positions."""
+    if not {"low", "high"} <= set(rows.columns) or rows["low"].isna().all():
+        return
+    low, high = shown(metric, rows["low"]), shown(metric, rows["high"])
+    draw = axes.hlines if across else axes.vlines
+    draw(positions, low, high, colors=colour, linewidth=1.1, alpha=0.75)
+
+
+def _limit(axes: Axes, rows: pd.DataFrame, dense: pd.DataFrame, metric: str) -> None:
+    """Frame the means; with few seeds an interval may be many times wider, and is cut by the frame then."""
+    means = shown(metric, pd.concat([rows["mean"], dense["mean"]]).dropna())
+    if not len(means):
+        return
+    room = 0.6 * max(float(means.max() - means.min()), 1e-3 * abs(float(means.max())), 1e-9)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, float(means.min()) - room), min(top, float(means.max()) + room))

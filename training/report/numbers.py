@@ -1,0 +1,60 @@
+"""How numbers are written for people: metrics in percent where that is usual, the same everywhere in a report."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TypeVar
+
+import pandas as pd
+
+Number = TypeVar("Number", float, pd.Series)
+NONE = "\N{EN DASH}"
+"""In place of a number that is not there."""
+IN_PERCENT = {"accuracy": " %", "f1": " %", "matthews": " %"}
+"""Metrics that are fractions in files and shown times 100 (Matthews' correlation too, as GLUE does)."""
+
+
+def shown(metric: str, value: Number) -> Number:
+    """A metric's value, or a column of them, on the scale that is shown."""
+    return 100 * value if metric in IN_PERCENT else value
+
+
+def unit(metric: str) -> str:
+    """What follows a shown value, with its space."""
+    return IN_PERCENT.get(metric, "")
+
+
+def number(metric: str, value: float) -> str:
+    """A metric's value without its unit, such as ``91.76``; a dash if there is none."""
+    return NONE if math.isnan(value) else f"{shown(metric, value):.2f}"
+
+
+def quantity(metric: str, value: float) -> str:
+    """A metric's value with its unit, such as ``91.76 %``."""
+    return number(metric, value) + unit(metric)
+
+
+def slug(text: str) -> str:
+    """A name of lower-case letters, digits and underscores, for files and ids."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "unnamed"
+
+
+def listed(names: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: ``12 s``, ``3.5 min``, ``2.1 h``."""
+    if math.isnan(seconds):
+        return NONE
+    for size, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,0 +1,188 @@
+"""The page: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+from gates.files import replacing
+from training.report import captions, tables
+from training.report.contents import Contents
+from training.report.drawing import data_uri, gate_animation, inline_svg, save_figure
+from training.report.numbers import counted, slug, unit
+from training.report.pictures import focus_course, pictures_of
+from training.report.tables import Table
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+"""Content Security Policy: no network, no script but the page's own; a name in the data that looks like code stays text."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture as the page holds it: its markup, with what :class:`training.report.pictures.Picture` says of it."""
+
+    name: str
+    content: Markup
+    caption: str
+    shown: bool = True
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A directory's part of the page.
+
+    Args:
+        id: unique in the page.
+        contents: what the directory holds.
+        verdict: the result in words.
+        pictures: by section.
+        tables: by name.
+        facts: versions, machine and code, as names and values.
+        command: that repeats it; empty if unknown.
+    """
+
+    id: str
+    contents: Contents
+    verdict: Markup
+    pictures: dict[str, list[Drawn]]
+    tables: dict[str, Table]
+    facts: dict[str, str]
+    command: str
+
+    @property
+    def subtitle(self) -> str:
+        contents = self.contents
+        parts = ["A comparison" if contents.kind == "comparison" else "A single run"]
+        if contents.methods:
+            parts.append(counted(len(contents.methods), "method"))
+        if contents.budgets:
+            of = f" of {contents.heads}" if contents.heads else ""
+            parts.append(f"{', '.join(map(str, contents.budgets))}{of} heads")
+        if "seed" in contents.comparison:
+            parts.append(counted(contents.comparison["seed"].nunique(), "seed"))
+        return ", ".join(parts)
+
+
+def write_report(found: Sequence[Contents], out: Path) -> None:
+    """Write the page and, in ``figures/`` beside it, its pictures as PNG, SVG and GIF (in a folder each, if several)."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    ids = unique_ids(found)
+    sections = []
+    for identifier, contents in zip(ids, found, strict=True):
+        folder = out.parent / "figures" / (identifier if len(found) > 1 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        sections.append(make_section(contents, identifier, folder))
+    with replacing(out) as partial:
+        partial.write_text(render(sections), encoding="utf-8")
+
+
+def unique_ids(found: Sequence[Contents]) -> list[str]:
+    """A name for each part of the page, different for directories of the same name."""
+    ids: list[str] = []
+    for contents in found:
+        name, number = slug(contents.name), 2
+        while name in ids:
+            name, number = f"{slug(contents.name)}_{number}", number + 1
+        ids.append(name)
+    return ids
+
+
+def make_section(contents: Contents, identifier: str, folder: Path) -> Section:
+    """A directory's part of the page; its pictures are saved in the folder."""
+    pictures: dict[str, list[Drawn]] = {}
+    for picture in pictures_of(contents):
+        save_figure(picture.figure, folder, picture.name)
+        # Letters and digits of ids, and an escaped label, are all that is put into the picture's own markup.
+        svg = inline_svg(picture.figure, f"{identifier}-{picture.name}", str(escape(picture.alt)))
+        drawn = Drawn(picture.name, Markup(svg), picture.caption, picture.shown, picture.wide)
+        pictures.setdefault(picture.section, []).append(drawn)
+    animated = _animation(contents, folder)
+    if animated is not None:
+        pictures.setdefault("training", []).insert(0, animated)
+    return Section(identifier, contents, _verdict(contents), pictures, _tables(contents), _facts(contents), _command(contents))
+
+
+def render(sections: Sequence[Section]) -> str:
+    """The page's HTML; whatever comes from files is escaped."""
+    environment = Environment(
+        loader=PackageLoader("training.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    assets = Path(__file__).parent / "template"
+    style, script = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("page.html").render(
+        sections=sections, style=Markup(style), script=Markup(script), policy=POLICY.format(digest=digest)
+    )
+
+
+def _animation(contents: Contents, folder: Path) -> Drawn | None:
+    focus = focus_course(contents)
+    if focus is None or len(focus[2].steps) < 2:
+        return None
+    method, budget, course = focus
+    animated, still = gate_animation(course, f"gates of {method}, budget {budget}")
+    name = f"gates_{slug(method)}_{budget}"
+    with replacing(folder / f"{name}.gif") as partial:
+        partial.write_bytes(animated)
+    alt = f"Animated heat map of the gates of {method}, layers by heads, from step {course.steps[0]} to {course.steps[-1]}."
+    content = Markup(
+        '<picture><source media="(prefers-reduced-motion: reduce)" srcset="{}"><img class="chart" src="{}" alt="{}"></picture>'
+    ).format(data_uri(still, "image/png"), data_uri(animated, "image/gif"), alt)
+    return Drawn(name, content, captions.gates(course, method, budget))
+
+
+def _verdict(contents: Contents) -> Markup:
+    """``verdict.md`` without raw HTML and pictures; else what the numbers say."""
+    if contents.verdict:
+        markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+        return Markup(markdown.render(contents.verdict))
+    said = captions.headline(contents) or ["There are no results yet."]
+    return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
+
+
+def _tables(contents: Contents) -> dict[str, Table]:
+    found = []
+    if len(contents.budgets) > 1:
+        for stage in sorted(contents.stages, key=lambda stage: stage == "post hoc"):
+            words = f"{captions.STAGE_WORDS.get(stage, stage)}: test {contents.metric}{unit(contents.metric)}"
+            below = ", below it the 95 % interval of the mean" if captions.has_intervals(contents.summary) else ""
+            found.append(tables.budget_table(contents, stage, f"{words}{below}, by heads kept."))
+    if len(contents.summary) and contents.kind == "comparison":
+        found.append(tables.results_table(contents, captions.results(contents)))
+    if len(contents.comparison):
+        found.append(tables.cells_table(contents, shown=contents.kind == "run"))
+        found.append(tables.cost_table(contents, captions.cost(contents)))
+    if contents.statistics is not None and len(contents.statistics):
+        found.append(tables.statistics_table(contents))
+    if contents.agreement is not None and len(contents.agreement):
+        found.append(tables.agreement_table(contents))
+    return {table.name: table for table in found}
+
+
+def _facts(contents: Contents) -> dict[str, str]:
+    """Machine, versions and code."""
+    facts = {}
+    for part in ("machine", "versions", "code"):
+        held = contents.metrics.get(part)
+        for name, value in held.items() if isinstance(held, dict) else ():
+            facts[("code " if part == "code" else "") + str(name).replace("_", " ")] = str(value)
+    return facts
+
+
+def _command(contents: Contents) -> str:
+    stated = contents.metrics.get("command")
+    if stated or contents.kind == "comparison" or contents.config is None:
+        return str(stated or "")
+    return "python -m training.fit --config config.yaml --run_dir NEW_DIRECTORY"

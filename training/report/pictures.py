@@ -1,0 +1,174 @@
+"""Which pictures a directory gives, each with its caption and a text in its place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from training.plots import agreement_matrix
+from training.report import captions, figures
+from training.report.contents import Contents, Course, Values
+from training.report.numbers import counted, listed, slug
+from training.report.reading import read_contents
+
+SECTIONS = ("quality", "heads", "training", "agreement", "scores")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a report.
+
+    Args:
+        name: of its files.
+        section: one of :data:`SECTIONS`.
+        figure: the picture.
+        caption: what it shows, with its result.
+        alt: what it looks like, for who does not see it.
+        shown: whether it is open from the start; others are one click away.
+        wide: whether it has several panels side by side and scrolls on a narrow screen.
+    """
+
+    name: str
+    section: str
+    figure: Figure
+    caption: str
+    alt: str
+    shown: bool = True
+    wide: bool = False
+
+
+def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
+    """All pictures of a directory that ``training.compare`` or ``training.fit`` wrote, by name.
+
+    Raises:
+        GateError: if it is neither.
+    """
+    return {picture.name: picture.figure for picture in pictures_of(read_contents(Path(directory)))}
+
+
+def pictures_of(contents: Contents) -> list[Picture]:
+    """The pictures that the contents suffice for, in the order of a report."""
+    return [*_quality(contents), *_heads(contents), *_training(contents), *_agreement(contents), *_scores(contents)]
+
+
+def _quality(contents: Contents) -> list[Picture]:
+    found = []
+    methods = listed(contents.methods)
+    if len(contents.budgets) > 1:
+        for stage in contents.stages:
+            alt = (
+                f"Line chart of test {contents.metric} against heads kept ({', '.join(map(str, contents.budgets))}), {stage}: "
+                f"a line each for {methods}, a dotted one for the dense model."
+            )
+            figure = figures.quality_against_heads(contents, stage)
+            found.append(Picture(f"quality_{slug(stage)}", "quality", figure, captions.quality(contents, stage), alt))
+    elif contents.budgets and len(contents.summary):
+        alt = (
+            f"Dot chart of test {contents.metric} by method ({methods}), one marker per stage; vertical lines: the dense model."
+        )
+        caption = " ".join(captions.headline(contents))
+        found.append(Picture("quality", "quality", figures.quality_of_methods(contents), caption, alt))
+    if contents.curve is not None and f"select_{contents.metric}" in contents.curve:
+        alt = f"Line chart of {contents.metric} on the selection split against heads kept, mask only, a line per method."
+        found.append(Picture("curve", "quality", figures.curve_of_run(contents), captions.curve(contents), alt))
+    return found
+
+
+def _heads(contents: Contents) -> list[Picture]:
+    """Gates, HIS, entropy and masks side by side at the middle budget; the masks at the others."""
+    found = []
+    his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
+    for budget in contents.budgets or [0]:
+        panels: dict[str, tuple[Values, float | None]] = {}
+        focus = budget == contents.focus or not contents.budgets
+        if focus:
+            for method, course in _nearest_courses(contents).items():
+                values = Values(course.sites, course.values[course.last_soft()])
+                panels[f"gates of {method}"] = (values, 1.0)
+            panels |= {"HIS": (his, None)} if his is not None else {}
+            panels |= {"entropy": (entropy, 1.0)} if entropy is not None else {}
+        at_budget = {method: contents.kept(method, budget) for method, at in contents.masks if at == budget}
+        kept = {method: values for method, values in at_budget.items() if values is not None}
+        panels |= {f"kept by {method}": (values, 1.0) for method, values in kept.items()}
+        if not panels:
+            continue
+        caption = captions.masks(contents, budget, next(iter(kept))) if kept else ""
+        caption += captions.scores(his, entropy) if focus else ""
+        alt = f"Heat maps of layers (rows) by heads (columns), {counted(len(panels), 'panel')}: {listed(list(panels))}."
+        figure = figures.heat_maps(panels)
+        found.append(Picture(f"heads_{budget}", "heads", figure, caption.strip(), alt, shown=focus, wide=True))
+    return sorted(found, key=lambda picture: not picture.shown)
+
+
+def _nearest_courses(contents: Contents) -> dict[str, Course]:
+    """Of each learned method the gates over training at the budget nearest to the middle one."""
+    nearest: dict[str, tuple[int, Course]] = {}
+    for (method, budget), course in contents.courses.items():
+        away = abs(budget - (contents.focus or 0))
+        if method not in nearest or away < nearest[method][0]:
+            nearest[method] = (away, course)
+    return {method: course for method, (_, course) in nearest.items()}
+
+
+def focus_course(contents: Contents) -> tuple[str, int, Course] | None:
+    """The first learned method with gates over training, at the budget nearest to the middle one."""
+    for method, course in _nearest_courses(contents).items():
+        budget = next(at for (name, at), other in contents.courses.items() if other is course and name == method)
+        return method, budget, course
+    return None
+
+
+def _training(contents: Contents) -> list[Picture]:
+    found = []
+    shown = {id(course) for course in _nearest_courses(contents).values()}
+    for (method, budget), course in contents.courses.items():
+        alt = (
+            "Above, open heads against the optimiser step; below, a heat map of the share of open heads in each of "
+            f"{len(course.sites)} layers."
+        )
+        figure = figures.open_heads(course, f"{method}, budget {budget}")
+        caption = captions.training(course, method, budget)
+        name = f"open_heads_{slug(method)}_{budget}"
+        found.append(Picture(name, "training", figure, caption, alt, shown=id(course) in shown))
+    return sorted(found, key=lambda picture: not picture.shown)
+
+
+def _agreement(contents: Contents) -> list[Picture]:
+    rows, found = contents.agreement, []
+    if rows is None or not len(rows):
+        return []
+    for budget in sorted((int(budget) for budget in rows["budget"].unique()), reverse=True):
+        at_budget = rows[rows["budget"] == budget]
+        present = set(at_budget["method"]) | set(at_budget["other"])
+        names = [name for name in contents.methods if name in present]
+        names += sorted(present - set(names))
+        table = at_budget.pivot_table(index="method", columns="other", values="jaccard").reindex(index=names, columns=names)
+        grid = table.combine_first(table.T).reindex(index=names, columns=names).to_numpy(dtype=float)
+        chance = pd.to_numeric(at_budget["chance_jaccard"]).mean()
+        between = " (diagonal: between seeds)" if (at_budget["method"] == at_budget["other"]).any() else ""
+        figure = agreement_matrix(names, grid, title=f"Jaccard index of masks of {budget} heads{between}; chance {chance:.2f}")
+        caption = captions.agreement(at_budget, budget, contents.heads)
+        alt = f"Matrix of the Jaccard index between the masks of {listed(names)}, with the numbers in its cells."
+        focus = budget == contents.focus or len(contents.budgets) < 2
+        found.append(Picture(f"agreement_{budget}", "agreement", figure, caption, alt, shown=focus, wide=len(names) > 5))
+    return sorted(found, key=lambda picture: not picture.shown)
+
+
+def _scores(contents: Contents) -> list[Picture]:
+    his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
+    if his is None or entropy is None:
+        return []
+    at_focus = [method for method, budget in contents.masks if budget == contents.focus]
+    method = next((name for name in at_focus if name.startswith("learned")), at_focus[0] if at_focus else "")
+    kept = contents.kept(method, contents.focus) if method and contents.focus else None
+    if kept is not None and len(kept.values) != len(his.values):
+        kept = None
+    figure = figures.his_against_entropy(contents, kept, method)
+    caption = captions.his_against_entropy(his, entropy, kept, method)
+    alt = f"Scatter plot of {len(his.values)} heads: HIS across, attention entropy up, colour by layer."
+    alt += f" Large points are kept by {method}." if kept is not None else ""
+    return [Picture("his_entropy", "scores", figure, caption, alt)]

@@ -1,0 +1,198 @@
+"""Read what ``training.compare`` or ``training.fit`` left in a directory, with a sentence for each thing that is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gates.errors import GateError, first_line
+from training.report.contents import CELL, Contents, Course, Site, group_labels
+from training.statistics import chance_jaccard
+
+Masks = tuple[tuple[Site, ...], np.ndarray]
+
+
+def read_contents(path: Path) -> Contents:
+    """Read a directory of ``training.compare`` or ``training.fit``.
+
+    Raises:
+        GateError: if it is neither, or one of its files is damaged.
+    """
+    comparison, metrics = _table(path, "comparison.csv"), _json(path, "metrics.json") or {}
+    is_table = comparison is not None and {"method", "stage", "heads"} <= set(comparison.columns)
+    if not is_table and not (isinstance(metrics, dict) and "heads" in metrics):
+        raise GateError(
+            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns method, stage and "
+            "heads; give a directory that training.compare or training.fit wrote"
+        )
+    compared = "seed" in comparison.columns if comparison is not None else isinstance(metrics["heads"], int)
+    contents = Contents(path, "comparison" if compared else "run", metrics=metrics)
+    if comparison is None:
+        contents.missing.append("There is no comparison.csv, so there is no table of results.")
+    else:
+        contents.comparison = comparison
+    if not metrics:
+        contents.missing.append("There is no metrics.json, so the command, the machine and the versions are unknown.")
+    contents.metric = _main_metric(contents)
+    _read_tables(contents)
+    _read_heads(contents)
+    contents.config = _text(path, "config.yaml")
+    if contents.config is None:
+        contents.missing.append("There is no config.yaml, so the configuration is not shown.")
+    return contents
+
+
+def _main_metric(contents: Contents) -> str:
+    stated = contents.metrics.get("main_metric")
+    measured = [name.removeprefix("test_") for name in contents.comparison.columns if name.startswith("test_")]
+    if stated and measured and stated not in measured:
+        raise GateError(
+            f"metrics.json in {str(contents.path)!r} names the main metric {stated!r}, but comparison.csv has no column "
+            f"test_{stated}; it has {', '.join(measured)}"
+        )
+    return str(stated or next((name for name in measured if name != "loss"), "accuracy"))
+
+
+def _read_tables(contents: Contents) -> None:
+    """Results over seeds; of a single run, the run's own."""
+    path, rows = contents.path, contents.comparison
+    if len(rows) and contents.kind == "run":
+        rows = rows.assign(seed=contents.metrics.get("seed", 0), budget=rows["heads"])
+        contents.comparison = rows
+        contents.curve = _table(path, "curve.csv")
+        if contents.curve is None or not len(contents.curve):
+            contents.curve = None
+            contents.missing.append("There is no curve.csv, so quality at other budgets is not shown.")
+    if contents.kind == "comparison":
+        contents.statistics = _optional(contents, "statistics.csv", "differences between methods are not tested")
+        contents.agreement = _optional(contents, "agreement.csv", "the agreement of methods over seeds is not shown")
+        contents.verdict = _text(path, "verdict.md")
+        summary = _optional(contents, "summary.csv", "means are shown without intervals")
+        if summary is not None:
+            contents.summary = summary
+            return
+    main = f"test_{contents.metric}"
+    if len(rows):
+        costs = {name: (name, "mean") for name in ("steps", "seconds", "peak_memory_mb") if name in rows}
+        means = {"seeds": ("seed", "nunique"), "mean": (main, "mean"), **costs}
+        contents.summary = rows.groupby(CELL, sort=False, as_index=False).agg(**means)
+
+
+def _read_heads(contents: Contents) -> None:
+    """Scores, masks and gates over time, which the two kinds of directory hold in different files."""
+    compared = contents.kind == "comparison"
+    scores = _optional(contents, "scores.csv" if compared else "scores/heads.csv", "HIS and entropy are not shown")
+    if scores is not None:
+        if "seed" not in scores:
+            scores = scores.assign(seed=contents.metrics.get("seed", 0))
+        contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
+    contents.masks = dict(_comparison_masks(contents) if compared else _run_masks(contents))
+    if not contents.masks:
+        contents.missing.append(f"There are no masks ({'masks.json' if compared else 'masks/*.json'}), so they are not shown.")
+    if not compared and contents.masks:
+        contents.agreement = _run_agreement(contents)
+    name = "gates_over_time.csv" if compared else "scores/gates_over_time.csv"
+    gates = _optional(contents, name, "open heads over training are not shown")
+    if gates is not None and len(gates):
+        if not compared:
+            learned = [budget for method, budget in contents.masks if method == "learned"] or contents.budgets[:1] or [0]
+            gates = gates.assign(seed=0, method="learned", budget=learned[0])
+        for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
+            contents.courses[str(method), int(str(budget))] = _course(rows)
+
+
+def _course(rows: pd.DataFrame) -> Course:
+    """The mean over seeds at every step; columns are named like ``encoder.3.11``."""
+    gates = rows.drop(columns=["seed", "method", "budget"]).set_index("step").dropna(axis="columns", how="all")
+    values, is_open = gates.groupby(level="step").mean(), (gates > 0).astype(float).groupby(level="step").mean()
+    sites = group_labels([".".join(str(name).split(".")[:2]) for name in gates.columns])
+    return Course(sites, values.index.to_numpy(), values.to_numpy(), is_open.to_numpy(), rows["seed"].nunique())
+
+
+def _comparison_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
+    masks, sites = _json(contents.path, "masks.json"), _json(contents.path, "sites.json")
+    if not masks or not sites:
+        return
+    try:
+        order = tuple(Site(site["label"], int(site["gates"])) for site in sites)
+        found: dict[tuple[str, int], list[list[float]]] = {}
+        for entry in masks:
+            found.setdefault((entry["method"], int(entry["budget"])), []).append(entry["mask"])
+        for key, of_seeds in found.items():
+            if key[0].split("+")[0] != "dense":
+                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), sum(site.gates for site in order))
+                yield key, (order, stacked)
+    except (KeyError, TypeError, ValueError) as error:
+        raise GateError(
+            f"masks.json and sites.json in {str(contents.path)!r} do not belong together: expected masks with one number per "
+            "gate of the sites, as training.compare writes them"
+        ) from error
+
+
+def _run_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
+    found = {}
+    for file in sorted((contents.path / "masks").glob("*.json")):
+        content = _json(contents.path, f"masks/{file.name}")
+        try:
+            sites = tuple(Site(f"{site['kind']}.{site['layer']}", int(site["heads"])) for site in content["sites"])
+            mask = [float(head in site["kept"]) for site in content["sites"] for head in range(int(site["heads"]))]
+        except (KeyError, TypeError, ValueError) as error:
+            raise GateError(f"{str(file)!r} is not a mask file: expected JSON as gates.masks.save_mask writes it") from error
+        found[file.stem] = ((file.stem, int(sum(mask))), (sites, np.array([mask])))
+    order = [method for method in contents.methods if method in found]
+    for method in [*order, *(name for name in found if name not in order)]:
+        yield found[method]
+
+
+def _run_agreement(contents: Contents) -> pd.DataFrame:
+    """How much the masks of a run's methods share, beside what random masks of their sizes would."""
+    rows = []
+    for ((method, budget), (_, mask)), ((other, _), (_, others)) in combinations(contents.masks.items(), 2):
+        kept, both = mask[0] > 0, others[0] > 0
+        if len(kept) == len(both) and kept.sum() == both.sum() > 0:
+            jaccard = float((kept & both).sum() / (kept | both).sum())
+            chance = chance_jaccard(int(kept.sum()), int(both.sum()), len(kept))
+            rows.append({"budget": budget, "method": method, "other": other, "jaccard": jaccard, "chance_jaccard": chance})
+    return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard"])
+
+
+def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame | None:
+    table = _table(contents.path, name)
+    if table is None:
+        contents.missing.append(f"There is no {name}, so {consequence}.")
+    return table
+
+
+def _table(path: Path, name: str) -> pd.DataFrame | None:
+    """A table; None if there is no such file."""
+    try:
+        return pd.read_csv(path / name)
+    except FileNotFoundError:
+        return None
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except (OSError, ValueError) as error:
+        raise GateError(f"cannot read {str(path / name)!r} as a table: {first_line(error)}") from error
+
+
+def _json(path: Path, name: str) -> Any:
+    text = _text(path, name)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise GateError(f"cannot read {str(path / name)!r} as JSON: {first_line(error)}") from error
+
+
+def _text(path: Path, name: str) -> str | None:
+    try:
+        return (path / name).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise GateError(f"cannot read {str(path / name)!r}: {first_line(error)}") from error

@@ -1,0 +1,204 @@
+"""The tables of a report: what every cell shows, and the number as the files have it, by which the table sorts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from training.report.contents import Contents
+from training.report.numbers import NONE, duration, number, shown, slug, unit
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell shows.
+
+    Args:
+        text: shown.
+        value: the number as it is in the file; None for text, and for numbers that are not there.
+        note: shown small below it.
+        exact: ``value`` with all its digits.
+    """
+
+    text: str
+    value: float | int | None = None
+    note: str = ""
+
+    @property
+    def exact(self) -> str:
+        return "" if self.value is None else repr(self.value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name in the file, its title, and whether it holds numbers."""
+
+    name: str
+    title: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report.
+
+    Args:
+        name: unique in its section.
+        caption: what the table is, with its result.
+        source: the file that its numbers are from.
+        columns: in order.
+        rows: a cell for each column.
+        shown: whether it is open from the start.
+    """
+
+    name: str
+    caption: str
+    source: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    shown: bool = True
+
+
+def results_table(contents: Contents, caption: str) -> Table:
+    """The main metric on the test split, with its interval, per stage, method and budget."""
+    metric, percent = contents.metric, unit(contents.metric)
+    columns = [
+        Column("method", "method", numeric=False),
+        Column("stage", "stage", numeric=False),
+        Column("budget", "heads"),
+        Column("mean", f"test {metric}{percent}"),
+        Column("low", "95 % from"),
+        Column("high", "to"),
+        Column("std", "st. dev."),
+        Column("seeds", "seeds"),
+    ]
+    return _table("results", caption, _source(contents), columns, contents.summary, metric, shown=len(contents.budgets) < 2)
+
+
+def budget_table(contents: Contents, stage: str, caption: str) -> Table:
+    """A stage's means by method and heads kept, with the ends of their intervals."""
+    metric = contents.metric
+    rows = contents.summary[contents.summary["stage"] == stage]
+    budgets = sorted({int(budget) for budget in rows["budget"]}, reverse=True)
+    columns = [Column("method", "method", numeric=False)]
+    columns += [Column(f"mean:{budget}", f"{budget} heads") for budget in budgets]
+    found = {(row["method"], int(row["budget"])): row for _, row in rows.iterrows()}
+    cells = []
+    for method in dict.fromkeys(rows["method"]):
+        line = [Cell(str(method))]
+        for budget in budgets:
+            row = found.get((method, budget))
+            if row is None or math.isnan(row["mean"]):
+                line.append(Cell(""))
+                continue
+            held = not math.isnan(row.get("low", math.nan)) and not math.isnan(row.get("high", math.nan))
+            note = f"{number(metric, row['low'])} to {number(metric, row['high'])}" if held else ""
+            line.append(Cell(number(metric, row["mean"]), float(row["mean"]), note))
+        cells.append(line)
+    return Table(f"by_budget_{slug(stage)}", caption, _source(contents), columns, cells)
+
+
+def _source(contents: Contents) -> str:
+    return "summary.csv" if {"low", "high"} <= set(contents.summary.columns) else "comparison.csv, means over seeds"
+
+
+def cells_table(contents: Contents, *, shown: bool) -> Table:
+    """Every evaluated cell: all that ``comparison.csv`` says."""
+    rows, metric = contents.comparison, contents.metric
+    first = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), Column("heads", "heads")]
+    if contents.kind == "comparison":
+        first += [Column("seed", "seed"), Column("budget", "budget")]
+    measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
+    order = sorted(measured, key=lambda name: (name.endswith("_loss"), not name.startswith("test_"), not name.endswith(metric)))
+    columns = first + [Column(name, name.replace("_", " ") + unit(name.split("_", 1)[1])) for name in order] + _costs(rows)
+    caption = "Every evaluated cell: choices are made on the selection split, results are those of the test split."
+    return _table("cells", caption, "comparison.csv", columns, rows, metric, shown=shown)
+
+
+def cost_table(contents: Contents, caption: str) -> Table:
+    """Mean cost of a cell of each stage and method, over seeds and budgets."""
+    rows = contents.comparison
+    costs = _costs(rows)
+    means = rows.groupby(["method", "stage"], sort=False, as_index=False)[[column.name for column in costs]].mean()
+    columns = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), *costs]
+    return _table("cost", caption, "comparison.csv (means)", columns, means, contents.metric)
+
+
+def statistics_table(contents: Contents) -> Table:
+    """Differences between methods with their intervals and p values."""
+    assert contents.statistics is not None
+    titles = {
+        "method": "method",
+        "rival": "rival",
+        "stage": "stage",
+        "budget": "heads",
+        "difference": f"difference{unit(contents.metric)}",
+        "low": "95 % from",
+        "high": "to",
+        "p": "p",
+    }
+    texts = ("method", "rival", "stage")
+    columns = [Column(name, title, numeric=name not in texts) for name, title in titles.items()]
+    caption = (
+        f"Test {contents.metric} of a method less that of its rival at the same budget: paired bootstrap over test examples "
+        "and seeds. Where the interval holds 0, neither is ahead."
+    )
+    return _table("statistics", caption, "statistics.csv", columns, contents.statistics, contents.metric, shown=False)
+
+
+def agreement_table(contents: Contents) -> Table:
+    """Agreement of masks and of rankings, pair by pair."""
+    assert contents.agreement is not None
+    titles = {
+        "method": "method",
+        "other": "other",
+        "budget": "heads",
+        "jaccard": "Jaccard",
+        "chance_jaccard": "by chance",
+        "kendall": "Kendall",
+        "spearman": "Spearman",
+    }
+    columns = [Column(name, title, numeric=name not in ("method", "other")) for name, title in titles.items()]
+    caption = "Agreement of masks (Jaccard index, against chance) and of rankings; a method with itself: between seeds."
+    source = "agreement.csv" if contents.kind == "comparison" else "masks/*.json"
+    return _table("agreement", caption, source, columns, contents.agreement, contents.metric, shown=False)
+
+
+def _costs(rows: pd.DataFrame) -> list[Column]:
+    titles = {"steps": "steps", "seconds": "time", "peak_memory_mb": "peak memory, MB"}
+    return [Column(name, title) for name, title in titles.items() if name in rows and rows[name].notna().any()]
+
+
+def _table(
+    name: str, caption: str, source: str, columns: list[Column], rows: pd.DataFrame, metric: str, *, shown: bool = True
+) -> Table:
+    """The columns that the rows have, cell by cell."""
+    present = [column for column in columns if column.name in rows and rows[column.name].notna().any()]
+    cells = [[_cell(column, value, metric) for column, value in zip(present, row, strict=True)]
+             for row in rows[[column.name for column in present]].itertuples(index=False)]  # fmt: skip
+    return Table(name, caption, source, present, cells, shown)
+
+
+def _cell(column: Column, value: object, metric: str) -> Cell:
+    if not column.numeric:
+        return Cell(str(value))
+    if not isinstance(value, (int, float)) or math.isnan(value):
+        return Cell(NONE)
+    match column.name:
+        case "mean" | "low" | "high":
+            text = number(metric, value)
+        case "std" | "difference":
+            text = f"{shown(metric, value):+.2f}" if column.name == "difference" else number(metric, value)
+        case "seconds":
+            text = duration(value)
+        case "p":
+            text = f"{value:.3f}" if value >= 0.001 else "< 0.001"
+        case "peak_memory_mb" | "steps":
+            text = f"{value:.0f}"
+        case name if name.startswith(("test_", "select_")):
+            text = number(name.split("_", 1)[1], value) if not name.endswith("_loss") else f"{value:.4f}"
+        case _:
+            text = str(value) if isinstance(value, int) else f"{value:.2f}" if value % 1 else f"{value:.0f}"
+    return Cell(text, value)

@@ -1,0 +1,189 @@
+"""The statistics of a comparison: tables over seeds, tests between methods, agreement of masks. Pure functions on tables.
+
+The tests themselves are in :mod:`training.significance` and :mod:`training.bootstrap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gates.errors import GateError
+from training.bootstrap import RESAMPLES, resample_metric, resampled_difference
+from training.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations
+from training.verdict import DENSE, verdict
+
+__all__ = ["agreement", "compare_methods", "rank_methods", "summarise", "verdict"]
+
+
+def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
+    """Mean, standard deviation and 95 % interval (Student's t) over seeds, for each stage, method and budget.
+
+    Args:
+        comparison: one row per cell: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
+            and ``peak_memory_mb``.
+        main_metric: such as ``accuracy``.
+
+    Returns:
+        Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, and the mean steps, seconds and
+        peak memory; in the order in which they first come.
+
+    Raises:
+        GateError: if the metric is not in the table.
+    """
+    column = _metric_column(comparison, main_metric)
+    rows = []
+    for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
+        mean, std, low, high, seeds = interval(cells[column])
+        cost: dict[Any, Any] = {name: cells[name].mean() for name in ("steps", "seconds", "peak_memory_mb") if name in cells}
+        where: dict[Any, Any] = {"stage": stage, "method": method, "budget": budget}
+        rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **cost})
+    return pd.DataFrame(rows)
+
+
+def compare_methods(
+    comparison: pd.DataFrame,
+    predictions: Mapping[str, Mapping[str, Any]],
+    main_metric: str,
+    references: Sequence[str] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+) -> pd.DataFrame:
+    """Paired bootstrap of methods against their rivals at the same stage and budget, over test examples and seeds.
+
+    The dense model, whatever its budget, is a rival at every budget of its stage.
+
+    Args:
+        comparison: see :func:`summarise`, with the column ``cell``.
+        predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each cell, in the same order of examples.
+        main_metric: of :data:`training.bootstrap.METRICS`.
+        references: methods to compare with every other; by default all.
+        resamples: of the bootstrap.
+
+    Returns:
+        Columns stage, budget, method, rival, seeds (that both have), difference, low, high, p and ``p_holm``, which is
+        corrected for all distinct pairs in this table at the same stage and budget.
+
+    Raises:
+        GateError: if a cell has no predictions, or cells were tested on different examples.
+    """
+    rows: list[dict[str, Any]] = []
+    for stage, of_stage in comparison.groupby("stage", sort=False):
+        dense = of_stage[of_stage["method"] == DENSE]
+        for budget, own in of_stage[of_stage["method"] != DENSE].groupby("budget", sort=False):
+            cells = pd.concat([own, dense]).drop_duplicates(["method", "seed"])
+            values, replicates = resample_metric(*_stacked(cells, predictions), main_metric, resamples=resamples)
+            place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
+            methods = list(dict.fromkeys(cells["method"]))
+            tested: list[dict[str, Any]] = []
+            for method in methods:
+                if method == DENSE or (references is not None and method not in references):
+                    continue
+                for rival in (other for other in methods if other != method):
+                    seeds = [seed for name, seed in place if name == method and (rival, seed) in place]
+                    if not seeds:
+                        continue
+                    first, second = [place[method, seed] for seed in seeds], [place[rival, seed] for seed in seeds]
+                    found = resampled_difference(values[first], values[second], replicates[:, first], replicates[:, second])
+                    row = {"stage": stage, "budget": budget, "method": method, "rival": rival, "seeds": len(seeds)}
+                    tested.append({**row, **found._asdict()})
+            pairs: dict[frozenset[str], float] = {frozenset((row["method"], row["rival"])): row["p"] for row in tested}
+            corrected = dict(zip(pairs, holm(list(pairs.values())), strict=True))
+            rows += [{**row, "p_holm": corrected[frozenset((row["method"], row["rival"]))]} for row in tested]
+    names = ["stage", "budget", "method", "rival", "seeds", "difference", "low", "high", "p", "p_holm"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[list[str], RankTest]:
+    """Friedman's test of the methods, but for the dense model and those that miss more than half of the cells (stage, budget,
+    seed), over the cells that all of them have.
+
+    Returns:
+        The methods, and the test with their average ranks in the same order.
+    """
+    column = _metric_column(comparison, main_metric)
+    rows = comparison[comparison["method"] != DENSE]
+    table = rows.pivot_table(index=["stage", "budget", "seed"], columns="method", values=column, sort=False)
+    table = table.loc[:, table.notna().mean() >= 0.5].dropna()
+    return [str(name) for name in table.columns], friedman(table.to_numpy())
+
+
+def agreement(masks: Sequence[Mapping[str, Any]], scores: pd.DataFrame) -> pd.DataFrame:
+    """How much masks and rankings have in common, between methods and between seeds.
+
+    Args:
+        masks: one mapping per mask with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.
+        scores: one row per seed and gate, with a column ``ranking:METHOD`` for each method that ranks, higher kept first.
+
+    Returns:
+        One row per budget and ordered pair: ``jaccard`` of the masks beside its expectation for random masks of the same
+        sizes, Kendall's tau-b and Spearman's rho of the rankings (NaN where a method has none), each the mean over seeds;
+        where ``method == other``, the mean over pairs of seeds.
+    """
+    by_cell = {
+        (row["budget"], row["method"], row["seed"]): np.asarray(row["mask"], dtype=int)
+        for row in masks
+        if row["method"] != DENSE
+    }
+    rankings = {
+        (column.removeprefix("ranking:"), seed): rows[column].to_numpy(dtype=float)
+        for seed, rows in scores.groupby("seed", sort=False)
+        for column in map(str, scores.columns)
+        if column.startswith("ranking:")
+    }
+    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+
+    def correlations(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[float, float]:
+        if first not in rankings or second not in rankings:
+            return np.nan, np.nan
+        key = (first, second) if str(first) <= str(second) else (second, first)
+        if key not in known:
+            known[key] = rank_correlations(rankings[first], rankings[second])
+        return known[key]
+
+    rows = []
+    for budget in dict.fromkeys(budget for budget, _, _ in by_cell):
+        of_method: dict[str, list[Any]] = {}
+        for _, method, seed in (cell for cell in by_cell if cell[0] == budget):
+            of_method.setdefault(method, []).append(seed)
+        for method, own in of_method.items():
+            for other, theirs in of_method.items():
+                pairs = list(combinations(own, 2)) if method == other else [(seed, seed) for seed in own if seed in theirs]
+                found = []
+                for seed, paired in pairs:
+                    mask, against = by_cell[budget, method, seed], by_cell[budget, other, paired]
+                    chance = chance_jaccard(int(mask.sum()), int(against.sum()), len(mask))
+                    shared, either = int((mask & against).sum()), int((mask | against).sum())
+                    found.append((shared / either if either else 1.0, chance, *correlations((method, seed), (other, paired))))
+                means = np.mean(found, axis=0) if found else np.full(4, np.nan)
+                names = ("jaccard", "chance_jaccard", "kendall", "spearman")
+                rows.append({"budget": budget, "method": method, "other": other, **dict(zip(names, means, strict=True))})
+    return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard", "kendall", "spearman"])
+
+
+def _metric_column(comparison: pd.DataFrame, metric: str) -> str:
+    column = f"test_{metric}"
+    if column not in comparison:
+        known = ", ".join(str(name).removeprefix("test_") for name in comparison.filter(like="test_"))
+        raise GateError(f"the comparison has no metric {metric!r}; it has {known or 'none on the test split'}")
+    return column
+
+
+def _stacked(cells: pd.DataFrame, predictions: Mapping[str, Mapping[str, Any]]) -> tuple[Any, Any]:
+    """Predictions ``[cells, examples]`` and their common targets ``[examples]``."""
+    found = []
+    for cell in cells["cell"]:
+        if cell not in predictions:
+            raise GateError(f"the cell {cell!r} has no predictions on the test split; run the comparison again")
+        found.append((np.asarray(predictions[cell]["test_prediction"]), np.asarray(predictions[cell]["test_target"])))
+    targets = found[0][1]
+    for cell, (_, other) in zip(cells["cell"], found, strict=True):
+        if not np.array_equal(targets, other):
+            raise GateError(
+                f"the cell {cell!r} was tested on other examples than {cells['cell'].iloc[0]!r}; use one test split"
+            )
+    return np.stack([prediction for prediction, _ in found]), targets

@@ -1,0 +1,469 @@
+"""``python -m training.sweep FILE``: run a sweep file of W&B's format on this machine, without an account.
+
+Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command again goes on with a sweep that
+was stopped. The directory of a sweep::
+
+    sweep.yaml         what was searched, and with which further arguments
+    study.db           Optuna's storage (SQLite), from which everything below is written
+    trials/N/          the run directory of trial N, trials/N.log what it printed
+    sweep.csv          one row per trial, after each
+    sweep.png          the metric against each option, at the end
+    best.yaml          a configuration for training.fit --config: the best trial on the selection split
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import optuna
+import pandas as pd
+import torch
+import yaml
+from matplotlib.figure import Figure
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+from rich.console import Console
+from rich.table import Table
+
+from gates.errors import GateError
+from gates.files import replacing
+from training.sweep_space import Sweep, read_sweep
+
+GRACE = 15.0
+"""Seconds that a trial has to end after Ctrl+C."""
+STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
+
+
+@dataclass
+class Job:
+    """A trial that is running: its process leads a process group."""
+
+    trial: optuna.Trial
+    process: subprocess.Popen[bytes]
+    slot: int
+    started: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class LocalSweep:
+    """A sweep on this machine.
+
+    Args:
+        sweep: what to search.
+        directory: where everything is written.
+        study: Optuna's, on disk.
+        further: arguments of ``training.fit`` for every trial.
+        jobs: trials at a time.
+        count: trials in all.
+        timeout_minutes: after which a trial is ended and counts as failed; None for no limit.
+        seed: of random choices; a trial's choice depends on the seed, its number and the trials before it, so that a
+            random sweep that was stopped draws what an unbroken one would have drawn.
+        console: where progress is told.
+    """
+
+    sweep: Sweep
+    directory: Path
+    study: optuna.Study
+    further: tuple[str, ...]
+    jobs: int
+    count: int
+    timeout_minutes: float | None
+    seed: int
+    console: Console
+
+    def run(self) -> None:
+        """Run until all trials have ended; leaves a state that can be gone on from, whatever happens."""
+        left_behind = [trial.number for trial in self.study.trials if trial.state == TrialState.RUNNING]
+        running: list[Job] = []
+        try:
+            for number in left_behind:
+                end_orphan(self._lock(number))
+            while True:
+                while len(running) < self.jobs and (left_behind or len(self.study.trials) < self.count):
+                    trial = self._again(left_behind.pop(0)) if left_behind else self._next()
+                    running.append(self._start(trial, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
+                if not running:
+                    return
+                time.sleep(0.2)
+                for job in list(running):
+                    late = self.timeout_minutes is not None and time.monotonic() - job.started > 60 * self.timeout_minutes
+                    if late or job.process.poll() is not None:
+                        if late:
+                            end([job.process])
+                        running.remove(job)
+                        self._finish(job, late=late)
+        finally:
+            end([job.process for job in running])
+            write_report(self.sweep, self.study, self.directory)
+
+    def _next(self) -> optuna.Trial:
+        self.study.sampler = self.sweep.sampler(self.count, self.seed + len(self.study.trials))
+        return self.study.ask(self.sweep.space)
+
+    def _again(self, number: int) -> optuna.Trial:
+        """A trial whose process was killed, with the options it had; those that were not yet drawn are drawn now."""
+        self.study.sampler = self.sweep.sampler(self.count, self.seed + number)
+        trial = optuna.Trial(self.study, self.study.trials[number]._trial_id)
+        for name, distribution in self.sweep.space.items():
+            trial._suggest(name, distribution)  # as Study.ask does it
+        return trial
+
+    def _lock(self, number: int) -> Path:
+        return self.directory / "trials" / f"{number}.pid"
+
+    def _start(self, trial: optuna.Trial, slot: int) -> Job:
+        run = self.directory / "trials" / str(trial.number)
+        resumes = (run / "checkpoints" / "last.ckpt").is_file()
+        if not resumes:
+            shutil.rmtree(run, ignore_errors=True)  # a process that was killed before its first checkpoint
+        own = [f"--run_dir={run}", f"--wandb.group={self.directory.name}", f"--wandb.name={self.directory.name}-{trial.number}"]
+        own += ["--existing=resume"] if resumes else []
+        command = self.sweep.trial_command(self.sweep.values(trial.params), [*self.further, *own])
+        run.parent.mkdir(exist_ok=True)
+        with run.with_suffix(".log").open("ab") as log, locked(self._lock(trial.number)) as lock:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # so that Ctrl+C reaches the sweep alone, which ends its trials
+                pass_fds=[lock.fileno()],  # held while the process lives
+                env=trial_environment(self.jobs, slot),
+            )
+            lock.write(str(process.pid))
+        return Job(trial, process, slot)
+
+    def _finish(self, job: Job, *, late: bool) -> None:
+        """Record a trial that has ended: its result, or the line that says why there is none."""
+        number, seconds = job.trial.number, round(time.monotonic() - job.started, 1)
+        run = self.directory / "trials" / str(number)
+        job.trial.set_user_attr("seconds", seconds)
+        self.study.sampler = optuna.samplers.RandomSampler()  # the grid's would stop an optimisation loop, which is not ours
+        options = ", ".join(f"{name}={value}" for name, value in self.sweep.values(job.trial.params).items())
+        if late or job.process.returncode != 0:
+            log = run.with_suffix(".log")
+            reason = f"not done after {self.timeout_minutes:g} minutes" if late else last_error(log, job.process.returncode)
+            self._fail(job.trial, reason)
+            told = f"trial {number} failed after {seconds:.0f} s ({options}): {reason}"
+        else:
+            metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+            result = metrics["learned"] | {"all_heads": metrics["heads"]["total"]}
+            job.trial.set_user_attr("result", result)
+            if self.sweep.column not in result:
+                found = ", ".join(name.replace("_", "/", 1) for name in result if name.startswith("select_"))
+                reason = f"the sweep's metric is {self.sweep.metric!r}, which trial {number} does not have; it has {found}"
+                self._fail(job.trial, reason)
+                raise GateError(reason)  # the others will not have it either
+            self.study.tell(number, result[self.sweep.column])
+            told = f"trial {number}: {self.sweep.metric} {result[self.sweep.column]:.4f}, {result['heads']} of "
+            told += f"{result['all_heads']} heads, {seconds:.0f} s ({options})"
+        self.console.print(told, markup=False, highlight=False, soft_wrap=True)
+        write_table(self.sweep, self.study, self.directory)
+
+    def _fail(self, trial: optuna.Trial, reason: str) -> None:
+        trial.set_user_attr("error", reason)
+        self.study.tell(trial.number, state=TrialState.FAIL)
+
+
+# -- processes -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[TextIO]:
+    """A file that no other process can lock while this one, or a child that was handed the file, has it open.
+
+    Raises:
+        GateError: if one has it.
+    """
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise GateError(f"another process is at work ({str(path)!r} is locked); wait for it or end it") from error
+        file.truncate(0)
+        yield file
+
+
+def end_orphan(lock: Path) -> None:
+    """End the process of a trial that outlived a sweep killed with SIGKILL.
+
+    Raises:
+        GateError: if it does not end.
+    """
+    for sent in (None, signal.SIGINT, signal.SIGKILL):
+        if sent is not None:  # the file is locked, so its process lives and the number in it is that process's own
+            with suppress(ProcessLookupError, ValueError):
+                os.killpg(int(lock.read_text(encoding="utf-8")), sent)
+        deadline = time.monotonic() + (0 if sent is None else GRACE)
+        while True:
+            try:
+                with locked(lock):
+                    return
+            except GateError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.2)
+    with locked(lock):
+        return
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ctrl+C for processes and their children; SIGKILL for those that do not end soon, or at another Ctrl+C."""
+    alive = [process for process in processes if process.poll() is None]
+    for process in alive:
+        os.killpg(process.pid, signal.SIGINT)
+    deadline = time.monotonic() + GRACE
+    try:
+        for process in alive:
+            process.wait(max(0.0, deadline - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    finally:
+        for process in alive:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def trial_environment(jobs: int, slot: int) -> dict[str, str]:
+    """Environment of a trial: its share of the cores unless OMP_NUM_THREADS says otherwise, and one GPU of several."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs))} | os.environ
+    gpus = torch.cuda.device_count()
+    if jobs > 1 and gpus > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = visible[slot % gpus]
+    return environment
+
+
+def last_error(log: Path, returncode: int) -> str:
+    """Why a trial failed: the last line that begins with ``error:``, or the last line, or the signal that ended it."""
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or [f"exit code {returncode}"])[-1].removeprefix("error:").strip()[:500]
+
+
+# -- results ---------------------------------------------------------------------------------------------------
+
+
+def sweep_table(sweep: Sweep, study: optuna.Study) -> pd.DataFrame:
+    """One row per trial: its number, state, options, heads, metrics of both splits, seconds of its (last) process, error."""
+    rows = []
+    for trial in study.trials:
+        result = trial.user_attrs.get("result", {})
+        rows.append(
+            {"trial": trial.number, "state": STATES[trial.state], **sweep.values(trial.params)}
+            | {name: result[name] for name in ("heads", "all_heads") if name in result}
+            | {name: value for name, value in result.items() if name.startswith(("select_", "test_"))}
+            | {"seconds": trial.user_attrs.get("seconds"), "error": trial.user_attrs.get("error", "")}
+        )
+    table = pd.DataFrame(rows, dtype=object)  # values stay as they were drawn
+    last = [name for name in ("seconds", "error") if name in table]
+    return table[[name for name in table if name not in last] + last]
+
+
+def write_table(sweep: Sweep, study: optuna.Study, directory: Path) -> pd.DataFrame:
+    """Write sweep.csv; returns its table."""
+    table = sweep_table(sweep, study)
+    with replacing(directory / "sweep.csv") as partial:
+        table.to_csv(partial, index=False)
+    return table
+
+
+def write_report(sweep: Sweep, study: optuna.Study, directory: Path) -> None:
+    """Write sweep.csv, and with a first result sweep.png and best.yaml."""
+    table = write_table(sweep, study, directory)
+    complete = table[table["state"] == "complete"] if len(table) else table
+    if complete.empty:
+        return
+    with replacing(directory / "sweep.png") as partial:
+        slices(complete, sweep).savefig(partial, format="png", dpi=150)
+    best = study.best_trial
+    config = yaml.safe_load((directory / "trials" / str(best.number) / "config.yaml").read_text(encoding="utf-8"))
+    config |= {"name": f"{sweep.name}-best", "run_dir": None, "existing": "refuse"}
+    config["wandb"] |= {"group": None, "name": None}
+    head = f"# The best trial of the sweep {sweep.name!r}: trial {best.number}, {sweep.metric} {best.value:.6g}.\n"
+    with replacing(directory / "best.yaml") as partial:
+        partial.write_text(head + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+
+def slices(complete: pd.DataFrame, sweep: Sweep) -> Figure:
+    """The metric against each searched option, and against the heads kept where trials differ in that; the colour of a
+    trial is the number of heads it kept."""
+    values, heads = complete[sweep.column].astype(float), complete["heads"].astype(int)
+    panels = [*sweep.space, *(["heads"] if heads.nunique() > 1 else [])] or ["trial"]
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(1.2 + 3.6 * columns, 0.6 + 2.9 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, name in zip(grid.flat, panels, strict=False):
+        places: list[Any] = complete[name].tolist()
+        drawn = sweep.space.get(name)
+        if isinstance(drawn, CategoricalDistribution):  # in the file's order, at equal distances
+            places = [drawn.choices.index(json.dumps(value)) for value in places]
+            axes.set_xticks(range(len(drawn.choices)), list(drawn.choices))
+        elif getattr(drawn, "log", False):
+            axes.set_xscale("log")
+        points = axes.scatter(places, values, c=heads, cmap="viridis", edgecolors="black")
+        axes.set(xlabel="heads kept" if name == "heads" else name)
+        axes.set_axisbelow(True)
+        axes.grid(alpha=0.3)
+    for axes in grid[:, 0]:
+        axes.set(ylabel=f"{sweep.metric} (selection split)")
+    figure.colorbar(points, ax=grid, label="heads kept")
+    figure.suptitle(f"{sweep.name}: {len(complete)} trials, {'more' if sweep.maximize else 'less'} is better")
+    return figure
+
+
+def show(console: Console, sweep: Sweep, table: pd.DataFrame, best: int, directory: Path) -> None:
+    """The table of all trials, the best in bold, and the paths of what was written."""
+    test = sweep.column.replace("select_", "test_", 1)
+    names = ["trial", "state", *sweep.space, "heads", sweep.column, test, "seconds"]
+    shown = Table(title=f"{sweep.name}: chosen by {sweep.metric}; test for information")
+    for name in names:
+        shown.add_column(name.replace("_", "/", 1) if name in (sweep.column, test) else name, overflow="fold")
+    for row in table.to_dict("records"):
+        shown.add_row(*map(_cell, (row[name] for name in names)), style="bold" if row["trial"] == best else None)
+    console.print(shown)
+    for title, file in {"trials": "sweep.csv", "picture": "sweep.png", "best configuration": "best.yaml"}.items():
+        console.print(f"{title}: {directory / file}", soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> None:
+    """Make the directory, or see that it holds this very sweep.
+
+    Raises:
+        GateError: if it holds something else.
+    """
+    described = json.loads(json.dumps(asdict(sweep) | {"further": list(further), "seed": seed}, default=str))
+    for name in ("run_cap", "unused"):  # which may differ when a sweep goes on
+        del described[name]
+    file = directory / "sweep.yaml"
+    if file.is_file():
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        changed = [name for name in described if found.get(name) != described[name]]
+        if changed:
+            raise GateError(
+                f"{str(directory)!r} holds a sweep whose {changed[0]} is {found.get(changed[0])!r}; give another --run_dir"
+            )
+        return
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise GateError(f"{str(directory)!r} is there and does not hold a sweep; give another --run_dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as partial:
+        partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, as schedulers send it, like Ctrl+C."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
+    """The whole command."""
+    for name, value in {
+        "--jobs": options.jobs,
+        "--trials": options.trials,
+        "--timeout_minutes": options.timeout_minutes,
+    }.items():
+        if value is not None and not value > 0:
+            raise GateError(f"{name} is {value}; expected more than 0")
+    sweep = read_sweep(options.file)
+    count = sweep.count(options.trials)
+    sweep.check(further)
+    for key in sweep.unused:
+        print(f"warning: {key} means something to W&B only; here every trial runs to its end", file=sys.stderr)
+    directory = options.run_dir or Path("runs") / "sweeps" / sweep.name
+    claim(directory, sweep, further, options.seed)
+    console = Console()
+    with locked(directory / "sweep.lock"), terminable():
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            storage=f"sqlite:///{directory.resolve() / 'study.db'}",
+            study_name="sweep",
+            direction="maximize" if sweep.maximize else "minimize",
+            load_if_exists=True,
+        )
+        before = len(study.trials)
+        console.print(f"{sweep.name}: {count} trials, {options.jobs} at a time" + f" ({before} begun before)" * bool(before))
+        LocalSweep(
+            sweep=sweep,
+            directory=directory,
+            study=study,
+            further=tuple(further),
+            jobs=options.jobs,
+            count=count,
+            timeout_minutes=options.timeout_minutes,
+            seed=options.seed,
+            console=console,
+        ).run()
+    table = sweep_table(sweep, study)
+    if not (table["state"] == "complete").any():
+        raise GateError(f"all {len(table)} trials failed, the last with: {table['error'].iloc[-1]}")
+    show(console, sweep, table, study.best_trial.number, directory)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m training.sweep",
+        description="Run a W&B sweep file on this machine; the same command again goes on with it.",
+        epilog="What follows -- goes to every trial, such as: -- --config configs/sst2_minilm_local.yaml --model.backbone DIR",
+    )
+    parser.add_argument("file", type=Path, help="sweep file, such as configs/sweeps/lambda.yaml")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time; they share the cores")
+    parser.add_argument("--trials", type=int, help="how many; by default run_cap of the file, or the whole grid")
+    parser.add_argument("--run_dir", type=Path, help="where to write (default: runs/sweeps/NAME)")
+    parser.add_argument("--timeout_minutes", type=float, help="end a trial that takes longer, and count it as failed")
+    parser.add_argument("--seed", type=int, default=0, help="of the search; trials have the seed of their configuration")
+    options = parser.parse_args(arguments[:split])
+    try:
+        run_sweep(options, arguments[split + 1 :])
+    except GateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

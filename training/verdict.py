@@ -1,0 +1,178 @@
+"""What a comparison shows, in plain English and no more than it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from training.significance import RankTest
+
+DENSE = "dense"
+"""Method of the model that keeps all heads."""
+SIGNIFICANCE = 0.05
+LEVEL_MEANS = 5e-4
+"""Means that differ by less print as the same number."""
+
+
+def verdict(
+    summary: pd.DataFrame,
+    statistics: pd.DataFrame,
+    *,
+    main_metric: str | None = None,
+    learned: Sequence[str] = ("learned",),
+    ranks: tuple[list[str], RankTest] | None = None,
+) -> str:
+    """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
+
+    A winner is named only if every rival is significantly behind (paired bootstrap, Holm) *and* no interval over seeds
+    overlaps with its own.
+
+    Args:
+        summary: as :func:`training.statistics.summarise` returns it.
+        statistics: as :func:`training.statistics.compare_methods` returns it.
+        main_metric: such as ``accuracy``, to name it.
+        learned: methods that learn their masks, by their names before any ``+``; the others are the rivals.
+        ranks: as :func:`training.statistics.rank_methods` returns them.
+
+    Returns:
+        Markdown.
+    """
+    lines = [
+        "# Verdict",
+        "",
+        f"Numbers are test {main_metric or 'results'} x 100, means over seeds, with 95 % intervals (Student's t over seeds) in "
+        f"brackets. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds, corrected by "
+        "Holm's method for all pairs of methods tested at that stage and budget.",
+    ]
+    counts: list[str] = []
+    for stage, of_stage in summary.groupby("stage", sort=False):
+        dense = of_stage[of_stage["method"] == DENSE]
+        budgets = of_stage[of_stage["method"] != DENSE]
+        if budgets.empty:
+            continue
+        lines += ["", f"## {str(stage).capitalize()}", ""]
+        if len(dense):
+            lines += [f"All {dense['budget'].iloc[0]} heads: {_value(dense.iloc[0])}.", ""]
+        held, compared = 0, 0
+        for budget, own in budgets.groupby("budget", sort=False):
+            tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
+            cell = _Cell(own, tests, dense, learned)
+            lines.append(f"- **{budget} heads**: {' '.join(cell.sentences())}")
+            if cell.learned is not None and cell.rival is not None:
+                compared += 1
+                held += cell.learned_holds
+        if compared:
+            counts.append(f"{held} of {compared} budgets {stage}")
+    if counts:
+        lines += ["", f"The best learned method's mean is at or above every rival's at {', '.join(counts)}."]
+    if ranks is not None:
+        lines += ["", _ranks(*ranks)]
+    return "\n".join(lines) + "\n"
+
+
+class _Cell:
+    """One stage and budget: the methods by their means, and what the tests say about pairs of them."""
+
+    def __init__(self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, learned: Sequence[str]) -> None:
+        self.methods = methods.sort_values("mean", ascending=False, kind="stable").set_index("method")
+        self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
+        self.dense = dense
+        self.p = {
+            frozenset((str(row.method), str(row.rival))): float(row.p_holm)  # type: ignore[arg-type]
+            for row in tests.itertuples()
+        }
+        highest = max(self.mean.values())
+        self.best = [name for name, mean in self.mean.items() if highest - mean < 1e-9]
+        of_learned = [name for name in self.mean if name.split("+")[0] in learned]
+        rivals = [name for name in self.mean if name not in of_learned]
+        self.learned = of_learned[0] if of_learned else None  # the best of them, since they come in order
+        self.rival = rivals[0] if rivals else None
+
+    @property
+    def learned_holds(self) -> bool:
+        """Whether the best learned method is at or above every rival."""
+        assert self.learned is not None
+        assert self.rival is not None
+        return self.mean[self.learned] >= self.mean[self.rival] - 1e-9
+
+    def sentences(self) -> list[str]:
+        best = self.best[0]
+        described = _value(self.methods.loc[best])
+        if len(self.mean) == 1:
+            return [f"{best} alone was tried: {described}.", *self._against_dense(best)]
+        share = "share the best mean" if len(self.best) > 1 else "has the best mean"
+        found = [f"{' and '.join(self.best)} {share}, {described}."]
+        groups: dict[str, list[str]] = {"behind": [], "level": [], "untested": []}
+        for name in self.mean:
+            if name not in self.best:
+                groups[self._standing(best, name)].append(f"{name} ({100 * (self.mean[name] - self.mean[best]):+.1f})")
+        titles = {"behind": "Significantly behind", "level": "Level, as far as this shows", "untested": "Not tested against it"}
+        found += [f"{titles[group]}: {', '.join(names)}." for group, names in groups.items() if names]
+        found.append(self._winner(best, bool(groups["level"] or groups["untested"])))
+        found += self._learned_against_rivals()
+        return found + self._against_dense(best)
+
+    def _standing(self, best: str, other: str) -> str:
+        p = self.p.get(frozenset((best, other)))
+        return "untested" if p is None else "behind" if p < SIGNIFICANCE else "level"
+
+    def _winner(self, best: str, undecided: bool) -> str:
+        if undecided or len(self.best) > 1:
+            return "No method wins."
+        own = self.methods.loc[best]
+        if own["seeds"] < 2:
+            return "With one seed the spread between seeds is unknown, so no winner is claimed."
+        overlapping = [
+            name
+            for name in self.mean
+            if name != best and not float(self.methods.loc[name, "high"]) < float(own["low"])  # type: ignore[arg-type]
+        ]
+        if overlapping:
+            return f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."
+        return f"{best} wins."
+
+    def _learned_against_rivals(self) -> list[str]:
+        if self.learned is None or self.rival is None:
+            return []
+        if self.learned_holds:
+            gap = self.mean[self.learned] - self.mean[self.rival]
+            where = "level with" if gap < LEVEL_MEANS else f"{100 * gap:.1f} above"
+            return [f"The best learned method, {self.learned}, is {where} the best rival, {self.rival}."]
+        ahead = [name for name, mean in self.mean.items() if mean > self.mean[self.learned] + 1e-9]
+        rivals = [
+            f"{name} by {100 * (self.mean[name] - self.mean[self.learned]):.1f}"
+            + (" (significantly)" if self.p.get(frozenset((name, self.learned)), 1.0) < SIGNIFICANCE else "")
+            for name in ahead
+        ]
+        return [f"The best learned method, {self.learned}, is below {', '.join(rivals)}."]
+
+    def _against_dense(self, best: str) -> list[str]:
+        if self.dense.empty:
+            return []
+        gap = self.mean[best] - float(self.dense["mean"].iloc[0])
+        p = self.p.get(frozenset((best, DENSE)))
+        certainty = "" if p is None else ", significantly" if p < SIGNIFICANCE else ", not significantly"
+        where = "level with" if abs(gap) < LEVEL_MEANS else f"{100 * abs(gap):.1f} {'above' if gap > 0 else 'below'}"
+        return [f"The best mean is {where} the dense model's{certainty}."]
+
+
+def _value(row: Any) -> str:
+    """A mean with its interval and seeds."""
+    seeds = int(row["seeds"])
+    if seeds < 2:
+        return f"{100 * row['mean']:.1f} (one seed)"
+    return f"{100 * row['mean']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f}, {seeds} seeds)"
+
+
+def _ranks(methods: list[str], test: RankTest) -> str:
+    """Average ranks in order, and whether they differ."""
+    ordered = sorted(zip(test.average_ranks, methods, strict=True)) if test.average_ranks else []
+    listed = ", ".join(f"{name} {rank:.1f}" for rank, name in ordered)
+    if test.p is None:
+        return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if listed else "")
+    return (
+        f"Average ranks over {test.cells} cells (stage, budget and seed; 1 is best): {listed}; Friedman's test that all "
+        f"methods are alike: p = {test.p:.2g}, optimistic since cells of one seed share a dense model."
+    )
