@@ -44,8 +44,8 @@ def ablate_each(dense: DenseModel) -> Finding:
         f"Removing one {unit} alone lowers test {dense.metric} significantly (p < {SIGNIFICANCE:g} after Holm's correction for "
         f"{total}) for {int(harmful.sum())} of {total} {unit}s and raises it for {int(helpful.sum())}; with all {unit}s it is "
         f"{100 * base:.1f}.",
-        f"{_largest_loss(worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} of {total} "
-        "would have seemed significant.",
+        f"{_largest_loss(worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} "
+        f"{unit}s would have seemed significant.",
     ]
     numbers = {
         "dense": base,
@@ -54,7 +54,8 @@ def ablate_each(dense: DenseModel) -> Finding:
         "significantly_better": int(helpful.sum()),
         "largest_loss": float(worst["change"]),
     }
-    figure = effect_map(dense.gates.sites, dense.gates.to_heads(torch.tensor(table["change"].to_numpy())), metric=dense.metric)
+    change, stars = (torch.tensor(column.tolist()) for column in (table["change"], significant))
+    figure = effect_map(dense.gates.sites, dense.gates.to_heads(change), dense.gates.to_heads(stars), metric=dense.metric)
     return Finding({"ablate": table}, {"ablate": figure}, sentences, numbers)
 
 

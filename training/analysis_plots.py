@@ -15,24 +15,29 @@ from training.plots import COLOURS, MARKERS, styled
 
 
 @styled
-def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, *, metric: str) -> Figure:
-    """Layer x head: the change of the metric in points when each head ``[heads]`` is removed alone; blue is a gain."""
+def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Tensor, *, metric: str) -> Figure:
+    """Layer x head: the change of the metric in points when each head ``[heads]`` is removed alone; blue is a gain, a star is
+    on those whose change is significant ``[heads]``."""
     points = 100 * change.numpy()
     limit = max(float(np.abs(points).max()), 1e-3)
-    parts = list(zip(sites, np.split(points, np.cumsum([site.heads for site in sites])[:-1]), strict=True))
+    ends = np.cumsum([site.heads for site in sites])[:-1]
+    parts = list(zip(sites, np.split(points, ends), np.split(significant.numpy(), ends), strict=True))
     kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
-    figure = Figure(figsize=(1.6 + 3.6 * len(kinds), 1.6 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
+    figure = Figure(figsize=(1.6 + 3.6 * len(kinds), 2.0 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
     for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-        rows = [(site.layer, part) for site, part in parts if site.kind == kind]
-        grid = np.full((len(rows), max(len(part) for _, part in rows)), np.nan)
-        for row, (_, part) in enumerate(rows):
+        rows = [(site.layer, part, stars) for site, part, stars in parts if site.kind == kind]
+        grid = np.full((len(rows), max(len(part) for _, part, _ in rows)), np.nan)
+        for row, (_, part, stars) in enumerate(rows):
             grid[row, : len(part)] = part
+            for head in np.flatnonzero(stars):
+                shade = "white" if abs(part[head]) > 0.5 * limit else "black"
+                axes.text(head, row, "*", ha="center", va="center", color=shade)
         image = axes.imshow(grid, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
         axes.set(title=kind, xlabel="head", ylabel="layer")
-        axes.set_yticks(range(len(rows)), [str(layer) for layer, _ in rows])
+        axes.set_yticks(range(len(rows)), [str(layer) for layer, _, _ in rows])
         axes.set_xticks(range(grid.shape[1]))
     figure.colorbar(image, ax=figure.axes, label=f"change of test {metric} (points)")
-    figure.suptitle("one head removed at a time")
+    figure.suptitle("one head removed at a time; * significant")
     return figure
 
 
@@ -63,7 +68,7 @@ def quality_by_kind(table: pd.DataFrame, *, metric: str) -> Figure:
         xlabel="heads pruned (% of the kind)", ylabel=f"test {metric} x 100", title="No training after pruning; 95 % bands"
     )
     axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+    axes.grid()
     return figure
 
 
@@ -77,7 +82,7 @@ def domain_scatter(table: pd.DataFrame, numbers: dict[str, Any]) -> Figure:
             axes.scatter(rows[name], rows[f"other_{name}"], s=18, color=COLOURS[index], marker=MARKERS[index], label=str(kind))
         pearson = numbers[name]["pearson"]
         axes.set(title=title if pearson is None else f"{title} (r = {pearson:.2f})", xlabel="run's data", ylabel="other data")
-        axes.grid(alpha=0.3)
+        axes.grid()
     figure.axes[0].legend(fontsize=8)
     return figure
 
@@ -96,5 +101,5 @@ def quality_through_training(table: pd.DataFrame, *, metric: str) -> Figure:
         axes.plot(share, 100 * line["relative"], color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, label=label)
     axes.set(xlabel="heads pruned (%)", ylabel=f"test {metric}, % of the same epoch's with all heads", title="Pruned by HIS")
     axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+    axes.grid()
     return figure

@@ -12,10 +12,11 @@ scratch    training of a new model of the same shape, with the mask throughout
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytorch_lightning as pl
@@ -24,6 +25,7 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.replacement import mean_replacement, uniform_replacement
 from training.cache import Cell, CellCache
 from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
 from training.cost import measured
@@ -31,11 +33,13 @@ from training.data.classification import ClassificationData
 from training.module import HeadPruner
 from training.progress import CellProgress, TrainingSteps
 from training.refine import SwapSearch, refine
+from training.scorers import Scoring
 
 FORMAT = 1
 """Of cells; a change in what they mean or how they are computed must raise it."""
 WEIGHTS, PREDICTIONS = "weights.ckpt", "predictions.npz"
 SPLITS = ("select", "test")
+Replacement = Literal["zero", "mean", "uniform"]
 THROUGH_WEIGHTS = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed"}
 """Options of the module that act through the initial weights alone, whose hash is in every key, or through the seed."""
 WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "weight_decay", "freeze", "unit")
@@ -83,6 +87,7 @@ class Cells:
         self.cache, self.progress, self.seed, self.save_every = cache, progress, seed, save_every
         self.pruner = make_pruner({})
         self._built: tuple[dict[str, Any], HeadPruner] = ({}, self.pruner)
+        self._means: list[Tensor] | None = None
         settings = self.pruner.hparams
         self.dense_is = {
             "format": FORMAT,
@@ -141,13 +146,24 @@ class Cells:
 
         return self._cell(f"swapping among {int(mask.sum())} heads", determined_by, make)
 
-    def post_hoc(self, values: Tensor, splits: Sequence[str] = SPLITS) -> Cell:
-        """Metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask."""
+    def post_hoc(self, values: Tensor, splits: Sequence[str] = SPLITS, *, replacement: Replacement = "zero") -> Cell:
+        """Metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask.
+
+        Args:
+            values: ``[gates]``.
+            splits: to evaluate on.
+            replacement: what takes the place of closed heads: nothing, their mean output on training data, or what they
+                would read with uniform attention.
+        """
         dense = self.dense()
         determined_by = {"cell": "post hoc", "dense": dense.key, "values": values.tolist(), "splits": list(splits)}
+        if replacement != "zero":
+            determined_by["replacement"] = replacement
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
-            return self._evaluate(self.with_weights(dense, {}), folder, values, splits)
+            pruner = self.with_weights(dense, {})
+            with self._replaced(pruner, replacement):
+                return self._evaluate(pruner, folder, values, splits)
 
         return self._cell(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
 
@@ -191,6 +207,20 @@ class Cells:
     def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Cell:
         """A cell of another kind, which does not train."""
         return self._cell(name, determined_by, lambda folder, shown: make(folder))
+
+    @contextmanager
+    def _replaced(self, pruner: HeadPruner, replacement: Replacement) -> Iterator[None]:
+        """What takes the place of closed heads for a while; the pruner comes with the dense weights."""
+        if replacement == "zero":
+            yield
+        elif replacement == "uniform":
+            with uniform_replacement(pruner.backbone, pruner.gates):
+                yield
+        else:
+            if self._means is None:
+                self._means = Scoring(pruner, self.data, self.make_trainer()).mean_outputs()
+            with mean_replacement(pruner.gates, self._means):
+                yield
 
     # -- how they are made -------------------------------------------------------------------------------------
 

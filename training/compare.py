@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
@@ -32,11 +33,14 @@ from training.comparison_options import (
 from training.comparison_tables import Results, score_columns, write_tables
 from training.fit import build_parser as build_fit_parser
 from training.fit import default_config, interruptible, make_pruner, make_trainer, open_data, quiet_libraries
-from training.methods import LEARNED, MODIFIERS, Method, parse_methods
+from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.progress import cell_progress
 from training.refine import SwapSearch
+from training.report.page import write_report
+from training.report.reading import read_contents
 from training.run_directory import RunDirectory
-from training.scorers import SCORERS
+from training.scorers import SCORERS, Scorer
+from training.tracking import WandbOptions
 
 OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
@@ -112,10 +116,42 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))
-            results.scores.append(score_columns(cells, choices, methods, budgets))
+            results.scores.append(score_columns(cells, choices, methods))
             results.pruner = cells.pruner
-    write_tables(run, config, results, methods, budgets, seeds, command)
+    write_tables(run, config, results, methods, seeds, command)
+    found = read_contents(run.path)
+    write_report([found], run.path / "report.html")
+    send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
+    console = Console()
+    show_summary(console, pd.read_csv(run.path / "summary.csv"), results.main_metric)
+    for name in ("report.html", "verdict.md", "comparison.csv"):
+        console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
     return run
+
+
+def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, Any]) -> None:
+    """The tables as W&B Tables, the pictures as media, the verdict as the run's notes."""
+    logger = options.make_logger(run.path, config)
+    if logger is None:
+        return
+    for name in ("comparison", "summary", "statistics", "agreement"):
+        logger.log_table(name, dataframe=pd.read_csv(run.path / f"{name}.csv"))
+    for picture in sorted((run.path / "figures").glob("*.png")):
+        logger.log_image(f"figures/{picture.stem}", [str(picture)])
+    logger.experiment.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
+    logger.experiment.finish()
+
+
+def show_summary(console: Console, summary: pd.DataFrame, metric: str) -> None:
+    """Means with their intervals, one row per stage and method, one column per budget."""
+    table = Table(title=f"test {metric}, mean over seeds with 95 % interval")
+    budgets = sorted(summary["budget"].unique(), reverse=True)
+    for name in ("stage", "method", *(f"{budget} heads" for budget in budgets)):
+        table.add_column(name, justify="left" if name in ("stage", "method") else "right")
+    for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
+        found = {row.budget: f"{row.mean:.4f} ± {(row.high - row.low) / 2:.4f}" for row in rows.itertuples()}
+        table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))
+    console.print(table)
 
 
 def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> Cells:
@@ -168,6 +204,10 @@ def run_seed(
 def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:
     if stage == "post hoc":
         return cells.post_hoc(choice.values)
+    if stage == "post hoc with means":
+        return cells.post_hoc(choice.values, replacement="mean")
+    if stage == "post hoc with uniform attention":
+        return cells.post_hoc(choice.values, replacement="uniform")
     if stage == "settled":
         return cells.settle(choice.values, start=choice.start, options=choice.options)
     return cells.from_scratch(choice.mask)
@@ -179,7 +219,7 @@ def metrics_of(cell: Cell) -> dict[str, float]:
 
 def cost_of(cell: Cell, stage: str, choice: Choice) -> dict[str, Any]:
     """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
-    trained = stage != "post hoc"
+    trained = not stage.startswith("post hoc")
     peaks = [choice.peak_memory_mb, cell.result["peak_memory_mb"] if trained else None]
     return {
         "steps": choice.steps + (cell.result["steps"] if trained else 0),
@@ -206,7 +246,8 @@ def claim(path: str) -> RunDirectory:
 def show_methods(console: Console) -> None:
     """Every method by name, with what it does and its source."""
     table = Table("method", "what decides which heads stay", "source", title="Methods")
-    for name, method in {**LEARNED, **SCORERS}.items():
+    described: list[tuple[str, Learned | Scorer]] = [*LEARNED.items(), *SCORERS.items()]
+    for name, method in described:
         table.add_row(name, method.what, method.source)
     console.print(table)
     for name, what in MODIFIERS.items():

@@ -11,7 +11,8 @@ from gates.errors import GateError
 from gates.objective import Budget
 
 BudgetOption = int | float | dict[str, int | float]
-STAGES = ("post hoc", "settled", "from scratch")
+STAGES = ("post hoc", "post hoc with means", "post hoc with uniform attention", "settled", "from scratch")
+"""In the second and third, closed heads are not zero but have their mean output, or attend uniformly."""
 
 
 def split(value: Any) -> list[Any]:

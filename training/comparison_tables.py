@@ -12,7 +12,7 @@ import pandas as pd
 from jsonargparse import Namespace
 
 from training.cells import Cells
-from training.choices import BudgetOption, Choices
+from training.choices import Choices
 from training.methods import Method
 from training.module import HeadPruner
 from training.run_directory import RunDirectory
@@ -40,8 +40,13 @@ class Results:
     predictions: dict[str, Path] = field(default_factory=dict)
     pruner: HeadPruner | None = None
 
+    @property
+    def main_metric(self) -> str:
+        assert self.pruner is not None
+        return self.pruner.task.main_metric
 
-def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> pd.DataFrame:
+
+def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method]) -> pd.DataFrame:
     """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
     gates = cells.pruner.gates
     columns: dict[str, Any] = {
@@ -65,7 +70,6 @@ def write_tables(
     config: Namespace,
     results: Results,
     methods: Sequence[Method],
-    budgets: Sequence[BudgetOption],
     seeds: Sequence[int],
     command: str,
 ) -> None:

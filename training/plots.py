@@ -53,6 +53,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
             figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # laid out once, not again for every file
         return figure
 
     return wrapped

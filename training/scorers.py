@@ -130,7 +130,8 @@ class Scoring:
 
         def calibration() -> Iterator[Batch]:
             loader = self.data.score_dataloader()
-            return islice(batches_on_device(loader, self.trainer, "rescaling heads"), 0, None, max(1, len(loader) // batches))
+            every = max(1, len(loader) // batches)
+            return islice(batches_on_device(loader, self.trainer, bar=False), 0, None, every)  # a bar per site would be many
 
         with ready_to_score(self.pruner, self.trainer):
             return rescaled_gates(

@@ -45,10 +45,10 @@ def ready_to_score(pruner: HeadPruner, trainer: pl.Trainer) -> Iterator[None]:
 
 
 def batches_on_device(
-    loader: DataLoader[Any], trainer: pl.Trainer, description: str = "scoring heads"
+    loader: DataLoader[Any], trainer: pl.Trainer, description: str = "scoring heads", *, bar: bool = True
 ) -> Iterator[dict[str, Tensor]]:
-    """The batches of this process, on its device, with a bar outside of training."""
-    quiet = trainer.training or not trainer.is_global_zero
+    """The batches of this process, on its device, with a bar outside of training unless none is wanted."""
+    quiet = trainer.training or not trainer.is_global_zero or not bar
     for batch in track(loader, description=description, disable=quiet, transient=True):
         yield move_data_to_device(batch, trainer.strategy.root_device)
 

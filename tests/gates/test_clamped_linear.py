@@ -4,14 +4,14 @@ from gates.clamped_linear import MEMORY, ClampedLinear, slowed
 from gates.objective import l0_penalty
 
 
-def close_under_a_price(usefulness, price, steps=300):
-    """Gates after training where head i is worth usefulness[i] * (z - z^2 / 2), at a price that ramps up."""
+def close_under_a_price(usefulness, price, steps=300, *, worth=lambda z: z - z.square() / 2):
+    """Gates after training where head i is worth usefulness[i] * worth(z), at a price that ramps up."""
     gates = ClampedLinear(len(usefulness)).train()
     optimizer = torch.optim.Adam(gates.parameters(), lr=0.02)
     for step in range(steps):
         z = gates()
         ramp = min(1.0, (step + 1) / (0.6 * steps))
-        loss = -(usefulness * (z - z.square() / 2)).sum() + ramp * l0_penalty(gates.open_probability(), price)
+        loss = -(usefulness * worth(z)).sum() + ramp * l0_penalty(gates.open_probability(), price)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -37,7 +37,7 @@ def test_the_gradient_passes_the_clamp():
 
 
 def test_the_price_closes_the_useless():
-    """A head worth u (z - z^2 / 2) at price p stays open by z = 1 - p / u, or closes where p > u."""
+    """A head worth u * (z - z^2 / 2) at price p stays open by z = 1 - p / u, or closes where p > u."""
     usefulness = torch.tensor([0.0, 0.2, 0.5, 2.0, 4.0])
     z = close_under_a_price(usefulness, 1.0)()
     torch.testing.assert_close(z, torch.tensor([0.0, 0.0, 0.0, 0.5, 0.75]), atol=0.05, rtol=0)
@@ -46,8 +46,8 @@ def test_the_price_closes_the_useless():
 
 def test_closed_gates_keep_their_order():
     """Those that would be equal at 0 rank by when they closed, so that any budget can be cut."""
-    usefulness = torch.tensor([0.3, 0.05, 0.8, 0.55, 0.0])
-    gates = close_under_a_price(usefulness, 1.0)
+    usefulness = torch.tensor([0.3, 0.1, 0.8, 0.55, 0.0])
+    gates = close_under_a_price(usefulness, 1.0, worth=lambda z: z)
     assert torch.equal(gates(), torch.zeros(5))
     assert torch.equal(gates.log_alpha.argsort(), usefulness.argsort())
     assert bool((gates.log_alpha > -301 * MEMORY).all())

@@ -144,3 +144,50 @@ def summarise(comparison: pd.DataFrame) -> pd.DataFrame:
             {"stage": stage, "method": method, "budget": budget, "seeds": len(values), "mean": mean, **interval, **costs}
         )
     return pd.DataFrame(rows)
+
+
+def write_run(folder: Path, *, heads: int = 4) -> Path:
+    """Write what a single ``training.fit`` run of two layers leaves, as far as a report reads it."""
+    for part in ("scores", "masks"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(1)
+    gates = 2 * heads
+    masks = {"learned": [0, 1, gates - 1], "his": [0, 1, 2], "random": [3, 4, 5]}
+    cells = [("dense", "post hoc", gates), ("dense", "settled", gates)]
+    cells += [(method, stage, 3) for stage in ("post hoc", "settled") for method in masks]
+    rows = [
+        {"method": method, "stage": stage, "heads": kept, "select_loss": 0.3, "select_accuracy": rng.uniform(0.6, 0.9),
+         "test_loss": 0.3, "test_accuracy": rng.uniform(0.6, 0.9), "steps": 32 * (stage == "settled"), "seconds": 1.5}
+        for method, stage, kept in cells
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "comparison.csv", index=False)
+    curve = [
+        {"method": method, "stage": "post hoc", "heads": kept, "select_accuracy": 0.9 - 0.1 / kept - 0.01 * index}
+        for kept in (6, 4, 2)
+        for index, method in enumerate(masks)
+    ]
+    pd.DataFrame(curve).to_csv(folder / "curve.csv", index=False)
+    for method, kept in masks.items():
+        by_layer = [[gate % heads for gate in kept if gate // heads == layer] for layer in range(2)]
+        sites = [
+            {"name": f"layer.{layer}", "kind": "encoder", "layer": layer, "heads": heads, "kept": own}
+            for layer, own in enumerate(by_layer)
+        ]
+        (folder / "masks" / f"{method}.json").write_text(json.dumps({"method": method, "sites": sites}))
+    scores = {
+        "kind": "encoder",
+        "layer": [gate // heads for gate in range(gates)],
+        "head": [gate % heads for gate in range(gates)],
+    }
+    pd.DataFrame(scores | {"his": rng.uniform(0.1, 1, gates), "entropy": rng.uniform(0, 1, gates)}).to_csv(
+        folder / "scores" / "heads.csv", index=False
+    )
+    values = np.clip(np.linspace(1, -0.5, 6)[:, None] + rng.uniform(0, 0.3, gates), 0, 1)
+    values[:, masks["learned"]] = 1
+    course = pd.DataFrame(values, columns=[f"encoder.{gate // heads}.{gate % heads}" for gate in range(gates)])
+    course.insert(0, "step", range(0, 60, 10))
+    course.to_csv(folder / "scores" / "gates_over_time.csv", index=False)
+    metrics = {"heads": {"total": gates, "kept": 3}, "seed": 7, "machine": {"cpu_cores": 2}, "versions": {"torch": "2.13.0"}}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "config.yaml").write_text("name: tiny\n")
+    return folder

@@ -85,7 +85,9 @@ def test_the_learned_method_is_what_fit_trains(finished, tmp_path):
     run, config = finished
     assert run_fit("--config", config, "--run_dir", str(tmp_path / "fit"), "--model.budget", "2", cwd=tmp_path).returncode == 0
     own = pd.read_csv(tmp_path / "fit" / "comparison.csv").iloc[0]
-    table = pd.read_csv(run / "comparison.csv").query("seed == 0 and method == 'learned' and budget == 2 and stage == 'settled'")
+    table = pd.read_csv(run / "comparison.csv").query(
+        "seed == 0 and method == 'learned' and budget == 2 and stage == 'settled'"
+    )
     assert float(table["test_loss"].iloc[0]) == pytest.approx(own["test_loss"], abs=1e-6)
     mask = next(
         row["mask"]
@@ -126,10 +128,11 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
 def test_every_method_fills_its_cells(method, finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
-    assert main([*arguments, "--stages", "post hoc,settled,from scratch", "--cells", str(run / "cells")]) == 0
+    stages = "post hoc,post hoc with means,post hoc with uniform attention,settled,from scratch"
+    assert main([*arguments, "--stages", stages, "--cells", str(run / "cells")]) == 0
     table = pd.read_csv(tmp_path / "run" / "comparison.csv")
     own = table[table["method"] == method]
-    assert {"post hoc", "settled"} <= set(own["stage"])
+    assert set(stages.split(",")) - {"from scratch"} <= set(own["stage"])
     assert ("from scratch" in set(own["stage"])) == (Method.parse(method).is_learned or method.startswith("dense"))
     assert np.isfinite(table["test_loss"]).all()
 

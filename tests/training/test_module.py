@@ -1,15 +1,21 @@
 import copy
 import itertools
+from typing import get_args
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
+from gates.closing import NOT_CLOSED
 from gates.errors import GateError
+from gates.family import GateFamily
 from gates.importance import normalise_by_layer
+from gates.relaxed_topk import END_TEMPERATURE, RelaxedTopK
 from tests.training.runs import MODEL, STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.module import HeadPruner
 from training.scoring import score_importance
+
+FAMILIES = get_args(GateFamily)
 
 
 class Watch(pl.Callback):
@@ -45,6 +51,169 @@ def test_the_run_ends_with_exactly_the_budget(budget, expected, settle, steering
     assert pruner.gates.mode == "masked"
     assert pruner.gates.mask.sum() == expected
     assert set(pruner.gates.mask.tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("gate", FAMILIES)
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"budget": 3}, 3), ({"budget": {"encoder": 2}}, 2), ({"budget": 2, "minimum_per_layer": 1}, 2)]
+)
+def test_every_family_ends_with_exactly_the_budget(gate, settings, expected):
+    pruner = make_pruner(gate=gate, **settings)
+    start = pruner.gates.log_alpha.detach().clone()
+    fit(pruner)
+    assert pruner.gates.mask.sum() == expected
+    assert torch.equal(pruner.gates.mask, pruner.mask_within_budget(pruner.gates.log_alpha.detach(), pruner.budget))
+    assert not torch.equal(pruner.gates.log_alpha, start)
+    if "minimum_per_layer" in settings:
+        assert [int(part.sum()) for part in pruner.gates.mask.split(4)] == [1, 1]
+
+
+def test_the_straight_through_top_k_comes_down_to_the_budget():
+    found, goals = [], []
+
+    class Note(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if pl_module.gates.mode == "stochastic":
+                with torch.no_grad():
+                    found.append(int(pl_module.gates.learned().sum()))
+                goals.append(sum(pl_module.goals(trainer.global_step)))
+
+    fit(make_pruner(gate="straight-through-top-k", ramp=0.5), make_trainer(callbacks=[Note()]))
+    assert found == goals
+    assert found == [round(8 - 5 * min(1.0, (step + 1) / 8)) for step in range(STEPS_PER_EPOCH)]
+
+
+def test_temperatures_and_rounding_follow_the_prune_phase():
+    found = {}
+
+    class Note(pl.Callback):
+        def __init__(self, gate):
+            self.course = found.setdefault(gate, [])
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            learned = pl_module.gates.learned
+            if pl_module.gates.mode == "stochastic":
+                self.course.append(
+                    learned.temperature if isinstance(learned, RelaxedTopK) else (learned.stretch.temperature, learned.rounds)
+                )
+
+    relaxed = make_pruner(gate="relaxed-top-k", ramp=0.5)
+    fit(relaxed, make_trainer(callbacks=[Note("relaxed")]))
+    hard = make_pruner(anneal=0.05, straight_through_from=0.5)
+    fit(hard, make_trainer(callbacks=[Note("hard")]))
+    temperatures, rounds = zip(*found["hard"], strict=True)
+    assert temperatures[0] == pytest.approx(0.33)
+    assert temperatures[-1] == pytest.approx(0.05)
+    factors = [later / earlier for earlier, later in itertools.pairwise(temperatures)]
+    assert factors == pytest.approx([factors[0]] * 15)
+    assert rounds == (False,) * 8 + (True,) * 8
+    assert len(set(found["relaxed"][7:])) == 1
+    assert found["relaxed"][7] == pytest.approx(END_TEMPERATURE)
+    assert found["relaxed"][0] > found["relaxed"][1]
+    assert hard.gates.mask.sum() == 3
+
+
+@pytest.mark.parametrize("gate", FAMILIES)
+def test_a_warm_up_with_any_family_starts_every_family(tmp_path, gate):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                trainer.save_checkpoint(tmp_path / "dense.ckpt")
+
+    other = FAMILIES[FAMILIES.index(gate) - 1]
+    fit(make_pruner(gate=gate), make_trainer(callbacks=[Save()]))
+    found = state(fit(make_pruner(gate=other), ckpt_path=tmp_path / "dense.ckpt", weights_only=True))
+    for name, tensor in state(fit(make_pruner(gate=other))).items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def test_a_warm_up_serves_every_budget_and_the_price(tmp_path):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                trainer.save_checkpoint(tmp_path / "dense.ckpt")
+
+    fit(make_pruner(budget=3), make_trainer(callbacks=[Save()]))
+    for settings in ({"budget": None}, {"budget": {"encoder": 2}}):
+        found = state(fit(make_pruner(**settings), ckpt_path=tmp_path / "dense.ckpt", weights_only=True))
+        for name, tensor in state(fit(make_pruner(**settings))).items():
+            assert torch.equal(tensor, found[name]), name
+
+
+@pytest.mark.parametrize("gate", ["clamped-linear", "relaxed-top-k"])
+def test_resuming_other_families_gives_the_same_result(tmp_path, gate):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH + 9:
+                trainer.save_checkpoint(tmp_path / "at.ckpt")
+
+    settings = {"gate": gate, "price": 0.5, "gate_learning_rate": 0.2}
+    whole = fit(make_pruner(**settings), make_trainer(callbacks=[Save()]))
+    torch.manual_seed(99)
+    resumed = fit(make_pruner(**settings), ckpt_path=tmp_path / "at.ckpt", weights_only=True)
+    for name, tensor in state(whole).items():
+        assert torch.equal(tensor, state(resumed)[name]), name
+    assert torch.equal(whole.closing_step, resumed.closing_step)
+    assert bool((whole.closing_step != NOT_CLOSED).any())
+
+
+@pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])
+def test_the_closing_step_is_when_a_gate_closed_for_good(gate):
+    history = {}
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if pl_module.gates.mode == "stochastic":
+                history[trainer.global_step] = pl_module.gates.values()
+            if trainer.global_step == STEPS_PER_EPOCH + 1:  # so that they do not all close together
+                with torch.no_grad():
+                    pl_module.gates.log_alpha.add_(torch.linspace(-1, 1, 8))
+
+    settings = {"price": 0.3, "gate_learning_rate": 0.2, "budget": None, "prune": 2.0, "settle": 0.0}
+    pruner = fit(make_pruner(gate=gate, **settings), make_trainer(callbacks=[Watch()]))
+    for gate_number, step in enumerate(pruner.closing_step.tolist()):
+        closed = [at for at, values in history.items() if values[gate_number] == 0]
+        is_closed = history[max(history)][gate_number] == 0
+        assert (step != NOT_CLOSED) == is_closed
+        if is_closed:
+            assert all(at in closed for at in range(step, max(history) + 1))
+            assert step - 1 not in closed
+    assert len(set(pruner.closing_step.tolist())) > 3
+    assert torch.equal(pruner.gates.mask == 0, pruner.closing_step != NOT_CLOSED)
+
+
+def test_pipelined_the_backbone_rests_while_gates_are_learned():
+    weights, gates = {}, {}
+
+    class Note(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            weights[trainer.global_step] = pl_module.backbone.classifier.weight.detach().clone()
+            gates[trainer.global_step] = pl_module.gates.log_alpha.detach().clone()
+
+    n = STEPS_PER_EPOCH
+    pruner = fit(make_pruner(pipelined=True), make_trainer(callbacks=[Note()]))
+    assert torch.equal(weights[n], weights[2 * n])
+    assert not torch.equal(weights[n - 1], weights[n])
+    assert not torch.equal(weights[2 * n], weights[2 * n + 1])
+    assert not torch.equal(gates[n], gates[2 * n])
+    assert pruner.gates.mask.sum() == 3
+    fixed = make_pruner(pipelined=True)
+    fixed.fixed_mask = pruner.gates.mask.clone()
+    fit(fixed, make_trainer(callbacks=[Note()]))
+    assert not torch.equal(weights[n], weights[2 * n])
+
+
+def test_one_kernel_steps_all_parameters_unless_gradients_are_scaled(monkeypatch):
+    class Note(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            found.append([group["fused"] for group in trainer.optimizers[0].param_groups])
+
+    found = []
+    fit(trainer=make_trainer(callbacks=[Note()], max_steps=1))
+    trainer = make_trainer(callbacks=[Note()], max_steps=1)
+    monkeypatch.setattr(trainer.precision_plugin, "scaler", object(), raising=False)
+    fit(trainer=trainer)
+    assert found == [[True] * 3, [False] * 3]
 
 
 def test_phases_modes_and_learning_rates():
@@ -94,6 +263,11 @@ def test_gates_start_apart_as_his_ranks_them():
     assert torch.equal(starts[0.3].argsort(), starts["his"].argsort())
     assert starts[0.3].std() == pytest.approx(0.3, rel=1e-3)
     assert starts[0.3].mean() == pytest.approx(2.5, abs=1e-5)
+    for gate, mean, spread in (("relaxed-top-k", 0.0, 0.3), ("clamped-linear", 1.0, 0.0)):
+        starts.clear()
+        fit(make_pruner(his_start=0.3, gate=gate), make_trainer(callbacks=[AtStart("here")]))
+        assert starts["here"].mean() == pytest.approx(mean, abs=1e-5)
+        assert starts["here"].std() == pytest.approx(spread, abs=1e-3)
 
 
 def test_gates_rest_outside_the_prune_phase():
@@ -285,6 +459,11 @@ def test_masked_heads_do_not_train():
         ({"minimum_per_layer": 2}, "needs 4 heads"),
         ({"from_scratch": {"model_type": "telepathy"}}, "telepathy"),
         ({"from_scratch": {"model_type": "bert", "hidden_size": 10, "num_attention_heads": 4}}, "hidden size"),
+        ({"gate": "relaxed-top-k", "budget": None}, "relaxed-top-k gates need a budget"),
+        ({"gate": "clamped-linear", "steering": "multipliers"}, "multipliers steer hard-concrete gates, not clamped-linear"),
+        ({"gate": "straight-through-top-k", "anneal": 0.1}, "anneal is 0.1, but it is of hard-concrete gates"),
+        ({"anneal": 0.9}, "anneal is 0.9; expected a temperature above 0 and at most"),
+        ({"straight_through_from": 2.0}, "straight_through_from is 2.0; expected a share"),
         ({"backbone": "also"}, "both a pretrained model .'also'."),
     ],
 )

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def one_thread(monkeypatch):
 # -- the file --------------------------------------------------------------------------------------------------
 
 
+def in_agents_environment(folder, monkeypatch):
+    """As on a machine where the agent was started in this folder; what the agent sets is undone after the test."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WANDB_DIR", str(folder))
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):
+        monkeypatch.setenv(name, "")
+
+
 def agent_command(path, values, monkeypatch):
     """What W&B's agent would start for these values of a sweep file's parameters."""
     started = []
@@ -79,9 +89,7 @@ def start_with_agent(path, values):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_sweeps_are_what_the_agent_and_fit_understand(path, tmp_path, monkeypatch):
     """Every shipped file: fit takes all its options and the agent builds the command that is run here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_RUN_ID", "")
+    in_agents_environment(tmp_path, monkeypatch)
     sweep = read_sweep(path)
     assert path.read_text().startswith("# ")
     assert sweep.name == path.stem
@@ -121,9 +129,7 @@ def test_nested_parameters_are_the_same_as_names_with_dots(tmp_path, monkeypatch
     assert list(sweep.space) == ["model.gate_learning_rate"]
     assert sweep.constants == {"model.from_scratch.hidden_size": 8, "seed": 3}
     here = build_parser().parse_args(fit_arguments(sweep.trial_command({"model.gate_learning_rate": 0.1})))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_RUN_ID", "")
+    in_agents_environment(tmp_path, monkeypatch)
     told = {"model": {"gate_learning_rate": 0.1, "from_scratch": {"hidden_size": 8}}, "seed": 3}
     there = build_parser().parse_args(fit_arguments(agent_command(path, told, monkeypatch)))
     assert (there.model.gate_learning_rate, there.seed) == (here.model.gate_learning_rate, here.seed) == (0.1, 3)
@@ -241,6 +247,8 @@ rate = float(options["model.price"])
 run.joinpath("config.yaml").write_text(yaml.safe_dump({"name": "x", "run_dir": str(run), "existing": "refuse", "wandb": {}}))
 began = time.time()
 time.sleep(float(options.get("sleep", 0)))
+while not os.path.exists(options.get("waits_for", "/")):
+    time.sleep(0.05)
 if rate > 0.8:
     sys.exit("Traceback\\n  somewhere\\nerror: the price is too high\\nand so on")
 row = {"heads": round(10 * rate), "select_loss": (rate - 0.3) ** 2, "test_loss": -rate}
@@ -375,6 +383,51 @@ def test_a_trial_killed_before_it_had_its_options_gets_them(tmp_path, quick):
     assert {*zip(table["model.price"], table["seed"], strict=True)} == {(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)}
 
 
+def wait_for(condition, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid):
+    """Whether a process that is not a child of this one runs."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.is_file() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
+
+
+@needs_proc
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
+def test_ctrl_c_ends_the_trials_and_the_same_command_goes_on(sent, tmp_path, capsys, quick):
+    trials, gate = tmp_path / "run" / "trials", tmp_path / "go"
+    parameters = {"model.price": {"min": 0.0, "max": 0.8}, "waits_for": {"value": str(gate)}}
+    arguments = [quick_sweep(tmp_path, parameters=parameters), "--run_dir", str(tmp_path / "run"), "--jobs", "2"]
+    pids = []
+
+    def interrupt():
+        wait_for(lambda: len(list(trials.glob("*/config.yaml"))) == 2)
+        pids.extend(int(path.read_text()) for path in trials.glob("*.pid"))
+        os.kill(os.getpid(), sent)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    assert main(arguments) == 130
+    watcher.join()
+    assert len(pids) == 2
+    assert not any(map(alive, pids))
+    assert "stopped; the same command goes on" in capsys.readouterr().err
+    before = pd.read_csv(tmp_path / "run" / "sweep.csv")
+    assert list(before["state"]) == ["running"] * 2
+    gate.touch()
+    assert main(arguments) == 0
+    table = pd.read_csv(tmp_path / "run" / "sweep.csv")
+    assert list(table["state"]) == ["complete"] * 4
+    assert list(table["model.price"][:2]) == list(before["model.price"])
+
+
 def test_an_orphan_is_ended_and_a_free_file_is_no_orphan(tmp_path):
     lock = tmp_path / "0.pid"
     end_orphan(lock)
@@ -458,41 +511,24 @@ def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path
     assert again["select_loss"] == pytest.approx(table["select_loss"].min(), rel=1e-6)
 
 
-def wait_for(condition, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def alive(pid):
-    """Whether a process that is not a child of this one runs."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.is_file() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
-def test_a_sweep_that_was_stopped_gives_the_same_table(sent, real_sweep, tmp_path, monkeypatch, capfd):
-    """Stopped while two trials train; after SIGKILL their processes live on and are ended by the sweep that goes on."""
+@pytest.mark.slow
+@needs_proc
+def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monkeypatch, capfd):
+    """SIGKILL while two trials train: their processes live on, are ended by the sweep that goes on, and go on themselves."""
     one_thread(monkeypatch)
     shutil.copy(real_sweep.parent / "sweep_file.yaml", tmp_path)
     arguments = [*sweep_command(tmp_path / "sweep_file.yaml", tmp_path / "run"), "--save_every=4"]
-    sweep = subprocess.Popen([sys.executable, "-m", "training.sweep", *arguments], stderr=subprocess.PIPE, text=True)
-    with sweep:
-        trials = tmp_path / "run" / "trials"
-        wait_for(lambda: len(list(trials.glob("*/checkpoints/last.ckpt"))) == 2)
-        orphans = [int(path.read_text()) for path in trials.glob("*.pid")]
-        sweep.send_signal(sent)
-        assert sweep.wait(60) == (-sent if sent == signal.SIGKILL else 130)
-        told = sweep.stderr.read()
-    if sent != signal.SIGKILL:
-        assert "stopped; the same command goes on" in told
-        assert not any(map(alive, orphans))
-        assert set(pd.read_csv(tmp_path / "run" / "sweep.csv")["state"]) == {"running"}
+    sweep = subprocess.Popen([sys.executable, "-m", "training.sweep", *arguments])
+    trials = tmp_path / "run" / "trials"
+    wait_for(lambda: len(list(trials.glob("*/checkpoints/last.ckpt"))) == 2)
+    sweep.kill()
+    sweep.wait()
+    orphans = [int(path.read_text()) for path in trials.glob("*.pid")]
+    assert all(map(alive, orphans))
     assert main(arguments) == 0
     assert not any(map(alive, orphans))
     assert "2 begun before" in capfd.readouterr().out
+    assert (trials / "0" / "config.yaml").read_text().count("existing: resume") == 1
     table = pd.read_csv(tmp_path / "run" / "sweep.csv").drop(columns=["seconds", "error"])
     whole = pd.read_csv(real_sweep / "sweep.csv").drop(columns=["seconds", "error"])
     pd.testing.assert_frame_equal(table, whole, rtol=1e-6)
@@ -501,12 +537,8 @@ def test_a_sweep_that_was_stopped_gives_the_same_table(sent, real_sweep, tmp_pat
 def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
     """W&B's own agent starts training.fit with its own command and environment; their server alone is left out."""
     one_thread(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+    in_agents_environment(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):  # which the agent sets, here until the test's end
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     more = ["--config", write_config(tmp_path), "--wandb.mode=auto", "--run_dir=run", "--model.budget=null"]
     path = write_sweep(tmp_path, command=[*COMMAND[:-1], *more, "${args}"])
     agent = start_with_agent(path, {"model.price": 0.25, "model.gate_learning_rate": 0.2})

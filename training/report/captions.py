@@ -7,7 +7,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from training.report.contents import Contents, Course, Values, is_dense
-from training.report.numbers import counted, duration, listed, quantity
+from training.report.numbers import counted, duration, listed, p_value, quantity
 
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",
@@ -32,6 +32,8 @@ def quality(contents: Contents, stage: str) -> str:
     if not parts:
         return f"{STAGE_WORDS.get(stage, stage)} there is only the dense model."
     text = f"{STAGE_WORDS.get(stage, stage)}, highest test {metric}: {'; '.join(parts)}.{lowest}"
+    if has_intervals(rows) and len(set(rows["method"])) > 1:
+        text += " Level are those whose 95 % interval meets that of the highest."
     if len(dense):
         text += f" Dense: {quantity(metric, dense['mean'].iloc[0])}."
     return text + _of_seeds(rows)
@@ -45,7 +47,7 @@ def _best(metric: str, rows: pd.DataFrame) -> str:
     if not has_intervals(rows) or not len(rivals):
         return text
     level = int(((rivals["high"] >= top["low"].iloc[0]) & (rivals["low"] <= top["high"].iloc[0])).sum())
-    return f"{text} (its interval meets those of {level} of {counted(len(rivals), 'rival')})"
+    return f"{text} ({level} of {counted(len(rivals), 'rival')} level)"
 
 
 def results(contents: Contents) -> str:
@@ -76,7 +78,7 @@ def _of_seeds(rows: pd.DataFrame) -> str:
     seeds = int(rows["seeds"].max()) if "seeds" in rows and len(rows) else 0
     if seeds == 1:
         return " One seed, so no interval: small differences decide nothing."
-    return f" Means of {counted(seeds, 'seed')}{', 95 % intervals' if has_intervals(rows) else ''}." if seeds else ""
+    return f" Means of {counted(seeds, 'seed')}." if seeds else ""
 
 
 def curve(contents: Contents) -> str:
@@ -191,7 +193,7 @@ def his_against_entropy(his: Values, entropy: Values, kept: Values | None, metho
         found = spearmanr(his.values, entropy.values)
         word = "rise together" if found.statistic > 0 else "go against each other"
         firm = "" if found.pvalue < 0.05 else ", which may be chance"
-        text += f"HIS and entropy {word} (Spearman's rho {found.statistic:.2f}, p = {found.pvalue:.2g}{firm})."
+        text += f"HIS and entropy {word} (Spearman's rho {found.statistic:.2f}, {p_value(found.pvalue)}{firm})."
     if kept is not None and len(kept.values) == count:
         inside = kept.values >= 0.5
         highest = np.argsort(-his.values, kind="stable")[: inside.sum()]

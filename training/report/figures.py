@@ -102,12 +102,12 @@ def heat_maps(panels: dict[str, tuple[Values, float | None]]) -> Figure:
     """Layer x head pictures side by side.
 
     Args:
-        panels: title to values and the top of their scale; None takes the largest value.
+        panels: title to values and the top of their scale; None takes the largest value, and says so in the title.
     """
     columns = min(COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     sites = max(len(values.sites) for values, _ in panels.values())
-    figure = Figure(figsize=(1.9 * columns, lines * (0.75 + 0.16 * max(4, sites))), layout="constrained")
+    figure = Figure(figsize=(1.9 * columns, 0.4 + lines * (0.7 + 0.15 * max(4, sites))), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
@@ -116,13 +116,10 @@ def heat_maps(panels: dict[str, tuple[Values, float | None]]) -> Figure:
         image = axes.imshow(values.grid(), cmap=MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
         label_layers(axes, values.sites)
         label_heads(axes, values.sites)
-        axes.set_title(title)
-        if top is None:
-            figure.colorbar(image, ax=axes, aspect=12, pad=0.03).ax.tick_params(labelsize=7)
-        else:
-            shares = image
+        axes.set_title(title if top is not None else f"{title} (0 to {np.nanmax(values.values):.2g})", fontsize=8.5)
+        shares = shares if top is None else image
     if shares is not None:
-        figure.colorbar(shares, ax=list(grid), aspect=12 * lines, pad=0.01, label="0 to 1" if len(panels) > 1 else "")
+        figure.colorbar(shares, ax=list(grid), location="bottom", shrink=0.4, aspect=30, pad=0.02).ax.tick_params(labelsize=7)
     return figure
 
 
@@ -149,20 +146,21 @@ def label_heads(axes: Axes, sites: tuple[Site, ...]) -> None:
 def open_heads(course: Course, title: str) -> Figure:
     """Open heads over training: a line per kind above, a row per layer below."""
     by_site = course.by_site()
+    edges = np.append(course.steps, course.steps[-1] + (course.steps[-1] - course.steps[-2] if len(course.steps) > 1 else 1))
     figure = Figure(figsize=(WIDTH, 2.6 + 0.17 * len(course.sites)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(2, 1 + 0.17 * len(course.sites)))
     kinds = list(dict.fromkeys(site.kind for site in course.sites))
     for index, kind in enumerate(kinds):
         members = [site.kind == kind for site in course.sites]
         look = line_style(index) | {"marker": None}
-        above.step(course.steps, by_site[:, members].sum(axis=1), where="post", linewidth=1.6, label=kind, **look)
+        total = by_site[:, members].sum(axis=1)
+        above.step(edges, np.append(total, total[-1]), where="post", linewidth=1.6, label=kind, **look)
     above.set(ylabel="open heads", title=title)
     above.set_ylim(bottom=0)
     above.grid(visible=True, axis="y")
     if len(kinds) > 1:
         above.legend()
     sizes = np.array([site.gates for site in course.sites])
-    edges = np.append(course.steps, course.steps[-1] + (course.steps[-1] - course.steps[-2] if len(course.steps) > 1 else 1))
     image = below.pcolormesh(
         edges, np.arange(len(sizes) + 1) - 0.5, (by_site / sizes).T, cmap=MAP, vmin=0, vmax=1, rasterized=True
     )

@@ -147,7 +147,11 @@ def _verdict(contents: Contents) -> Markup:
     """``verdict.md`` without raw HTML and pictures; else what the numbers say."""
     if contents.verdict:
         markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-        return Markup(markdown.render(contents.verdict))
+        tokens = markdown.parse(contents.verdict)
+        for token in tokens:
+            if token.type in ("heading_open", "heading_close"):
+                token.tag = f"h{min(6, int(token.tag[1:]) + 2)}"  # below the page's own headings
+        return Markup(markdown.renderer.render(tokens, markdown.options, {}))
     said = captions.headline(contents) or ["There are no results yet."]
     return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
 

@@ -138,6 +138,7 @@ def statistics_table(contents: Contents) -> Table:
         "low": "95 % from",
         "high": "to",
         "p": "p",
+        "p_holm": "p, corrected (Holm)",
     }
     texts = ("method", "rival", "stage")
     columns = [Column(name, title, numeric=name not in texts) for name, title in titles.items()]
@@ -193,7 +194,7 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
             text = f"{shown(metric, value):+.2f}" if column.name == "difference" else number(metric, value)
         case "seconds":
             text = duration(value)
-        case "p":
+        case "p" | "p_holm":
             text = f"{value:.3f}" if value >= 0.001 else "< 0.001"
         case "peak_memory_mb" | "steps":
             text = f"{value:.0f}"

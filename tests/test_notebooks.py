@@ -1,0 +1,42 @@
+"""The notebooks, executed top to bottom on what tiny runs leave."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.training.runs import run_fit, write_config
+from training.compare import main as compare
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+def execute(name, monkeypatch, **environment):
+    """All outputs of a notebook's code cells; an error in one is raised."""
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, str(value))
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the Jupyter client itself
+def test_prune_your_model(tmp_path, monkeypatch):
+    done = run_fit("--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--compare", "full", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    outputs = execute("01_prune_your_model.ipynb", monkeypatch, RUN=tmp_path / "run")
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
+    assert any("between masked and removed" in output.get("text", "") for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_compare_methods(tmp_path, monkeypatch):
+    arguments = ["--config", write_config(tmp_path), "--methods", "learned,his", "--budgets", "4,2", "--seeds", "0,1"]
+    assert compare([*arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    outputs = execute("02_compare_methods.ipynb", monkeypatch, COMPARISON=tmp_path / "run")
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 4
+    assert any("Verdict" in str(output.get("data", {}).get("text/markdown", "")) for output in outputs)

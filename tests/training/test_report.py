@@ -1,0 +1,344 @@
+"""The report of comparisons and runs: its numbers, its sentences, and what it does with what is missing or hostile."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from scipy.stats import hypergeom
+
+from gates.errors import GateError
+from tests.training.report_fixture import METHODS, write_comparison, write_run
+from training.plots import line_style
+from training.report import captions
+from training.report.__main__ import main
+from training.report.contents import Course, Site
+from training.report.numbers import duration, quantity
+from training.report.pictures import figures_for
+from training.report.reading import read_contents
+
+DEFAULT = Path(__file__).parents[2] / "notebooks" / "results" / "default"
+HOSTILE = ("<script>alert(1)</script>", 'quote" onload="alert(2)', "$\\frac$ & --> ]]>", "_underscore")
+
+
+class Page(HTMLParser):
+    """A page as far as tests look at it: tables by id, text, scripts, and every attribute."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tables, self.text, self.attributes, self.tags = {}, "", [], []
+        self._table, self._cell, self._silent = None, None, False
+        self.feed(Path(path).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes.items()]
+        self._silent = tag in ("script", "style")
+        if tag == "table":
+            self._table = self.tables.setdefault(attributes.get("id", ""), {"names": [], "rows": []})
+        elif tag == "tr" and self._table is not None:
+            self._table["rows"].append([])
+        elif tag == "th" and "data-name" in attributes:
+            self._table["names"].append(attributes["data-name"])
+        elif tag in ("td", "th") and self._table is not None:
+            self._cell = {"text": "", "value": None}
+            self._table["rows"][-1].append(self._cell)
+        elif tag == "data":
+            self._cell["value"] = attributes["value"]
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "small"):
+            self._cell = None
+        self._table = None if tag == "table" else self._table
+
+    def handle_data(self, data):
+        self.text += "" if self._silent else data
+        if self._cell is not None:
+            self._cell["text"] += data.strip()
+
+    def table(self, name):
+        """Rows of the table whose id ends in the name, as dictionaries of text and exact value."""
+        found = next(table for key, table in self.tables.items() if key.endswith(f"-table-{name}"))
+        return [dict(zip(found["names"], row, strict=True)) for row in found["rows"] if row]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    return write_comparison(tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.fixture(scope="module")
+def report(comparison, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "report.html"
+    assert main([str(comparison), "--out", str(out)]) == 0
+    return out
+
+
+def test_the_cells_are_those_of_comparison_csv_to_the_last_digit(comparison, report):
+    table, rows = pd.read_csv(comparison / "comparison.csv"), Page(report).table("cells")
+    assert len(rows) == len(table) == 42
+    for (_, expected), row in zip(table.iterrows(), rows, strict=True):
+        assert [row[name]["text"] for name in ("method", "stage")] == [expected["method"], expected["stage"]]
+        for name in ("seed", "budget", "heads", "test_accuracy", "test_f1", "test_loss", "select_accuracy", "steps", "seconds"):
+            assert float(row[name]["value"]) == expected[name]
+        assert row["test_accuracy"]["text"] == f"{100 * expected['test_accuracy']:.2f}"
+
+
+def test_the_means_and_intervals_are_those_of_summary_csv(comparison, report):
+    page = Page(report)
+    summary = pd.read_csv(comparison / "summary.csv")
+    for (_, expected), row in zip(summary.iterrows(), page.table("results"), strict=True):
+        for name in ("mean", "low", "high", "budget", "seeds", "std"):
+            assert float(row[name]["value"]) == expected[name]
+    for stage in ("post hoc", "settled"):
+        of_stage = summary[summary["stage"] == stage].set_index(["method", "budget"])["mean"]
+        rows = {row["method"]["text"]: row for row in page.table(f"by_budget_{stage.replace(' ', '_')}")}
+        shown = {
+            (method, int(name.split(":")[1])): float(cell["value"])
+            for method, row in rows.items()
+            for name, cell in row.items()
+            if cell["value"] is not None
+        }
+        assert shown == of_stage.to_dict()
+
+
+def test_the_page_needs_nothing_else(report):
+    page = Page(report)
+    linked = [
+        value for _, name, value in page.attributes if name in ("src", "href", "srcset", "xlink:href", "poster", "action")
+    ]
+    assert linked
+    # The address in the verdict may be a link to click on, never something to load.
+    loaded = [value for value in linked if not value.startswith(("data:", "#"))]
+    assert loaded == ["https://example.org/pixel.png"]
+    assert ("a", "href", loaded[0]) in page.attributes
+    assert not re.search(r"@import|url\((?!#)", report.read_text())
+    assert page.tags.count("script") == 1
+    assert report.stat().st_size < 1_000_000
+    policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_holds_the_verdict_the_command_the_configuration_and_the_machine(report):
+    text = Page(report).text
+    assert text.index("has the best mean at both budgets") < text.index("Source: summary.csv")
+    for part in ("python -m training.compare --config configs/default.yaml", "model: {budget: 4}", "x86_64", "2.13.0"):
+        assert part in text
+
+
+def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, report):
+    figures = figures_for(comparison)
+    assert set(figures) == {
+        "quality_post_hoc", "quality_settled", "heads_2", "heads_4", "open_heads_learned_2", "open_heads_learned_4",
+        "agreement_2", "agreement_4", "his_entropy",
+    }  # fmt: skip
+    assert all(isinstance(figure, Figure) for figure in figures.values())
+    folder = report.parent / "figures"
+    assert {path.stem for path in folder.glob("*.png")} == {path.stem for path in folder.glob("*.svg")} == set(figures)
+    html = report.read_text()
+    shown = re.findall(r"<figure.*?</figure>", html, flags=re.DOTALL)
+    assert len(shown) == len(figures) + 1
+    for one in shown:
+        texts = [text for text in re.findall(r'(?:aria-label|alt)="([^"]+)"', one) if "scrolls sideways" not in text]
+        assert len(texts) == 1
+        assert len(texts[0]) > 40
+        assert len(re.search(r"<figcaption>(.*?)</figcaption>", one)[1]) > 40
+    with Image.open(folder / "gates_learned_2.gif") as picture:
+        assert picture.n_frames == 7
+
+
+def test_the_same_results_give_the_same_page(comparison, report, tmp_path):
+    assert main([str(comparison), "--out", str(tmp_path / "report.html")]) == 0
+    assert (tmp_path / "report.html").read_bytes() == report.read_bytes()
+
+
+def test_the_caption_of_quality_names_the_best_and_who_is_level(comparison):
+    contents = read_contents(comparison)
+    caption = captions.quality(contents, "settled")
+    rows = contents.summary[(contents.summary["stage"] == "settled") & (contents.summary["method"] != "dense")]
+    for budget in (4, 2):
+        at_budget = rows[rows["budget"] == budget].set_index("method")
+        best = at_budget["mean"].idxmax()
+        others = at_budget.drop(best)
+        level = sum(
+            not (row["high"] < at_budget["low"][best] or row["low"] > at_budget["high"][best]) for _, row in others.iterrows()
+        )
+        said = f"at {budget} heads {best}, {100 * at_budget['mean'][best]:.2f} % ({level} of 2 rivals level)"
+        assert said in caption
+    assert f"Dense: {100 * contents.summary.loc[contents.summary['stage'] == 'settled', 'mean'].iloc[0]:.2f} %" in caption
+    assert "Lowest at 2 heads: random" in caption
+
+
+def test_equal_means_share_the_first_place(tmp_path):
+    folder = write_comparison(tmp_path)
+    summary = pd.read_csv(folder / "summary.csv")
+    summary.loc[summary["method"].isin(["learned", "his"]), ["mean", "low", "high"]] = [0.95, 0.94, 0.96]
+    summary.to_csv(folder / "summary.csv", index=False)
+    assert "at 4 heads learned and his, 95.00 % (0 of 1 rival level)" in captions.quality(read_contents(folder), "settled")
+
+
+def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
+    masks = [entry for entry in json.loads((comparison / "masks.json").read_text()) if entry["budget"] == 4]
+    stacked = np.array([entry["mask"] for entry in masks])
+    always, never = (stacked.min(0) == 1).sum(), (stacked.max(0) == 0).sum()
+    caption = captions.masks(read_contents(comparison), 4, "learned")
+    assert f"{always} head" in caption
+    assert f"and {never} head" in caption
+    learned = np.mean([entry["mask"] for entry in masks if entry["method"] == "learned"], axis=0)
+    assert f"encoder.1 ({learned[4:].sum():.3g} of 4)" in caption
+
+
+def test_open_heads_are_counted_before_seeds_are_averaged():
+    sites = (Site("encoder.0", 2), Site("encoder.1", 3))
+    is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
+    course = Course(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
+    assert course.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
+    said = captions.training(course, "learned", 2)
+    assert "5 open heads at step 0, 2 at step 20" in said
+    assert "Half of those that close have closed by step 10" in said
+
+
+def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
+    out = tmp_path / "report.html"
+    assert main([str(DEFAULT), "--out", str(out)]) == 0
+    page, table = Page(out), pd.read_csv(DEFAULT / "comparison.csv")
+    for (_, expected), row in zip(table.iterrows(), page.table("cells"), strict=True):
+        assert row["method"]["text"] == expected["method"]
+        for name in ("heads", "test_accuracy", "test_matthews", "select_f1", "test_loss", "steps", "seconds"):
+            assert float(row[name]["value"]) == expected[name]
+    for name in ("scores/heads.csv", "masks/*.json", "scores/gates_over_time.csv", "config.yaml"):
+        assert name in page.text
+    assert set(figures_for(DEFAULT)) == {"quality", "curve"}
+    best = table[(table["stage"] == "settled") & (table["method"] != "dense")].sort_values("test_accuracy").iloc[-1]
+    assert f"at 4 heads {best['method']}, {100 * best['test_accuracy']:.2f} %" in page.text
+
+
+def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert set(figures_for(run)) == {"quality", "curve", "heads_3", "open_heads_learned_3", "agreement_3", "his_entropy"}
+    contents = read_contents(run)
+    assert contents.missing == []
+    kept = {method: contents.kept(method, 3).values.nonzero()[0].tolist() for method in METHODS}
+    assert kept == {"learned": [0, 1, 7], "his": [0, 1, 2], "random": [3, 4, 5]}
+    chance = sum(hypergeom.pmf(i, 8, 3, 3) * i / (6 - i) for i in range(4))
+    pairs = contents.agreement.set_index(["method", "other"])
+    for one, other in combinations(METHODS, 2):
+        both, either = set(kept[one]) & set(kept[other]), set(kept[one]) | set(kept[other])
+        assert pairs["jaccard"][one, other] == len(both) / len(either)
+        assert pairs["chance_jaccard"][one, other] == pytest.approx(chance)
+    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["summary.csv", "statistics.csv", "agreement.csv", "scores.csv", "masks.json", "sites.json", "gates_over_time.csv",
+     "verdict.md", "metrics.json", "config.yaml"],
+)  # fmt: skip
+def test_what_is_missing_is_left_out_with_a_sentence(comparison, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    (folder / name).unlink()
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    said = "masks.json" if name == "sites.json" else name
+    assert said in page.text or name == "verdict.md"
+    assert "highest test accuracy" in page.text
+    assert len(page.table("cells")) == 42
+
+
+def test_without_a_summary_means_are_shown_without_intervals(comparison, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    expected = pd.read_csv(folder / "summary.csv")
+    (folder / "summary.csv").unlink()
+    contents = read_contents(folder)
+    assert contents.summary["mean"].tolist() == pytest.approx(expected["mean"].tolist())
+    assert "low" not in contents.summary
+    assert "level" not in captions.quality(contents, "settled")
+
+
+def test_names_that_look_like_code_stay_text(tmp_path):
+    folder = write_comparison(tmp_path / "run", methods=("learned", *HOSTILE), name="</title><img src=x onerror=alert(3)>")
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert page.tags.count("script") == 1
+    assert {value.split(",")[0] for tag, name, value in page.attributes if tag == "img" and name == "src"} == {
+        "data:image/gif;base64"
+    }
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    shown = {row["method"]["text"] for row in page.table("by_budget_settled")}
+    assert shown == {"dense", "learned", *HOSTILE}
+    for method in HOSTILE:
+        assert page.text.count(method) >= 8  # in tables, captions and pictures
+
+
+def test_several_directories_have_a_part_each(comparison, tmp_path):
+    other = write_comparison(tmp_path / "other", budgets=(6, 3), kinds=("encoder", "decoder", "cross"))
+    run = write_run(tmp_path / "run")
+    out = tmp_path / "out" / "report.html"
+    assert main([str(comparison), str(other), str(run), "--out", str(out)]) == 0
+    html = out.read_text()
+    assert re.findall(r'<article id="(\w+)">', html) == ["fixture", "fixture_2", "run"]
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'(?:href="#|url\(#)([\w.-]+)', html):
+        assert target in ids
+    assert {path.name for path in (out.parent / "figures").iterdir()} == {"fixture", "fixture_2", "run"}
+
+
+def test_a_directory_of_something_else_is_refused_in_one_sentence(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("nothing")
+    for path in (tmp_path, tmp_path / "nowhere"):
+        assert main([str(path), "--out", str(tmp_path / "report.html")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {str(path)!r} holds neither a comparison nor a run")
+        assert error.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("masks.json", '[{"seed": 0, "method": "his", "budget": 2, "mask": [1, 1, 0]}]'),
+        ("metrics.json", "{"),
+        ("metrics.json", '{"main_metric": "bleu"}'),
+        ("comparison.csv", 'method,stage\n"open,\x00'),
+        ("verdict.md", b"\xff\xfe\xff"),
+    ],
+)
+def test_damaged_files_are_named(comparison, tmp_path, capsys, name, content):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 2
+    error = capsys.readouterr().err
+    assert name in error
+    assert error.count("\n") == 1
+    with pytest.raises(GateError, match=name.replace(".", "\\.")):
+        figures_for(folder)
+
+
+def test_a_page_cannot_take_the_place_of_a_directory(comparison, tmp_path, capsys):
+    assert main([str(comparison), "--out", str(tmp_path)]) == 2
+    assert "is a directory" in capsys.readouterr().err
+
+
+def test_lines_differ_in_more_than_their_colour():
+    first = [line_style(index) for index in range(7)]
+    for name in ("color", "marker"):
+        assert len({str(style[name]) for style in first}) == 7
+    assert len({str(sorted(line_style(index).items())) for index in range(70)}) == 70
+
+
+def test_numbers_are_written_for_people():
+    assert quantity("accuracy", 0.91764) == "91.76 %"
+    assert quantity("bleu", 34.2) == "34.20"
+    assert [duration(seconds) for seconds in (0.63, 59, 150, 7300)] == ["0.6 s", "59 s", "2.5 min", "2.0 h"]
