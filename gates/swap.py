@@ -1,8 +1,9 @@
 """Refine a mask by swaps: give up a kept head for a dropped one wherever that lowers the loss. No training.
 
 The gradient of the loss with respect to the gates, at the mask, says to first order what adding each dropped head and
-giving up each kept one would do; the most promising pair is tried, and taken if the loss on calibration data falls.
-Gradient and loss should come from disjoint examples, so that a swap has to prove itself on data that did not propose it.
+giving up each kept one would do. The most promising pairs race on parts of the calibration data (successive halving;
+Jamieson and Talwalkar 2016), and those in front are taken if the loss on all of it falls. Gradient and loss should come from
+disjoint examples, so that a swap has to prove itself on data that did not propose it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from torch import Tensor
 
 from gates.errors import GateError
 
+CANDIDATES, FINALISTS = 16, 4
+"""Swaps that race for each gradient, and those of them that are tried on all data."""
+FIRST_SHARE, SECOND_SHARE = 1 / 8, 1 / 4
+"""Shares of the data on which all candidates, and then twice as many as finalists, are compared."""
+
+Swap = tuple[int, int]
+
 
 @dataclass(frozen=True)
 class Refinement:
@@ -25,84 +33,123 @@ class Refinement:
         mask: 0/1 ``[gates]``, with as many ones as the mask it came from.
         losses: on the calibration data: of the mask it came from, then after every swap taken; falls strictly.
         swaps: what was swapped, as pairs (added, given up) of gate numbers.
-        evaluations: losses that were computed.
+        passes: over the calibration data that it took.
     """
 
     mask: Tensor
     losses: tuple[float, ...]
-    swaps: tuple[tuple[int, int], ...]
-    evaluations: int
+    swaps: tuple[Swap, ...]
+    passes: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which swaps a budget allows.
+
+    Args:
+        within: a number per gate, ``[gates]``; only gates with equal numbers are swapped for one another (their kind, where
+            each kind has a budget of its own); None: any.
+        layer_index: layer of each gate ``[gates]``; needed with a minimum per layer.
+        minimum_per_layer: a layer with so few heads gives none up, unless for another of its own.
+    """
+
+    within: Tensor | None = None
+    layer_index: Tensor | None = None
+    minimum_per_layer: int = 0
+
+    def allow(self, mask: Tensor) -> Tensor:
+        """Whether each swap may be made, ``[gates to add, gates to give up]``, bool."""
+        allowed = (mask == 0).unsqueeze(1) & (mask > 0).unsqueeze(0)
+        if self.within is not None:
+            within = self.within.to(mask.device)
+            allowed &= within.unsqueeze(1) == within.unsqueeze(0)
+        if self.minimum_per_layer > 0 and self.layer_index is not None:
+            layers = self.layer_index.to(mask.device)
+            counts = torch.zeros(int(layers.max()) + 1, device=mask.device).index_add(0, layers, (mask > 0).float())
+            spare = counts[layers] > self.minimum_per_layer
+            allowed &= spare.unsqueeze(0) | (layers.unsqueeze(1) == layers.unsqueeze(0))
+        return allowed
 
 
 def refine_by_swaps(
     mask: Tensor,
     *,
-    loss: Callable[[Tensor], float],
+    loss: Callable[[Tensor, float], float],
     gradient: Callable[[Tensor], Tensor],
-    within: Tensor | None = None,
-    layer_index: Tensor | None = None,
-    minimum_per_layer: int = 0,
-    evaluations: int = 32,
-    patience: int = 8,
+    limits: Limits | None = None,
+    passes: float = 40.0,
 ) -> Refinement:
     """Swap heads while the loss falls.
 
     Args:
         mask: 0/1 ``[gates]`` to start from.
-        loss: of a mask, on calibration data; the same data every time.
+        loss: of a mask on a share of the calibration data, above 0 and at most 1; the same examples for the same share.
         gradient: of the loss with respect to the gates at a mask, ``[gates]``, on other data.
-        within: a number per gate, ``[gates]``; only gates with equal numbers are swapped for one another (their kind, where
-            each kind has a budget of its own).
-        layer_index: layer of each gate ``[gates]``; needed with a minimum per layer.
-        minimum_per_layer: a layer with so few heads gives none up, unless for another of its own.
-        evaluations: losses to compute at most; what the search costs.
-        patience: losses computed in a row without a fall, after which the search ends.
+        limits: which swaps are allowed; any by default.
+        passes: over the calibration data at most; the search ends earlier when no proposed swap helps.
 
     Raises:
-        GateError: for fewer than 2 evaluations: one goes to the mask itself.
+        GateError: for fewer than 2 passes: one goes to the mask itself.
     """
-    if evaluations < 2:
-        raise GateError(f"a search by swaps with {evaluations} evaluations can try nothing; expected at least 2")
+    if passes < 2:
+        raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least 2")
+    limits = Limits() if limits is None else limits
+    meter = _Metered(loss)
     mask = mask.detach().clone()
-    groups = torch.zeros_like(mask) if within is None else within.to(mask.device)
-    losses, swaps, used = [loss(mask)], [], 1
+    losses, swaps = [meter(mask, 1.0)], []
     found = True
-    while found and used < evaluations:
+    while found and meter.passes < passes:
         found = False
-        candidates = _candidates(mask, gradient(mask), groups, layer_index, minimum_per_layer)
-        for added, dropped in islice(candidates, min(patience, evaluations - used)):
-            swapped = mask.clone()
-            swapped[added], swapped[dropped] = 1.0, 0.0
-            value = loss(swapped)
-            used += 1
+        proposed = list(islice(_promising(gradient(mask), limits.allow(mask)), CANDIDATES))
+        for added, dropped in _race(mask, proposed, meter):
+            if meter.passes >= passes:
+                break
+            if not bool(limits.allow(mask)[added, dropped]):  # another swap of this round has taken one of the two
+                continue
+            value = meter(swapped := _swapped(mask, added, dropped), 1.0)
             if value < losses[-1]:
                 mask, found = swapped, True
                 losses.append(value)
                 swaps.append((added, dropped))
-                break
-    return Refinement(mask, tuple(losses), tuple(swaps), used)
+    return Refinement(mask, tuple(losses), tuple(swaps), meter.passes)
 
 
-def _candidates(
-    mask: Tensor, gradient: Tensor, groups: Tensor, layer_index: Tensor | None, minimum_per_layer: int
-) -> Iterator[tuple[int, int]]:
-    """Swaps that should lower the loss to first order, best first; no head to add is proposed twice with the same partner
-    worse than one that failed, since pairs of one head fail together: each head takes part at most twice."""
-    closed, opened = (mask == 0).nonzero().flatten(), (mask > 0).nonzero().flatten()
-    change = gradient[closed].unsqueeze(1) - gradient[opened].unsqueeze(0)  # [closed, open]
-    allowed = (groups[closed].unsqueeze(1) == groups[opened].unsqueeze(0)) & (change < 0)
-    if minimum_per_layer > 0 and layer_index is not None:
-        layers = layer_index.to(mask.device)
-        counts = torch.zeros(int(layers.max()) + 1, device=mask.device).index_add(0, layers, mask)
-        spare = counts[layers[opened]] > minimum_per_layer
-        allowed &= spare.unsqueeze(0) | (layers[closed].unsqueeze(1) == layers[opened].unsqueeze(0))
-    tried: dict[int, int] = {}
-    for flat in change.masked_fill(~allowed, torch.inf).flatten().argsort(stable=True).tolist():
-        row, column = divmod(flat, len(opened))
-        if not bool(allowed[row, column]):
-            return
-        pair = int(closed[row]), int(opened[column])
-        if all(tried.get(gate, 0) < 2 for gate in pair):
+class _Metered:
+    """A loss that counts the passes it takes."""
+
+    def __init__(self, loss: Callable[[Tensor, float], float]) -> None:
+        self.loss, self.passes = loss, 0.0
+
+    def __call__(self, mask: Tensor, share: float) -> float:
+        self.passes += share
+        return self.loss(mask, share)
+
+
+def _promising(gradient: Tensor, allowed: Tensor) -> Iterator[Swap]:
+    """Allowed swaps that lower the loss to first order, best first; no head takes part in more than two, since the pairs of
+    a head whose gradient misleads fail together."""
+    change = gradient.unsqueeze(1) - gradient.unsqueeze(0)
+    promising = allowed & (change < 0)
+    order = change.masked_fill(~promising, torch.inf).flatten().argsort(stable=True)
+    seen: dict[int, int] = {}
+    for flat in order[: int(promising.sum())].tolist():
+        pair = divmod(flat, len(gradient))
+        if all(seen.get(gate, 0) < 2 for gate in pair):
             for gate in pair:
-                tried[gate] = tried.get(gate, 0) + 1
+                seen[gate] = seen.get(gate, 0) + 1
             yield pair
+
+
+def _race(mask: Tensor, swaps: list[Swap], loss: Callable[[Tensor, float], float]) -> list[Swap]:
+    """The swaps in front after two rounds on parts of the data, best first."""
+    for share, survivors in ((FIRST_SHARE, 2 * FINALISTS), (SECOND_SHARE, FINALISTS)):
+        if len(swaps) > survivors:
+            values = [loss(_swapped(mask, *swap), share) for swap in swaps]
+            swaps = [swaps[index] for index in sorted(range(len(swaps)), key=values.__getitem__)[:survivors]]
+    return swaps
+
+
+def _swapped(mask: Tensor, added: int, dropped: int) -> Tensor:
+    swapped = mask.clone()
+    swapped[added], swapped[dropped] = 1.0, 0.0
+    return swapped

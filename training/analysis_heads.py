@@ -99,11 +99,10 @@ def by_kind(dense: DenseModel) -> Finding:
     estimated again before each step (section 4). Scores are from training data, quality from the test split.
     """
     gates = dense.gates
-    present = list(gates.kind_sizes())
-    parts: dict[str, Tensor] = (
-        {} if len(present) == 1 else {kind: gates.kind_index().cpu() == KINDS.index(kind) for kind in present}
-    )
-    parts = {(present[0] if len(present) == 1 else "all"): torch.ones(gates.size, dtype=torch.bool), **parts}
+    present, kinds, everything = list(gates.kind_sizes()), gates.kind_index().cpu(), torch.ones(gates.size, dtype=torch.bool)
+    parts = {present[0]: everything}
+    if len(present) > 1:
+        parts = {"all": everything, **{kind: kinds == KINDS.index(kind) for kind in present}}
     layers = gates.layer_index().cpu()
     one_shot = normalise_by_layer(head_importance(dense), layers)
     rows: list[dict[str, Any]] = []

@@ -12,6 +12,7 @@ scratch    training of a new model of the same shape, with the mask throughout
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -142,7 +143,8 @@ class Cells:
             trainer = self.make_trainer()
             with measured(trainer.strategy.root_device) as cost:
                 found = refine(pruner, self.data, trainer, mask, search)
-            return {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, **cost.as_row()}
+            search_result = {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
+            return search_result | cost.as_row()
 
         return self._cell(f"swapping among {int(mask.sum())} heads", determined_by, make)
 
@@ -229,7 +231,9 @@ class Cells:
         if found is not None:
             return found
         with self.progress.cell(f"seed {self.seed}, {name}") as shown:
-            return self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
+            cell = self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
+        gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
+        return cell
 
     def _pruner(self, options: Mapping[str, Any]) -> HeadPruner:
         """A module with these options and whatever weights; the last one built is kept."""

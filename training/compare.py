@@ -149,7 +149,9 @@ def show_summary(console: Console, summary: pd.DataFrame, metric: str) -> None:
     for name in ("stage", "method", *(f"{budget} heads" for budget in budgets)):
         table.add_column(name, justify="left" if name in ("stage", "method") else "right")
     for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
-        found = {row.budget: f"{row.mean:.4f} ± {(row.high - row.low) / 2:.4f}" for row in rows.itertuples()}
+        half = (rows["high"] - rows["low"]) / 2
+        texts = [f"{mean:.4f} ± {spread:.4f}" for mean, spread in zip(rows["mean"], half, strict=True)]
+        found = dict(zip(rows["budget"], texts, strict=True))
         table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))
     console.print(table)
 

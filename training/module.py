@@ -329,13 +329,14 @@ class HeadPruner(pl.LightningModule):
 
     def goals(self, step: int) -> list[float]:
         """Open gates aimed at after a step, in all or of each budgeted kind; none without a budget."""
-        if self.budget is None:
+        if self.target is None or self.budget is None:
             return []
         budget, learned = self.budget, self.gates.learned
         if self.gates.mode != "masked":
             if self.projects or self.has_multipliers:
-                assert self.target is not None
                 return (self.target.target(self.ramp(step)) * self.target.heads).tolist()
+            if self.gates.mode == "open":
+                return self.target.heads.tolist()
             if isinstance(learned, TopKGates):
                 budget = learned.current_budget()
         return list(budget.per_kind.values()) or [budget.total]
@@ -367,6 +368,7 @@ class HeadPruner(pl.LightningModule):
         self._lead_gates(phase)
         if phase == "warm-up":
             self.gates.mode = "open"
+            self.teacher = None  # of an earlier fit that did not end
         elif self.fixed_mask is not None:
             self.gates.set_mask_(self.fixed_mask.to(self.device))
         elif phase == "prune":

@@ -123,13 +123,15 @@ def mask_agreement(masks: dict[str, Tensor]) -> Figure:
     names = list(masks)
     grid = np.array([[jaccard(masks[row], masks[column]) for column in names] for row in names])
     share = float(next(iter(masks.values())).mean())
-    return agreement_matrix(names, grid, title=f"Heads in both masks over heads in either (chance: {share / (2 - share):.2f})")
+    return agreement_matrix(
+        names, grid, title=f"Heads in both masks over heads in either\n(by chance: {share / (2 - share):.2f})"
+    )
 
 
 @styled
 def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str) -> Figure:
     """Agreement of methods in [0, 1] with its numbers, ``[names, names]``; NaN where there is none."""
-    size = 1.5 + 0.5 * len(names)
+    size = max(3.2, 1.5 + 0.5 * len(names))
     figure = Figure(figsize=(size + 1.0, size), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, interpolation="none")

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.swap import Refinement, refine_by_swaps
+from gates.swap import Limits, Refinement, refine_by_swaps
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
 
@@ -24,18 +24,16 @@ class SwapSearch:
 
     Args:
         rows: training examples; one half proposes swaps by its gradient, the other decides on them by its loss.
-        evaluations: losses to compute at most.
-        patience: losses computed in a row without a fall, after which the search ends.
+        passes: over the deciding half at most.
     """
 
-    rows: int = 2048
-    evaluations: int = 32
-    patience: int = 8
+    rows: int = 1024
+    passes: float = 40.0
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 2), ("evaluations", 2), ("patience", 1)):
-            if getattr(self, name) < least:
-                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
+        for name in ("rows", "passes"):
+            if getattr(self, name) < 2:
+                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least 2")
 
 
 def refine(pruner: HeadPruner, data: ClassificationData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch) -> Refinement:
@@ -51,27 +49,31 @@ def refine(pruner: HeadPruner, data: ClassificationData, trainer: pl.Trainer, ma
         [move_data_to_device(batch, device) for batch in loader] for loader in data.calibration_dataloaders(search.rows)
     ]
 
-    def mean_loss(values: Tensor, batches: list[Batch], *, backward: bool) -> float:
-        total, rows = 0.0, sum(len(batch["labels"]) for batch in batches)
-        for batch in batches:
-            with trainer.strategy.precision_plugin.forward_context(), gates.use(values):
-                loss = task.losses(backbone, batch)[0].sum() / rows
-            if backward:
-                loss.backward()
-            total += float(loss.detach())
-        return total
+    def total_loss(values: Tensor, batch: Batch) -> Tensor:
+        with trainer.strategy.precision_plugin.forward_context(), gates.use(values):
+            return task.losses(backbone, batch)[0].sum()
+
+    def over_processes(total: Tensor) -> Tensor:
+        """Each process has a share of the examples, and all have to come to the same decisions."""
+        reduced = trainer.strategy.reduce(total, reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        return reduced
 
     @torch.no_grad()
-    def loss(values: Tensor) -> float:
-        return mean_loss(values, deciding, backward=False)
+    def loss(values: Tensor, share: float) -> float:
+        batches = deciding[:: max(1, round(1 / share))]
+        total = torch.stack([total_loss(values, batch) for batch in batches]).double().sum()
+        examples = torch.tensor(float(sum(len(batch["labels"]) for batch in batches)), dtype=torch.float64, device=device)
+        return float(over_processes(total) / over_processes(examples))
 
     def gradient(values: Tensor) -> Tensor:
         leaf = values.clone().requires_grad_()
-        mean_loss(leaf, proposing, backward=True)
+        for batch in proposing:
+            total_loss(leaf, batch).backward()
         assert leaf.grad is not None
-        return leaf.grad
+        return over_processes(leaf.grad)
 
-    frozen = [parameter for parameter in pruner.parameters() if parameter.requires_grad]
+    frozen = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
@@ -79,11 +81,12 @@ def refine(pruner: HeadPruner, data: ClassificationData, trainer: pl.Trainer, ma
             mask.to(device),
             loss=loss,
             gradient=gradient,
-            within=gates.kind_index() if pruner.budget is not None and pruner.budget.per_kind else None,
-            layer_index=gates.layer_index(),
-            minimum_per_layer=pruner.hparams["minimum_per_layer"],
-            evaluations=search.evaluations,
-            patience=search.patience,
+            limits=Limits(
+                within=gates.kind_index() if pruner.budget is not None and pruner.budget.per_kind else None,
+                layer_index=gates.layer_index(),
+                minimum_per_layer=pruner.hparams["minimum_per_layer"],
+            ),
+            passes=search.passes,
         )
     finally:
         for parameter in frozen:

@@ -15,10 +15,10 @@ from gates.checkpoint import save_pruned
 from gates.masks import save_mask
 from gates.model_card import ModelCard
 from training.callbacks import GateLog
-from training.run_comparison import Comparison
 from training.data.classification import ClassificationData
 from training.module import HeadPruner
 from training.plots import gate_heat_map, mask_agreement, quality_by_budget
+from training.run_comparison import Comparison
 from training.run_directory import RunDirectory
 from training.scores_table import score_table
 from training.tasks import base_model_name

@@ -14,7 +14,7 @@ import pandas as pd
 
 from gates.errors import GateError
 from training.bootstrap import RESAMPLES, resample_metric, resampled_difference
-from training.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations
+from training.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
 from training.verdict import DENSE, verdict
 
 __all__ = ["agreement", "compare_methods", "rank_methods", "summarise", "verdict"]
@@ -98,18 +98,28 @@ def compare_methods(
     return pd.DataFrame(rows, columns=names)
 
 
-def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[list[str], RankTest]:
+def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[pd.DataFrame, RankTest]:
     """Friedman's test of the methods, but for the dense model and those that miss more than half of the cells (stage, budget,
-    seed), over the cells that all of them have.
+    seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
 
     Returns:
-        The methods, and the test with their average ranks in the same order.
+        Columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their number; NaN for
+        the first, and where too few cells differ), and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[comparison["method"] != DENSE]
     table = rows.pivot_table(index=["stage", "budget", "seed"], columns="method", values=column, sort=False)
     table = table.loc[:, table.notna().mean() >= 0.5].dropna()
-    return [str(name) for name in table.columns], friedman(table.to_numpy())
+    test = friedman(table.to_numpy())
+    ranks = pd.DataFrame({"method": table.columns, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
+    ranks = ranks.sort_values("average_rank", kind="stable", ignore_index=True)
+    p = {
+        place: found.p
+        for place, method in enumerate(ranks["method"])
+        if place > 0 and (found := wilcoxon(table[ranks.loc[0, "method"]], table[method])).p is not None
+    }
+    ranks.loc[list(p), "p_holm"] = holm(list(p.values()))
+    return ranks, test
 
 
 def agreement(masks: Sequence[Mapping[str, Any]], scores: pd.DataFrame) -> pd.DataFrame:

@@ -338,8 +338,10 @@ def show(console: Console, sweep: Sweep, table: pd.DataFrame, best: int, directo
     test = sweep.column.replace("select_", "test_", 1)
     names = ["trial", "state", *sweep.space, "heads", sweep.column, test, "seconds"]
     shown = Table(title=f"{sweep.name}: chosen by {sweep.metric}; test for information")
+    titles = {sweep.column: sweep.metric, test: test.replace("_", "/", 1), "seconds": "s"}
+    titles |= {name: name.rpartition(".")[2] for name in sweep.space}
     for name in names:
-        shown.add_column(name.replace("_", "/", 1) if name in (sweep.column, test) else name, overflow="fold")
+        shown.add_column(titles.get(name, name), justify="left" if name == "state" else "right", overflow="fold")
     for row in table.to_dict("records"):
         shown.add_row(*map(_cell, (row[name] for name in names)), style="bold" if row["trial"] == best else None)
     console.print(shown)

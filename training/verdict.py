@@ -22,7 +22,7 @@ def verdict(
     *,
     main_metric: str | None = None,
     learned: Sequence[str] = ("learned",),
-    ranks: tuple[list[str], RankTest] | None = None,
+    ranks: tuple[pd.DataFrame, RankTest] | None = None,
 ) -> str:
     """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
 
@@ -54,12 +54,12 @@ def verdict(
             continue
         lines += ["", f"## {str(stage).capitalize()}", ""]
         if len(dense):
-            lines += [f"All {dense['budget'].iloc[0]} heads: {_value(dense.iloc[0])}.", ""]
+            lines += [f"Dense, with all {dense['budget'].iloc[0]}: {_value(dense.iloc[0])}.", ""]
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
             cell = _Cell(own, tests, dense, learned)
-            lines.append(f"- **{budget} heads**: {' '.join(cell.sentences())}")
+            lines.append(f"- **Budget {budget}**: {' '.join(cell.sentences())}")
             if cell.learned is not None and cell.rival is not None:
                 compared += 1
                 held += cell.learned_holds
@@ -103,7 +103,7 @@ class _Cell:
         if len(self.mean) == 1:
             return [f"{best} alone was tried: {described}.", *self._against_dense(best)]
         share = "share the best mean" if len(self.best) > 1 else "has the best mean"
-        found = [f"{' and '.join(self.best)} {share}, {described}."]
+        found = [f"{_listed(self.best)} {share}, {described}."]
         groups: dict[str, list[str]] = {"behind": [], "level": [], "untested": []}
         for name in self.mean:
             if name not in self.best:
@@ -154,8 +154,13 @@ class _Cell:
         gap = self.mean[best] - float(self.dense["mean"].iloc[0])
         p = self.p.get(frozenset((best, DENSE)))
         certainty = "" if p is None else ", significantly" if p < SIGNIFICANCE else ", not significantly"
-        where = "level with" if abs(gap) < LEVEL_MEANS else f"{100 * abs(gap):.1f} {'above' if gap > 0 else 'below'}"
-        return [f"The best mean is {where} the dense model's{certainty}."]
+        if abs(gap) < LEVEL_MEANS:
+            return ["The best mean is level with the dense model's."]
+        return [f"The best mean is {100 * abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _value(row: Any) -> str:
@@ -166,13 +171,15 @@ def _value(row: Any) -> str:
     return f"{100 * row['mean']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f}, {seeds} seeds)"
 
 
-def _ranks(methods: list[str], test: RankTest) -> str:
+def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
     """Average ranks in order, and whether they differ."""
-    ordered = sorted(zip(test.average_ranks, methods, strict=True)) if test.average_ranks else []
-    listed = ", ".join(f"{name} {rank:.1f}" for rank, name in ordered)
+    listed = ", ".join(f"{name} {rank:.1f}" for name, rank in zip(ranks["method"], ranks["average_rank"], strict=True))
     if test.p is None:
-        return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if listed else "")
+        return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
+    behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
-        f"Average ranks over {test.cells} cells (stage, budget and seed; 1 is best): {listed}; Friedman's test that all "
-        f"methods are alike: p = {test.p:.2g}, optimistic since cells of one seed share a dense model."
+        f"Average ranks over {test.cells} cells (stage, budget and seed; 1 is best): {listed}. Friedman's test that all "
+        f"methods are alike has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction {', '.join(behind) or 'none'} "
+        f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since cells of one seed share a "
+        "dense model."
     )

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.swap import refine_by_swaps
+from gates.swap import Limits, refine_by_swaps
 
 
 def quadratic(seed: int, size: int):
-    """A convex loss of a mask, its gradient, and the best mask of every size by trying all."""
+    """A convex loss of a mask (the same on every share of the data) and its gradient."""
     generator = torch.Generator().manual_seed(seed)
     factor = torch.randn(size, size, generator=generator, dtype=torch.float64)
     matrix = factor @ factor.T / size
 
-    def loss(mask):
+    def loss(mask, share=1.0):
         missing = 1 - mask.double()
         return float(missing @ matrix @ missing)
 
@@ -25,52 +25,76 @@ def quadratic(seed: int, size: int):
     return loss, gradient
 
 
-def best(loss, size, keep):
-    masks = (torch.zeros(size).index_fill(0, torch.tensor(chosen), 1.0) for chosen in combinations(range(size), keep))
-    return min(loss(mask) for mask in masks)
+def masks(size, keep):
+    return [torch.zeros(size).index_fill(0, torch.tensor(chosen), 1.0) for chosen in combinations(range(size), keep)]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_it_ends_where_no_promising_swap_helps_and_near_the_best_mask(seed):
+@pytest.mark.parametrize("seed", range(8))
+def test_it_ends_near_the_best_mask_of_all(seed):
     loss, gradient = quadratic(seed, 10)
-    start = torch.zeros(10)
-    start[:4] = 1
-    found = refine_by_swaps(start, loss=loss, gradient=gradient, evaluations=200, patience=100)
+    start = max(masks(10, 4), key=loss)
+    found = refine_by_swaps(start, loss=loss, gradient=gradient, passes=200)
     assert found.mask.sum() == 4
-    assert list(found.losses) == sorted(found.losses, reverse=True)
-    assert loss(found.mask) == pytest.approx(found.losses[-1])
-    floor = best(loss, 10, 4)
-    assert found.losses[-1] - floor <= 0.5 * (found.losses[0] - floor) + 1e-12
+    assert list(found.losses) == sorted(set(found.losses), reverse=True)
+    assert found.losses[-1] == pytest.approx(loss(found.mask))
+    floor = min(map(loss, masks(10, 4)))
+    assert found.losses[-1] - floor <= 0.2 * (found.losses[0] - floor)
 
 
-def test_losses_are_counted_and_the_limit_holds():
-    loss, gradient = quadratic(1, 12)
-    calls = []
+def test_swaps_lead_from_the_first_mask_to_the_last():
+    loss, gradient = quadratic(3, 10)
+    start = torch.tensor([1.0] * 4 + [0.0] * 6)
+    found = refine_by_swaps(start, loss=loss, gradient=gradient)
+    mask = start.clone()
+    for (added, dropped), value in zip(found.swaps, found.losses[1:], strict=True):
+        assert mask[added] == 0
+        assert mask[dropped] == 1
+        mask[added], mask[dropped] = 1, 0
+        assert loss(mask) == pytest.approx(value)
+    assert torch.equal(mask, found.mask)
+    assert found.swaps
 
-    def counted(mask):
-        calls.append(mask)
+
+def test_passes_are_counted_by_share_and_the_limit_holds():
+    loss, gradient = quadratic(1, 40)
+    shares = []
+
+    def counted(mask, share):
+        shares.append(share)
+        assert mask.sum() == 10
         return loss(mask)
 
-    found = refine_by_swaps(torch.tensor([1.0] * 3 + [0.0] * 9), loss=counted, gradient=gradient, evaluations=5)
-    assert found.evaluations == len(calls) <= 5
-    assert all(mask.sum() == 3 for mask in calls)
+    start = torch.tensor([1.0] * 10 + [0.0] * 30)
+    found = refine_by_swaps(start, loss=counted, gradient=gradient, passes=9)
+    assert found.passes == pytest.approx(sum(shares))
+    assert 9 <= found.passes < 9 + 4 + 1  # a race that has begun is run to its end
+    assert len(set(shares)) == 3
 
 
-def test_a_mask_without_better_neighbours_stays():
+def test_the_race_is_decided_by_the_parts_and_the_end_by_the_whole():
+    """Where a part of the data misleads, no swap that the whole data refuses is taken."""
+    loss, gradient = quadratic(5, 12)
+
+    def misleading(mask, share):
+        return loss(mask) if share == 1 else -loss(mask)
+
+    start = torch.tensor([1.0] * 6 + [0.0] * 6)
+    found = refine_by_swaps(start, loss=misleading, gradient=gradient, passes=100)
+    assert list(found.losses) == sorted(found.losses, reverse=True)
+
+
+def test_the_best_mask_stays():
     loss, gradient = quadratic(2, 6)
-    best_mask = min(
-        (torch.zeros(6).index_fill(0, torch.tensor(chosen), 1.0) for chosen in combinations(range(6), 3)), key=loss
-    )
-    found = refine_by_swaps(best_mask, loss=loss, gradient=gradient, evaluations=100, patience=100)
-    assert torch.equal(found.mask, best_mask)
+    best = min(masks(6, 3), key=loss)
+    found = refine_by_swaps(best, loss=loss, gradient=gradient, passes=100)
+    assert torch.equal(found.mask, best)
     assert found.swaps == ()
 
 
 def test_swaps_stay_within_their_group_and_leave_the_minimum():
-    size = 8
-    weights = torch.arange(size, dtype=torch.float64)  # later heads are worth more
+    weights = torch.arange(8, dtype=torch.float64)  # later heads are worth more
 
-    def loss(mask):
+    def loss(mask, share):
         return float(-(weights * mask).sum())
 
     def gradient(mask):
@@ -78,17 +102,15 @@ def test_swaps_stay_within_their_group_and_leave_the_minimum():
 
     groups = torch.tensor([0] * 4 + [1] * 4)
     start = torch.tensor([1.0, 1, 0, 0, 1, 0, 0, 0])
-    found = refine_by_swaps(start, loss=loss, gradient=gradient, within=groups, evaluations=100)
+    found = refine_by_swaps(start, loss=loss, gradient=gradient, limits=Limits(within=groups), passes=100)
     assert found.mask.tolist() == [0, 0, 1, 1, 0, 0, 0, 1]
     found = refine_by_swaps(
-        start, loss=loss, gradient=gradient, layer_index=groups, minimum_per_layer=1, evaluations=100, patience=100
+        start, loss=loss, gradient=gradient, limits=Limits(layer_index=groups, minimum_per_layer=1), passes=100
     )
-    assert found.mask[:4].sum() == 1
-    assert found.mask[4:].sum() == 2
-    assert loss(found.mask) == -(3 + 7 + 6)
+    assert found.mask.tolist() == [0, 0, 0, 1, 0, 0, 1, 1]
 
 
 def test_a_search_without_tries_is_refused():
     loss, gradient = quadratic(0, 4)
     with pytest.raises(GateError, match="at least 2"):
-        refine_by_swaps(torch.ones(4), loss=loss, gradient=gradient, evaluations=1)
+        refine_by_swaps(torch.ones(4), loss=loss, gradient=gradient, passes=1)

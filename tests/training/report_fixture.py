@@ -54,7 +54,7 @@ def write_comparison(
                 took = (
                     {"steps": 0, "seconds": 0.5}
                     if stage == "post hoc"
-                    else {"steps": 120, "seconds": 60 + len(method) + seed / 8}
+                    else {"steps": 120, "seconds": 20 * len(method) + seed / 8}
                 )
                 row = {"seed": seed, "method": method, "stage": stage, "budget": budget, "heads": budget}
                 row |= {"select_loss": 0.4, "select_accuracy": test + 0.01, "test_loss": 1 - test, "test_accuracy": test}

@@ -151,7 +151,7 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--seeds", "0,-1"], "--seeds has -1"),
         (["--seeds", "0,0"], "each once"),
         (["--stages", "settled,later"], "--stages has 'later'"),
-        (["--swap.evaluations", "1"], "expected at least 2"),
+        (["--swap.passes", "1"], "expected at least 2"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_path, capsys):

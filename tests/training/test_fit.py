@@ -16,9 +16,9 @@ import yaml
 from gates.masks import load_mask
 from gates.sites import find_attention
 from tests.training.runs import make_pruner, run_fit, write_config
-from training.run_comparison import METHODS
 from training.fit import build_parser, main
 from training.module import HeadPruner
+from training.run_comparison import METHODS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = {

@@ -155,9 +155,22 @@ def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, 
         assert picture.n_frames == 7
 
 
-def test_the_same_results_give_the_same_page(comparison, report, tmp_path):
-    assert main([str(comparison), "--out", str(tmp_path / "report.html")]) == 0
-    assert (tmp_path / "report.html").read_bytes() == report.read_bytes()
+def test_the_same_results_give_the_same_page(tmp_path):
+    run = write_run(tmp_path / "run")
+    pages = [tmp_path / "one" / "report.html", tmp_path / "other" / "report.html"]
+    assert [main([str(run), "--out", str(page)]) for page in pages] == [0, 0]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_path):
+    folder = write_comparison(tmp_path, methods=("learned", "his"), budgets=(6,), kinds=("encoder", "decoder", "cross"))
+    figures = figures_for(folder)
+    assert set(figures) == {"quality", "heads_6", "open_heads_learned_6", "agreement_6", "his_entropy"}
+    labels = [label.get_text() for label in figures["heads_6"].axes[0].get_yticklabels()]
+    assert labels == [f"{kind} {layer}" for kind in ("encoder", "decoder", "cross") for layer in range(2)]
+    assert [text.get_text() for text in figures["open_heads_learned_6"].axes[0].get_legend().get_texts()] == [
+        "encoder", "decoder", "cross"
+    ]  # fmt: skip
 
 
 def test_the_caption_of_quality_names_the_best_and_who_is_level(comparison):
@@ -194,6 +207,23 @@ def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
     assert f"and {never} head" in caption
     learned = np.mean([entry["mask"] for entry in masks if entry["method"] == "learned"], axis=0)
     assert f"encoder.1 ({learned[4:].sum():.3g} of 4)" in caption
+
+
+def test_the_caption_of_agreement_counts_every_pair_once():
+    both = [
+        ("a", "b", 0.5),
+        ("b", "a", 0.5),
+        ("a", "c", 0.1),
+        ("c", "a", 0.1),
+        ("b", "c", 0.3),
+        ("c", "b", 0.3),
+        ("a", "a", 0.9),
+    ]
+    rows = pd.DataFrame(both, columns=["method", "other", "jaccard"]).assign(budget=3, chance_jaccard=0.2)
+    said = captions.agreement(rows, 3, 8)
+    assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
+    assert "would share 0.20; 2 of 3 pairs share more." in said
+    assert "a repeats itself best (0.90)" in said
 
 
 def test_open_heads_are_counted_before_seeds_are_averaged():
@@ -238,20 +268,35 @@ def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["summary.csv", "statistics.csv", "agreement.csv", "scores.csv", "masks.json", "sites.json", "gates_over_time.csv",
-     "verdict.md", "metrics.json", "config.yaml"],
-)  # fmt: skip
-def test_what_is_missing_is_left_out_with_a_sentence(comparison, tmp_path, name):
+    ("names", "pictures"),
+    [
+        (["summary.csv", "statistics.csv", "verdict.md", "config.yaml", "metrics.json"], set()),
+        (["agreement.csv"], {"agreement_2", "agreement_4"}),
+        (["scores.csv"], {"his_entropy"}),
+        (["gates_over_time.csv"], {"open_heads_learned_2", "open_heads_learned_4"}),
+        (["masks.json"], {"heads_4"}),  # at the middle budget gates and scores are left
+        (["sites.json"], {"heads_4"}),
+    ],
+)
+def test_what_is_missing_is_left_out_with_a_sentence(comparison, tmp_path, names, pictures):
     folder = tmp_path / "run"
     shutil.copytree(comparison, folder)
-    (folder / name).unlink()
-    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    for name in names:
+        (folder / name).unlink()
+    assert set(figures_for(folder)) == set(figures_for(comparison)) - pictures
+    missing = " ".join(read_contents(folder).missing)
+    for name in names:
+        assert name.replace("sites", "masks") in missing or name == "verdict.md"
+
+
+def test_a_comparison_that_has_only_its_cells_is_a_page_too(comparison, tmp_path):
+    (tmp_path / "run").mkdir()
+    shutil.copyfile(comparison / "comparison.csv", tmp_path / "run" / "comparison.csv")
+    assert main([str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
-    said = "masks.json" if name == "sites.json" else name
-    assert said in page.text or name == "verdict.md"
-    assert "highest test accuracy" in page.text
     assert len(page.table("cells")) == 42
+    assert "Trained on with the mask (settled), highest test accuracy: at 4 heads" in page.text
+    assert "There is no summary.csv, so means are shown without intervals." in page.text
 
 
 def test_without_a_summary_means_are_shown_without_intervals(comparison, tmp_path):
@@ -280,18 +325,16 @@ def test_names_that_look_like_code_stay_text(tmp_path):
         assert page.text.count(method) >= 8  # in tables, captions and pictures
 
 
-def test_several_directories_have_a_part_each(comparison, tmp_path):
-    other = write_comparison(tmp_path / "other", budgets=(6, 3), kinds=("encoder", "decoder", "cross"))
-    run = write_run(tmp_path / "run")
+def test_several_directories_have_a_part_each(tmp_path):
     out = tmp_path / "out" / "report.html"
-    assert main([str(comparison), str(other), str(run), "--out", str(out)]) == 0
+    assert main([str(DEFAULT), str(DEFAULT), str(write_run(tmp_path / "run")), "--out", str(out)]) == 0
     html = out.read_text()
-    assert re.findall(r'<article id="(\w+)">', html) == ["fixture", "fixture_2", "run"]
+    assert re.findall(r'<article id="(\w+)">', html) == ["default", "default_2", "run"]
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     for target in re.findall(r'(?:href="#|url\(#)([\w.-]+)', html):
         assert target in ids
-    assert {path.name for path in (out.parent / "figures").iterdir()} == {"fixture", "fixture_2", "run"}
+    assert {path.name for path in (out.parent / "figures").iterdir()} == {"default", "default_2", "run"}
 
 
 def test_a_directory_of_something_else_is_refused_in_one_sentence(tmp_path, capsys):
@@ -341,4 +384,4 @@ def test_lines_differ_in_more_than_their_colour():
 def test_numbers_are_written_for_people():
     assert quantity("accuracy", 0.91764) == "91.76 %"
     assert quantity("bleu", 34.2) == "34.20"
-    assert [duration(seconds) for seconds in (0.63, 59, 150, 7300)] == ["0.6 s", "59 s", "2.5 min", "2.0 h"]
+    assert [duration(seconds) for seconds in (0.01, 0.63, 59, 150, 7300)] == ["< 0.1 s", "0.6 s", "59 s", "2.5 min", "2.0 h"]

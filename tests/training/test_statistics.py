@@ -322,7 +322,7 @@ def spoken(accuracies, **options):
 
 def test_a_clear_winner_is_named():
     text = spoken(CLEAR)
-    assert "**4 heads**: learned has the best mean" in text
+    assert "**Budget 4**: learned has the best mean" in text
     assert "Significantly behind: his (-" in text
     assert "Level" not in text
     assert "learned wins." in text
@@ -376,10 +376,25 @@ def test_methods_with_the_same_predictions_share_the_best_mean():
 
 def test_ranks_over_enough_cells():
     parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 3, 2)]
-    methods, test = rank_methods(pd.concat(parts, ignore_index=True), "accuracy")
-    assert dict(zip(methods, test.average_ranks, strict=True)) == {"his": 2, "learned": 1, "random": 3}
+    table = pd.concat(parts, ignore_index=True)
+    ranks, test = rank_methods(table, "accuracy")
+    assert list(ranks["method"]) == ["learned", "his", "random"]
+    assert list(ranks["average_rank"]) == [1, 2, 3]
     assert test.cells == 9
     assert test.p < 0.01
+    cells = {name: rows["test_accuracy"].to_numpy() for name, rows in table.groupby("method")}
+    p = [stats.wilcoxon(cells["learned"] - cells[name], method="exact").pvalue for name in ("his", "random")]
+    np.testing.assert_allclose(ranks["p_holm"], [np.nan, *holm(p)])
+    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks=(ranks, test))
+    assert "Average ranks over 9 cells (stage, budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
+    assert "with Holm's correction his, random rank behind learned." in text
+    assert "Not tested against it: his" in text
+
+
+def test_ranks_without_a_common_cell():
+    ranks, test = rank_methods(comparison(CLEAR)[0].iloc[:0], "accuracy")
+    assert len(ranks) == 0
+    assert test.reason == "no cell has all methods"
 
 
 @settings(deadline=None, max_examples=20)

@@ -30,12 +30,13 @@ COMMAND = ["${env}", "${interpreter}", "-m", "training.fit", "${args}"]
 RANDOM = {
     "name": "tiny",
     "method": "random",
-    "run_cap": 3,
+    "run_cap": 2,
     "metric": {"name": "select/loss", "goal": "minimize"},
     "parameters": {
         "model.gate_learning_rate": {"distribution": "log_uniform_values", "min": 0.01, "max": 0.5},
         "model.budget": {"values": [2, 0.5]},
         "model.settle": {"value": 0.5},
+        "model.learning_rate": {"value": 0.01},
     },
     "command": COMMAND,
 }
@@ -383,7 +384,7 @@ def test_a_trial_killed_before_it_had_its_options_gets_them(tmp_path, quick):
     assert {*zip(table["model.price"], table["seed"], strict=True)} == {(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)}
 
 
-def wait_for(condition, seconds=120.0):
+def wait_for(condition, seconds=300.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -478,7 +479,7 @@ def sweep_command(file, folder, *more):
 
 @pytest.fixture(scope="module")
 def real_sweep(tmp_path_factory):
-    """Three real trials, two at a time, each with an offline W&B run."""
+    """Two real trials at a time, each with an offline W&B run."""
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
         one_thread(patch)
@@ -488,7 +489,7 @@ def real_sweep(tmp_path_factory):
 
 def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
     table = pd.read_csv(real_sweep / "sweep.csv")
-    assert list(table["state"]) == ["complete"] * 3
+    assert list(table["state"]) == ["complete"] * 2
     for row in table.to_dict("records"):
         run = real_sweep / "trials" / str(row["trial"])
         found, config, summary = read_wandb(run)
@@ -501,6 +502,7 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
         for name in ("heads", "select_loss", "select_accuracy", "test_accuracy"):
             assert row[name] == pytest.approx(comparison[name])
         assert row["heads"] == {2.0: 2, 0.5: 4}[row["model.budget"]]
+    assert table["select_loss"].nunique() == 2
 
 
 def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path):
@@ -514,15 +516,18 @@ def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path
 @pytest.mark.slow
 @needs_proc
 def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monkeypatch, capfd):
-    """SIGKILL while two trials train: their processes live on, are ended by the sweep that goes on, and go on themselves."""
+    """SIGKILL while two trials train: their processes live on, are ended by the sweep that goes on, and go on themselves;
+    a third follows."""
     one_thread(monkeypatch)
     shutil.copy(real_sweep.parent / "sweep_file.yaml", tmp_path)
-    arguments = [*sweep_command(tmp_path / "sweep_file.yaml", tmp_path / "run"), "--save_every=4"]
+    arguments = [*sweep_command(tmp_path / "sweep_file.yaml", tmp_path / "run", "--trials", "3"), "--save_every=4"]
     sweep = subprocess.Popen([sys.executable, "-m", "training.sweep", *arguments])
     trials = tmp_path / "run" / "trials"
-    wait_for(lambda: len(list(trials.glob("*/checkpoints/last.ckpt"))) == 2)
-    sweep.kill()
-    sweep.wait()
+    try:
+        wait_for(lambda: len(list(trials.glob("*/checkpoints/last.ckpt"))) == 2)
+    finally:
+        sweep.kill()
+        sweep.wait()
     orphans = [int(path.read_text()) for path in trials.glob("*.pid")]
     assert all(map(alive, orphans))
     assert main(arguments) == 0
@@ -531,7 +536,8 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     assert (trials / "0" / "config.yaml").read_text().count("existing: resume") == 1
     table = pd.read_csv(tmp_path / "run" / "sweep.csv").drop(columns=["seconds", "error"])
     whole = pd.read_csv(real_sweep / "sweep.csv").drop(columns=["seconds", "error"])
-    pd.testing.assert_frame_equal(table, whole, rtol=1e-6)
+    assert list(table["state"]) == ["complete"] * 3
+    pd.testing.assert_frame_equal(table[:2], whole, rtol=1e-6)
 
 
 def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ class ClassificationData(pl.LightningDataModule, ABC):
         loaders = []
         for name, half in (("propose", chosen[::2]), ("decide", chosen[1::2])):
             self.splits[name] = self.splits["train"].select(np.sort(half))
-            loaders.append(self._split_loader(name, self.eval_batch_size))
+            loaders.append(self._split_loader(name, self.batch_size))
         return loaders[0], loaders[1]
 
     def fingerprint(self) -> str:

@@ -28,7 +28,12 @@ def quality(contents: Contents, stage: str) -> str:
             parts.append(f"at {counted(budget, 'head')} {_best(metric, at_budget)}")
         if len(at_budget) > 1:
             last = at_budget.iloc[-1]
-            lowest = f" Lowest at {counted(budget, 'head')}: {last['method']}, {quantity(metric, last['mean'])}."
+            below = last["mean"] < at_budget["mean"].iloc[0]
+            lowest = (
+                ""
+                if not below
+                else f" Lowest at {counted(budget, 'head')}: {last['method']}, {quantity(metric, last['mean'])}."
+            )
     if not parts:
         return f"{STAGE_WORDS.get(stage, stage)} there is only the dense model."
     text = f"{STAGE_WORDS.get(stage, stage)}, highest test {metric}: {'; '.join(parts)}.{lowest}"
@@ -165,6 +170,8 @@ def gates(course: Course, method: str, budget: int) -> str:
 
 def agreement(rows: pd.DataFrame, budget: int, heads: int | None) -> str:
     """The most and least alike pairs, against chance, and methods with themselves over seeds."""
+    ends = [" ".join(sorted(map(str, pair))) for pair in zip(rows["method"], rows["other"], strict=True)]
+    rows = rows.assign(pair=ends).drop_duplicates("pair")  # a pair may be listed from both its ends
     pairs, selves = rows[rows["method"] != rows["other"]], rows[rows["method"] == rows["other"]]
     text = f"Masks of {budget}{f' of {heads}' if heads else ''} heads."
     if len(pairs):
@@ -216,7 +223,7 @@ def cost(contents: Contents) -> str:
         most = f", most for {means.idxmax()} ({duration(float(means.max()))})" if len(means) > 1 else ""
         taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per cell in the mean"
         parts.append(f"{STAGE_WORDS.get(stage, stage)}: {taken}{most}")
-    return "; ".join(parts) + "." if parts else "The costs were not recorded."
+    return ". ".join(parts) + "." if parts else "The costs were not recorded."
 
 
 def headline(contents: Contents) -> list[str]:

@@ -74,6 +74,7 @@ def gate_animation(course: Course, title: str) -> tuple[bytes, bytes]:
             image.set_data(Values(course.sites, course.values[frame]).grid())
             axes.set_title(f"{title}\nstep {course.steps[frame]}")
             pictures.append(figure_image(figure).convert("RGB"))
+            figure.set_layout_engine("none")  # nothing moves from frame to frame
     animated, still = io.BytesIO(), io.BytesIO()
     durations = [250] * (len(pictures) - 1) + [2000]  # milliseconds; the result stays in sight
     pictures[0].save(animated, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)

@@ -156,7 +156,8 @@ def open_heads(course: Course, title: str) -> Figure:
         total = by_site[:, members].sum(axis=1)
         above.step(edges, np.append(total, total[-1]), where="post", linewidth=1.6, label=kind, **look)
     above.set(ylabel="open heads", title=title)
-    above.set_ylim(bottom=0)
+    above.set_ylim(0, 1.06 * max(1.0, float(by_site.sum(axis=1).max())))
+    above.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     above.grid(visible=True, axis="y")
     if len(kinds) > 1:
         above.legend()
@@ -167,6 +168,7 @@ def open_heads(course: Course, title: str) -> Figure:
     label_layers(below, course.sites)
     for axes in (above, below):
         axes.set_xlim(edges[0], edges[-1])
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     above.tick_params(labelbottom=False)
     below.set_xlabel("optimiser step")
     below.invert_yaxis()

@@ -59,6 +59,8 @@ def duration(seconds: float) -> str:
     """Seconds as people say them: ``12 s``, ``3.5 min``, ``2.1 h``."""
     if math.isnan(seconds):
         return NONE
+    if 0 < seconds < 0.05:
+        return "< 0.1 s"
     for size, name in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {name}"

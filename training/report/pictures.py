@@ -149,8 +149,9 @@ def _agreement(contents: Contents) -> list[Picture]:
         table = at_budget.pivot_table(index="method", columns="other", values="jaccard").reindex(index=names, columns=names)
         grid = table.combine_first(table.T).reindex(index=names, columns=names).to_numpy(dtype=float)
         chance = pd.to_numeric(at_budget["chance_jaccard"]).mean()
-        between = " (diagonal: between seeds)" if (at_budget["method"] == at_budget["other"]).any() else ""
-        figure = agreement_matrix(names, grid, title=f"Jaccard index of masks of {budget} heads{between}; chance {chance:.2f}")
+        between = "diagonal: between seeds; " if (at_budget["method"] == at_budget["other"]).any() else ""
+        title = f"Jaccard index of masks of {budget} heads\n({between}by chance: {chance:.2f})"
+        figure = agreement_matrix(names, grid, title=title)
         caption = captions.agreement(at_budget, budget, contents.heads)
         alt = f"Matrix of the Jaccard index between the masks of {listed(names)}, with the numbers in its cells."
         focus = budget == contents.focus or len(contents.budgets) < 2

@@ -92,6 +92,8 @@ def _read_heads(contents: Contents) -> None:
         if "seed" not in scores:
             scores = scores.assign(seed=contents.metrics.get("seed", 0))
         contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
+        if contents.mean_score("his") is None or contents.mean_score("entropy") is None:
+            contents.missing.append("HIS and entropy were not both scored, so one is not drawn against the other.")
     contents.masks = dict(_comparison_masks(contents) if compared else _run_masks(contents))
     if not contents.masks:
         contents.missing.append(f"There are no masks ({'masks.json' if compared else 'masks/*.json'}), so they are not shown.")

@@ -1,0 +1,80 @@
+"""Swaps on a real model: against losses computed by hand, and nothing left changed."""
+
+import pytest
+import torch
+
+from gates.errors import GateError
+from tests.training.runs import make_data, make_pruner, make_trainer
+from training.refine import SwapSearch, refine
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A tiny model after some ordinary training, so that heads differ."""
+    pruner, data = make_pruner(warm_up=4.0), make_data(train_rows=512)
+    make_trainer(max_steps=48).fit(pruner, data)
+    return pruner, data
+
+
+def mean_loss(pruner, data, loader, mask):
+    """One example after another."""
+    gates, total, rows = pruner.gates, 0.0, 0
+    with torch.no_grad(), gates.use(mask):
+        for batch in loader:
+            for row in range(len(batch["labels"])):
+                one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+                total += float(pruner.task.losses(pruner.backbone, one)[0].sum())
+                rows += 1
+    return total / rows
+
+
+def test_losses_are_those_of_the_deciding_half_and_fall(trained):
+    pruner, data = trained
+    mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
+    pruner.train()
+    before = {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    found = refine(pruner, data, make_trainer(), mask, SwapSearch(rows=128, passes=12))
+    assert pruner.backbone.training
+    assert all(parameter.requires_grad for parameter in pruner.backbone.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor))
+    pruner.eval()
+    _, deciding = data.calibration_dataloaders(128)
+    assert found.losses[0] == pytest.approx(mean_loss(pruner, data, deciding, mask), abs=1e-5)
+    assert found.losses[-1] == pytest.approx(mean_loss(pruner, data, deciding, found.mask), abs=1e-5)
+    assert found.mask.sum() == 3
+    assert found.losses[-1] <= found.losses[0]
+
+
+def test_the_two_halves_share_no_example(trained):
+    _, data = trained
+    halves = [
+        {
+            tuple(row[mask.bool()].tolist())
+            for batch in loader
+            for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        }
+        for loader in data.calibration_dataloaders(256)
+    ]
+    texts = [tuple(ids) for ids in data.splits["train"]["input_ids"]]
+    repeated = {text for text in texts if texts.count(text) > 1}
+    assert not (halves[0] & halves[1]) - repeated
+    assert sum(map(len, halves)) >= 200
+
+
+def test_budgets_of_kinds_are_kept(trained):
+    """With a budget per kind, heads are swapped within their kind only; here there is one kind, so the same mask comes out."""
+    pruner, data = trained
+    mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
+    search = SwapSearch(rows=64, passes=8)
+    plain = refine(pruner, data, make_trainer(), mask, search).mask
+    budget, pruner.budget = pruner.budget, type(pruner.budget)(3, {"encoder": 3})
+    try:
+        assert torch.equal(refine(pruner, data, make_trainer(), mask, search).mask, plain)
+    finally:
+        pruner.budget = budget
+
+
+@pytest.mark.parametrize("options", [{"rows": 1}, {"passes": 1}])
+def test_a_search_that_can_do_nothing_is_refused(options):
+    with pytest.raises(GateError, match="expected at least 2"):
+        SwapSearch(**options)
