@@ -41,8 +41,9 @@ FORMAT = 1
 WEIGHTS, PREDICTIONS = "weights.ckpt", "predictions.npz"
 SPLITS = ("select", "test")
 Replacement = Literal["zero", "mean", "uniform"]
-THROUGH_WEIGHTS = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed"}
-"""Options of the module that act through the initial weights alone, whose hash is in every key, or through the seed."""
+ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed", "swaps"}
+"""Options of the module that act through the initial weights or the seed, which are in every key, or that a comparison does
+not use: swaps are a method's ``+swap`` there."""
 WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
 NUMERICS = (
@@ -119,7 +120,7 @@ class Cells:
         """
         dense = self.dense()
         settings = self._pruner(options).hparams
-        gated_by = {name: value for name, value in settings.items() if name not in THROUGH_WEIGHTS}
+        gated_by = {name: value for name, value in settings.items() if name not in ELSEWHERE}
         determined_by = {"cell": "learn", "dense": dense.key, "options": gated_by}
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:

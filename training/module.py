@@ -24,6 +24,7 @@ from gates.relaxed_topk import TopKGates
 from gates.sites import KINDS, find_attention
 from gates.surgery import check_removable
 from training.distillation import Teacher, distillation_terms, recorded_outputs
+from training.refine import SwapSearch, refine
 from training.schedule import Phase, Schedule
 from training.scoring import score_importance
 from training.tasks import Classification
@@ -59,6 +60,8 @@ class HeadPruner(pl.LightningModule):
         pipelined: whether the backbone rests in the prune phase, so that gates are learned first and weights after (as in
             the pipelined variant of Li et al. 2021).
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
+        swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
+            the weights settle (see :mod:`gates.swap`); 0 for no search, 40 is a good deal.
         learning_rate: of the backbone; rises linearly over ``lr_warm_up`` and falls linearly to 0.
         lr_warm_up: share of all steps over which the backbone's learning rate rises.
         weight_decay: of the backbone's matrices.
@@ -110,6 +113,7 @@ class HeadPruner(pl.LightningModule):
         ramp: float = 0.6,
         pipelined: bool = False,
         minimum_per_layer: int = 0,
+        swaps: float = 0.0,
         learning_rate: float = 5e-5,
         lr_warm_up: float = 0.06,
         weight_decay: float = 0.01,
@@ -150,6 +154,8 @@ class HeadPruner(pl.LightningModule):
         }.items():  # fmt: skip
             if not 0 <= value < math.inf:
                 raise GateError(f"{name} is {value}; expected 0 or more")
+        if swaps != 0 and not 2 <= swaps < math.inf:
+            raise GateError(f"swaps is {swaps}; expected 0 for no search, or at least 2 passes, for example 40")
         if prune == 0:
             raise GateError("prune is 0 epochs; the gates need some training, for example 1")
         if not 0 < ramp <= 1:
@@ -374,7 +380,15 @@ class HeadPruner(pl.LightningModule):
         elif phase == "prune":
             self.gates.mode = "stochastic"
         elif self.gates.mode != "masked":
-            self.gates.set_mask_(self.learned_mask())
+            self.gates.set_mask_(self._refined(self.learned_mask()))
+
+    def _refined(self, mask: Tensor) -> Tensor:
+        """The mask after a search by swaps on training data, if one is asked for."""
+        if self.hparams["swaps"] == 0:
+            return mask
+        search = SwapSearch(passes=self.hparams["swaps"])
+        found = refine(self, self.trainer.datamodule, self.trainer, mask, search)  # type: ignore[attr-defined]
+        return found.mask
 
     def _start_pruning(self) -> None:
         """At the end of the warm-up: the dense model becomes the teacher, and the gates start as their family does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from gates.errors import GateError
 from gates.swap import Limits, Refinement, refine_by_swaps
-from training.data.classification import ClassificationData
-from training.module import HeadPruner
+
+if TYPE_CHECKING:
+    from training.data.classification import ClassificationData
+    from training.module import HeadPruner
 
 Batch = Mapping[str, Tensor]
 

@@ -78,3 +78,20 @@ def test_budgets_of_kinds_are_kept(trained):
 def test_a_search_that_can_do_nothing_is_refused(options):
     with pytest.raises(GateError, match="expected at least 2"):
         SwapSearch(**options)
+
+
+def test_a_run_can_end_its_prune_phase_with_swaps(tmp_path):
+    """The mask that settles is what a search finds from the gates' mask on the weights of that moment."""
+    options = {"warm_up": 2.0, "learning_rate": 3e-3}
+    plain, data = make_pruner(**options), make_data()
+    make_trainer(max_steps=48).fit(plain, data)  # the end of the prune phase
+    expected = refine(plain, data, make_trainer(), plain.learned_mask(), SwapSearch(passes=20)).mask
+    swapping = make_pruner(**options, swaps=20)
+    make_trainer().fit(swapping, make_data())
+    assert torch.equal(swapping.gates.mask, expected)
+    assert int(expected.sum()) == 3
+
+
+def test_too_few_swaps_are_refused():
+    with pytest.raises(GateError, match="swaps is 1"):
+        make_pruner(swaps=1)
