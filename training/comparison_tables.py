@@ -16,7 +16,7 @@ from training.choices import Choices
 from training.methods import Method
 from training.module import HeadPruner
 from training.run_directory import RunDirectory
-from training.statistics import agreement, compare_methods, summarise
+from training.statistics import agreement, compare_methods, rank_methods, summarise
 from training.tracking import code_version, machine, versions
 from training.verdict import verdict
 
@@ -110,4 +110,7 @@ def write_tables(
             "code": code_version(),
         },
     )
-    run.write_text("verdict.md", verdict(summary, tests))
+    ours = [method.name for method in methods if method.is_ours]
+    run.write_text(
+        "verdict.md", verdict(summary, tests, main_metric=main_metric, ours=ours, ranks=rank_methods(table, main_metric))
+    )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from gates.errors import GateError
 from training.scorers import SCORERS
 
+OURS = "ours"
 Decides = Literal["each", "once", "price"]
 
 
@@ -22,7 +23,7 @@ class Learned:
 
     Args:
         what: in one line.
-        source: paper, or ``ours``.
+        source: paper, or :data:`OURS`.
         options: what differs from the configuration.
         decides: ``each``: trained for every budget; ``once``: trained for the smallest budget, whose final log_alpha ranks
             the heads for all; ``price``: trained with a price on open heads, and heads rank by when they closed.
@@ -35,10 +36,10 @@ class Learned:
 
 
 LEARNED: dict[str, Learned] = {
-    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", "ours"),
-    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", "ours", decides="once"),
+    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS),
+    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, decides="once"),
     "learned-pipelined": Learned(
-        "the gates alone, on resting weights, before the weights settle", "ours", {"pipelined": True, "gate_learning_rate": 0.1}
+        "the gates alone, on resting weights, before the weights settle", OURS, {"pipelined": True, "gate_learning_rate": 0.1}
     ),
     "lambda": Learned(
         "Hard-Concrete gates with a price on each open head", "Voita et al. 2019", {"budget": None}, decides="price"
@@ -104,6 +105,11 @@ class Method:
     @property
     def is_learned(self) -> bool:
         return self.base in LEARNED
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this project came up with it; swaps are its own whatever mask they start from."""
+        return "swap" in self.modifiers or (self.is_learned and self.learned.source == OURS)
 
     @property
     def learned(self) -> Learned:

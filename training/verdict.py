@@ -21,7 +21,7 @@ def verdict(
     statistics: pd.DataFrame,
     *,
     main_metric: str | None = None,
-    learned: Sequence[str] = ("learned",),
+    ours: Sequence[str] = ("learned",),
     ranks: tuple[pd.DataFrame, RankTest] | None = None,
 ) -> str:
     """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
@@ -33,7 +33,7 @@ def verdict(
         summary: as :func:`training.statistics.summarise` returns it.
         statistics: as :func:`training.statistics.compare_methods` returns it.
         main_metric: such as ``accuracy``, to name it.
-        learned: methods that learn their masks, by their names before any ``+``; the others are the rivals.
+        ours: this project's own methods; the others are the rivals.
         ranks: as :func:`training.statistics.rank_methods` returns them.
 
     Returns:
@@ -58,15 +58,18 @@ def verdict(
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
-            cell = _Cell(own, tests, dense, learned)
+            cell = _Cell(own, tests, dense, ours)
             lines.append(f"- **Budget {budget}**: {' '.join(cell.sentences())}")
-            if cell.learned is not None and cell.rival is not None:
+            if cell.own is not None and cell.rival is not None:
                 compared += 1
-                held += cell.learned_holds
+                held += cell.own_holds
         if compared:
             counts.append(f"{held} of {compared} budgets {stage}")
     if counts:
-        lines += ["", f"The best learned method's mean is at or above every rival's at {', '.join(counts)}."]
+        lines += [
+            "",
+            f"The mean of the best of this project's own methods is at or above every rival's at {', '.join(counts)}.",
+        ]
     if ranks is not None:
         lines += ["", _ranks(*ranks)]
     return "\n".join(lines) + "\n"
@@ -75,7 +78,7 @@ def verdict(
 class _Cell:
     """One stage and budget: the methods by their means, and what the tests say about pairs of them."""
 
-    def __init__(self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, learned: Sequence[str]) -> None:
+    def __init__(self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, ours: Sequence[str]) -> None:
         self.methods = methods.sort_values("mean", ascending=False, kind="stable").set_index("method")
         self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
         self.dense = dense
@@ -85,17 +88,17 @@ class _Cell:
         }
         highest = max(self.mean.values())
         self.best = [name for name, mean in self.mean.items() if highest - mean < 1e-9]
-        of_learned = [name for name in self.mean if name.split("+")[0] in learned]
-        rivals = [name for name in self.mean if name not in of_learned]
-        self.learned = of_learned[0] if of_learned else None  # the best of them, since they come in order
+        own = [name for name in self.mean if name in ours]
+        rivals = [name for name in self.mean if name not in own]
+        self.own = own[0] if own else None  # the best of them, since they come in order
         self.rival = rivals[0] if rivals else None
 
     @property
-    def learned_holds(self) -> bool:
-        """Whether the best learned method is at or above every rival."""
-        assert self.learned is not None
+    def own_holds(self) -> bool:
+        """Whether the best of this project's own methods is at or above every rival."""
+        assert self.own is not None
         assert self.rival is not None
-        return self.mean[self.learned] >= self.mean[self.rival] - 1e-9
+        return self.mean[self.own] >= self.mean[self.rival] - 1e-9
 
     def sentences(self) -> list[str]:
         best = self.best[0]
@@ -111,7 +114,7 @@ class _Cell:
         titles = {"behind": "Significantly behind", "level": "Level, as far as this shows", "untested": "Not tested against it"}
         found += [f"{titles[group]}: {', '.join(names)}." for group, names in groups.items() if names]
         found.append(self._winner(best, bool(groups["level"] or groups["untested"])))
-        found += self._learned_against_rivals()
+        found += self._own_against_rivals()
         return found + self._against_dense(best)
 
     def _standing(self, best: str, other: str) -> str:
@@ -133,20 +136,20 @@ class _Cell:
             return f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."
         return f"{best} wins."
 
-    def _learned_against_rivals(self) -> list[str]:
-        if self.learned is None or self.rival is None:
+    def _own_against_rivals(self) -> list[str]:
+        if self.own is None or self.rival is None:
             return []
-        if self.learned_holds:
-            gap = self.mean[self.learned] - self.mean[self.rival]
+        if self.own_holds:
+            gap = self.mean[self.own] - self.mean[self.rival]
             where = "level with" if gap < LEVEL_MEANS else f"{100 * gap:.1f} above"
-            return [f"The best learned method, {self.learned}, is {where} the best rival, {self.rival}."]
-        ahead = [name for name, mean in self.mean.items() if mean > self.mean[self.learned] + 1e-9]
+            return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rival}."]
+        ahead = [name for name, mean in self.mean.items() if mean > self.mean[self.own] + 1e-9]
         rivals = [
-            f"{name} by {100 * (self.mean[name] - self.mean[self.learned]):.1f}"
-            + (" (significantly)" if self.p.get(frozenset((name, self.learned)), 1.0) < SIGNIFICANCE else "")
+            f"{name} by {100 * (self.mean[name] - self.mean[self.own]):.1f}"
+            + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
             for name in ahead
         ]
-        return [f"The best learned method, {self.learned}, is below {', '.join(rivals)}."]
+        return [f"The best of this project's own methods, {self.own}, is below {', '.join(rivals)}."]
 
     def _against_dense(self, best: str) -> list[str]:
         if self.dense.empty:

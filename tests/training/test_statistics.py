@@ -341,7 +341,7 @@ def test_no_winner_is_claimed_where_methods_are_level():
 def test_a_learned_method_that_is_behind_is_said_to_be():
     text = spoken({"learned": 0.7, "his": 0.9, "random": 0.6})
     assert "his has the best mean" in text
-    assert "The best learned method, learned, is below his by" in text
+    assert "The best of this project's own methods, learned, is below his by" in text
     assert "(significantly)" in text
     assert "at 0 of 1 budgets settled" in text
 
