@@ -196,7 +196,8 @@ class Cells:
         steps as all phases together take (the control of Voita et al. 2019)."""
         settings = self.pruner.hparams
         shape = {"backbone": None, "from_scratch": shape_of(self.pruner.backbone)}
-        options = shape | {"warm_up": 0.0, "prune": settings["warm_up"] + settings["prune"]}
+        phases = {"warm_up": 0.0, "prune": settings["warm_up"] + settings["prune"]}
+        options = shape | phases | {"distil": 0.0, "distil_hidden": 0.0}  # there is nothing to learn from yet
         determined_by = {"cell": "from scratch", "dense": self.dense_is, "values": values.tolist()}
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:

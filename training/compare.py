@@ -6,6 +6,7 @@ Reads top to bottom: parse the command line, run the cells of each seed, write t
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -119,8 +120,8 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             results.scores.append(score_columns(cells, choices, methods))
             results.pruner = cells.pruner
     write_tables(run, config, results, methods, seeds, command)
-    found = read_contents(run.path)
-    write_report([found], run.path / "report.html")
+    shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
+    write_report([read_contents(run.path)], run.path / "report.html")
     send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
     console = Console()
     show_summary(console, pd.read_csv(run.path / "summary.csv"), results.main_metric)
@@ -136,7 +137,7 @@ def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, An
         return
     for name in ("comparison", "summary", "statistics", "agreement"):
         logger.log_table(name, dataframe=pd.read_csv(run.path / f"{name}.csv"))
-    for picture in sorted((run.path / "figures").glob("*.png")):
+    for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix in (".png", ".gif")):
         logger.log_image(f"figures/{picture.stem}", [str(picture)])
     logger.experiment.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
     logger.experiment.finish()

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.artefact import GateConfig
-from gates.attach import HeadGates
+from gates.attach import TOP_K_FAMILIES, HeadGates
 from gates.errors import GateError
 from gates.masks import load_mask
 from gates.objective import Budget
@@ -75,6 +75,8 @@ def load_trained(path: str) -> TrainedModel:
         initial_log_alpha=settings["initial_log_alpha"],
         straight_through=settings["straight_through"],
         draw_per=settings["draw_per"],
+        family=settings.get("gate", "hard-concrete"),
+        budget=settings["budget"] if settings.get("gate") in TOP_K_FAMILIES else None,
         base_model=base_model_name(settings),
     )
     gates = config.gates_for(model)
