@@ -21,8 +21,9 @@ from gates.errors import GateError
 from training.analysis_heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis_model import DenseModel, Finding, load_dense, run_config
 from training.analysis_training import through_training
+from training.command import interruptible
 from training.data.classification import ClassificationData
-from training.fit import interruptible, open_data, quiet_libraries
+from training.fit import open_data, quiet_libraries
 from training.run_directory import RunDirectory
 from training.tracking import code_version, machine, versions
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -31,6 +31,7 @@ from training.cache import Cell, CellCache
 from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
 from training.cost import measured
 from training.data.classification import ClassificationData
+from training.evaluation import SPLITS, TrainerFactory, evaluate
 from training.module import HeadPruner
 from training.progress import CellProgress, TrainingSteps
 from training.refine import SwapSearch, refine
@@ -39,7 +40,6 @@ from training.scorers import Scoring
 FORMAT = 1
 """Of cells; a change in what they mean or how they are computed must raise it."""
 WEIGHTS, PREDICTIONS = "weights.ckpt", "predictions.npz"
-SPLITS = ("select", "test")
 Replacement = Literal["zero", "mean", "uniform"]
 ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed", "swaps"}
 """Options of the module that act through the initial weights or the seed, which are in every key, or that a comparison does
@@ -51,12 +51,6 @@ NUMERICS = (
     "limit_train_batches", "limit_val_batches", "limit_test_batches",
 )  # fmt: skip
 """Trainer settings that change results."""
-
-
-class TrainerFactory(Protocol):
-    """Makes a trainer with the run's settings, without loggers, checkpoints and bars."""
-
-    def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
 
 
 class Cells:
@@ -271,18 +265,6 @@ class Cells:
             metrics = evaluate(trainer, pruner, self.data, splits)
         np.savez_compressed(folder / PREDICTIONS, **kept.arrays())  # type: ignore[arg-type]
         return metrics | cost.as_row()
-
-
-def evaluate(
-    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = SPLITS
-) -> dict[str, float]:
-    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
-    found: dict[str, float] = {}
-    if "select" in splits:
-        found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
-    if "test" in splits:
-        found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
-    return {name.replace("/", "_"): float(value) for name, value in found.items()}
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from gates.errors import GateError
 from training.cache import Cell, CellCache
 from training.cells import PREDICTIONS, Cells
 from training.choices import Choice, Choices
+from training.command import finish, with_config
 from training.comparison_options import (
     STAGES,
     BudgetOption,
@@ -33,7 +34,7 @@ from training.comparison_options import (
 )
 from training.comparison_tables import Results, score_columns, write_tables
 from training.fit import build_parser as build_fit_parser
-from training.fit import default_config, interruptible, make_pruner, make_trainer, open_data, quiet_libraries
+from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
 from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.progress import cell_progress
 from training.refine import SwapSearch
@@ -67,25 +68,15 @@ def build_parser() -> ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet_libraries()
     parser = build_parser()
-    try:
-        if not any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
-            arguments = ["--config", str(default_config()), *arguments]
-        config = parser.parse_args(arguments)
-        if config.list_methods:
-            show_methods(Console())
-        else:
-            with interruptible():
-                compare(parser, config, "python -m training.compare " + shlex.join(arguments))
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
-        return 130
-    return 0
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = "python -m training.compare " + shlex.join(given)
+    return finish(
+        lambda: parser.parse_args(with_config(given)),
+        lambda config: show_methods(Console()) if config.list_methods else compare(parser, config, command),
+        when_stopped="the same command goes on where it was",
+    )
 
 
 def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory:

@@ -27,18 +27,18 @@ from rich.console import Console
 from gates.errors import GateError
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
+from training.command import finish, with_config
 from training.data.classification import ClassificationData
+from training.evaluation import evaluate
 from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
-from training.run_comparison import METHODS, Comparison, check_methods, compare, evaluate
+from training.run_comparison import METHODS, Comparison, check_methods, compare
 from training.run_directory import Existing, RunDirectory
 from training.tasks import stated_labels
 from training.tracking import WandbOptions
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
-PACKAGED_CONFIGS = Path(__file__).parent / "configs"
 
 
 UNHELPFUL_WARNINGS = (
@@ -108,39 +108,13 @@ def build_parser(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet_libraries()
     parser = build_parser()
-    try:
-        if not any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
-            arguments = ["--config", str(default_config()), *arguments]
-        config = parser.parse_args(arguments)
-        with interruptible():
-            fit(parser, config)
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; go on with --existing resume", file=sys.stderr)
-        return 130
-    return 0
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl+C as ``KeyboardInterrupt`` also while Lightning trains, which makes ``SystemExit`` of it."""
-    try:
-        yield
-    except SystemExit as stop:
-        raise KeyboardInterrupt from stop
-
-
-def default_config() -> Path:
-    """The embedded default: in a checkout, or as packaged with an installed copy."""
-    for folder in (CONFIGS, PACKAGED_CONFIGS):
-        if (folder / "default.yaml").is_file():
-            return folder / "default.yaml"
-    raise GateError("the default configuration is not installed; give one with --config")
+    return finish(
+        lambda: parser.parse_args(with_config(arguments)),
+        lambda config: fit(parser, config),
+        when_stopped="go on with --existing resume",
+    )
 
 
 def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:

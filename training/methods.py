@@ -35,6 +35,9 @@ class Learned:
     decides: Decides = "each"
 
 
+PLAIN: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "projection"}
+"""A configuration's options that are of Hard-Concrete gates alone."""
+
 LEARNED: dict[str, Learned] = {
     "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS),
     "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, decides="once"),
@@ -47,15 +50,19 @@ LEARNED: dict[str, Learned] = {
     "dsp": Learned(
         "relaxed top-K of Gumbel-perturbed weights, with the model's (joint)",
         "Li, Cotterell and Sachan 2021",
-        {"gate": "relaxed-top-k"},
+        {"gate": "relaxed-top-k", **PLAIN},
     ),
     "dsp-pipelined": Learned(
-        "the same on resting model weights", "Li, Cotterell and Sachan 2021", {"gate": "relaxed-top-k", "pipelined": True}
+        "the same on resting model weights",
+        "Li, Cotterell and Sachan 2021",
+        {"gate": "relaxed-top-k", "pipelined": True, **PLAIN},
     ),
     "straight-through": Learned(
-        "exact top-K forward, the sigmoid's gradient backward", "Bengio et al. 2013", {"gate": "straight-through-top-k"}
+        "exact top-K forward, the sigmoid's gradient backward",
+        "Bengio et al. 2013",
+        {"gate": "straight-through-top-k", **PLAIN},
     ),
-    "linear-l1": Learned("gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {"gate": "clamped-linear"}),
+    "linear-l1": Learned("gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {"gate": "clamped-linear", **PLAIN}),
 }
 
 MODIFIERS = {

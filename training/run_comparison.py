@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from gates.errors import GateError
 from gates.objective import Budget
 from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
 from training.data.classification import ClassificationData
+from training.evaluation import TrainerFactory, evaluate
 from training.module import HeadPruner
 from training.progress import CellProgress, cell_progress
 from training.run_directory import RunDirectory
@@ -23,12 +23,6 @@ from training.scoring import Scores, score_heads
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 METHODS = ("learned", *RANKINGS)
-
-
-class TrainerFactory(Protocol):
-    """Makes a trainer like the run's own, without loggers, checkpoints and bars, for one cell of the comparison."""
-
-    def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
 
 
 @dataclass
@@ -196,15 +190,3 @@ class _Cells:
         steps = trainer.global_step - self.pruner.boundaries[0]
         self.settled[key] = row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
         return self.settled[key]
-
-
-def evaluate(
-    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = ("select", "test")
-) -> dict[str, float]:
-    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
-    found: dict[str, float] = {}
-    if "select" in splits:
-        found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
-    if "test" in splits:
-        found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
-    return {name.replace("/", "_"): float(value) for name, value in found.items()}

@@ -462,7 +462,7 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
         assert main([*common, *small, *rows]) == 0
     elif config.model.backbone is None:
         folder = tiny_backbone(tmp_path, decoder="decoder" in path.stem)
-        rows = "the fox\t0\nthe king\t1\n" * 40
+        rows = lines_for(config.data.init_args)
         files = [f"--data.{split}_file={text_file(tmp_path, split + '.tsv', rows)}" for split in ("train", "test")]
         assert main([*common, *small, "--model.backbone", folder, *files]) == 0
     else:
@@ -470,6 +470,14 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
         assert repr(config.model.backbone) in capsys.readouterr().err
         return
     assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
+
+
+def lines_for(data) -> str:
+    """A small file as a configuration's data have it: with a header or without, with pairs or without."""
+    names = [data.text_column, *([data.pair_column] if data.pair_column else []), data.label_column]
+    lines = ["\t".join(["the fox", "the king"][: len(names) - 1] + [label]) for label in ("0", "1")] * 40
+    header = [] if data.columns else ["\t".join(names)]
+    return "\n".join([*header, *lines]) + "\n"
 
 
 def tiny_backbone(folder: Path, *, decoder: bool) -> str:

@@ -1,0 +1,61 @@
+"""What commands that train have in common: the configuration they fall back on, and how they end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from gates.errors import GateError
+
+T = TypeVar("T")
+CONFIGS = Path(__file__).parents[1] / "configs"
+PACKAGED_CONFIGS = Path(__file__).parent / "configs"
+
+
+def with_config(arguments: Sequence[str] | None) -> list[str]:
+    """A command line (that of the process by default), with the embedded default if it names no configuration."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
+        return arguments
+    return ["--config", str(default_config()), *arguments]
+
+
+def default_config() -> Path:
+    """The embedded default: in a checkout, or as packaged with an installed copy."""
+    for folder in (CONFIGS, PACKAGED_CONFIGS):
+        if (folder / "default.yaml").is_file():
+            return folder / "default.yaml"
+    raise GateError("the default configuration is not installed; give one with --config")
+
+
+def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped: str) -> int:
+    """Do a command's work and return its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C.
+
+    Args:
+        parse: reads the command line; it may end the process itself, as ``--help`` does.
+        work: gets what it read. Either may raise :class:`GateError`.
+        when_stopped: what the user can do after Ctrl+C.
+    """
+    try:
+        options = parse()
+        with interruptible():
+            work(options)
+    except GateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"stopped; {when_stopped}", file=sys.stderr)
+        return 130
+    return 0
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl+C as ``KeyboardInterrupt`` also while Lightning trains, which makes ``SystemExit`` of it."""
+    try:
+        yield
+    except SystemExit as stop:
+        raise KeyboardInterrupt from stop
