@@ -475,7 +475,7 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
 def lines_for(data) -> str:
     """A small file as a configuration's data have it: with a header or without, with pairs or without."""
     names = [data.text_column, *([data.pair_column] if data.pair_column else []), data.label_column]
-    lines = ["\t".join(["the fox", "the king"][: len(names) - 1] + [label]) for label in ("0", "1")] * 40
+    lines = ["\t".join([*["the fox", "the king"][: len(names) - 1], label]) for label in ("0", "1")] * 40
     header = [] if data.columns else ["\t".join(names)]
     return "\n".join([*header, *lines]) + "\n"
 
