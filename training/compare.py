@@ -15,7 +15,7 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.objective import Budget
 from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.module import HeadPruner
 from training.progress import CellProgress, cell_progress
 from training.run_directory import RunDirectory
@@ -66,7 +66,7 @@ def check_methods(methods: Sequence[str], *, more: Sequence[str] = ()) -> None:
 
 def compare(
     pruner: HeadPruner,
-    data: ClassificationData,
+    data: TaskData,
     run: RunDirectory,
     make_trainer: TrainerFactory,
     *,
@@ -158,7 +158,7 @@ class _Cells:
     def __init__(
         self,
         pruner: HeadPruner,
-        data: ClassificationData,
+        data: TaskData,
         run: RunDirectory,
         make_trainer: TrainerFactory,
         progress: CellProgress,
@@ -199,7 +199,7 @@ class _Cells:
 
 
 def evaluate(
-    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = ("select", "test")
+    trainer: pl.Trainer, pruner: HeadPruner, data: TaskData, splits: Sequence[str] = ("select", "test")
 ) -> dict[str, float]:
     """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
     found: dict[str, float] = {}

@@ -27,7 +27,7 @@ from gates.errors import GateError
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
 from training.compare import METHODS, Comparison, check_methods, compare, evaluate
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
 from training.run_directory import Existing, RunDirectory
@@ -74,7 +74,7 @@ def build_parser() -> ArgumentParser:
         help="Budgets of the post hoc curve, as fractions of all heads.",
     )
     parser.add_class_arguments(HeadPruner, "model", skip={"seed"})
-    parser.add_subclass_arguments(ClassificationData, "data", required=True)
+    parser.add_subclass_arguments(TaskData, "data", required=True)
     parser.add_class_arguments(
         pl.Trainer,
         "trainer",
@@ -154,10 +154,12 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     pl.seed_everything(config.seed, workers=True, verbose=False)
     pruner, data = instantiate(config)
     labels = stated_labels(pruner.backbone_name, trust_remote_code=config.model.trust_remote_code)
+    checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)
+    if checkpoint is not None:
+        data.use_files_of(Path(checkpoint).resolve().parents[1])
     data.build(pruner.backbone_name, labels)
     assert data.tokenizer is not None
-    pruner.build(data.labels, data.tokenizer)
-    checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)
+    pruner.build(data.task, data.tokenizer)
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
         if first and not run.resumes and run.path.resolve() in Path(checkpoint).resolve().parents:
@@ -172,6 +174,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     resolved = parser.dump(config, skip_unset=False)
     if first:
         run.create(resolved)
+        data.write_files(run.path)
     wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, yaml.safe_load(resolved))
     trainer.loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
     start = time.perf_counter()
@@ -207,11 +210,11 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     return run
 
 
-def instantiate(config: Namespace) -> tuple[HeadPruner, ClassificationData]:
+def instantiate(config: Namespace) -> tuple[HeadPruner, TaskData]:
     """The module and the data, with the run's seed."""
     pruner = HeadPruner(**config.model.as_dict(), seed=config.seed)
     module, _, name = config.data.class_path.rpartition(".")  # by hand, since the parser would wrap the class's own errors
-    data: ClassificationData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
+    data: TaskData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
     data.seed += config.seed
     return pruner, data
 

@@ -22,7 +22,7 @@ from gates.sites import KINDS, find_attention
 from gates.surgery import check_removable
 from training.schedule import Phase, Schedule
 from training.scoring import score_importance
-from training.tasks import Classification
+from training.tasks import Task
 
 PRUNED_BEFORE = "pruned_attention"
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
@@ -124,10 +124,11 @@ class HeadPruner(pl.LightningModule):
         self.backbone_name = backbone
         self.fixed_mask: Tensor | None = None
         self.schedule = Schedule()
+        self.outputs: dict[str, dict[str, list[str]]] = {}
 
     # -- building ----------------------------------------------------------------------------------------------
 
-    def build(self, labels: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    def build(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
         """Load the backbone, attach the gates and check the budget; does nothing the second time.
 
         Raises:
@@ -136,7 +137,7 @@ class HeadPruner(pl.LightningModule):
         if hasattr(self, "backbone"):
             return
         hparams = self.hparams
-        self.task = Classification(labels)
+        self.task = task
         trust = {name: hparams[name] for name in ("trust_remote_code", "allow_pickle")}
         backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer, **trust)
         check_removable(find_attention(backbone))
@@ -163,7 +164,7 @@ class HeadPruner(pl.LightningModule):
         self._freeze(hparams["freeze"] or [])
         self.gates.mode = "open"
         self.gates.attach()
-        self.metrics = torch.nn.ModuleDict({split: self.task.metrics() for split in ("select", "test")})
+        self.metrics = torch.nn.ModuleDict({split: self.task.metrics(split) for split in ("select", "test")})
 
     def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
         """The price of each gate, ``[gates]``."""
@@ -304,7 +305,7 @@ class HeadPruner(pl.LightningModule):
         self.gates.generator = torch.Generator(self.device).manual_seed(noise if self.gates.draw_per == "batch" else own)
         torch.manual_seed(own)
         losses, _ = self.task.losses(self.backbone, batch)
-        task_loss = losses.mean()
+        task_loss = self.task.batch_loss(losses, batch)
         penalty = self._penalty()
         loss = task_loss + penalty
         if not self._finite_everywhere(loss):
@@ -376,11 +377,17 @@ class HeadPruner(pl.LightningModule):
     def _evaluate(self, split: str, batch: dict[str, Tensor]) -> None:
         losses, logits = self.task.losses(self.backbone, batch)
         metrics = self.metrics[split]
-        metrics.update(logits, batch["labels"])  # type: ignore[operator]
+        self.task.update(metrics, self.backbone, batch, logits)  # type: ignore[arg-type]
         size = losses.shape[0]
         self.log(f"{split}/loss", losses.mean(), batch_size=size, on_epoch=True, sync_dist=True)
         named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
         self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
+
+    def on_validation_epoch_end(self) -> None:
+        self.outputs["select"] = self.task.outputs(self.metrics["select"])  # type: ignore[arg-type]
+
+    def on_test_epoch_end(self) -> None:
+        self.outputs["test"] = self.task.outputs(self.metrics["test"])  # type: ignore[arg-type]
 
     # -- optimisation ------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from gates.masks import save_mask
 from gates.model_card import ModelCard
 from training.callbacks import GateLog
 from training.compare import Comparison
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.module import HeadPruner
 from training.plots import gate_heat_map, mask_agreement, quality_by_budget
 from training.run_directory import RunDirectory
@@ -89,7 +89,7 @@ def write_results(
             figure.savefig(partial, format="png", dpi=150)
 
 
-def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, learned_row: dict[str, Any]) -> None:
+def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, learned_row: dict[str, Any]) -> None:
     """The pruned model, checked on a batch of the test split."""
     gates = pruner.gates
     batch = next(iter(data.test_dataloader()))
@@ -108,7 +108,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, lear
                 versions=versions(),
             ),
             measure=BATCH_SIZES,
-            check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
+            check_batch=pruner.task.model_inputs(pruner.backbone, batch),
         )
     finally:
         gates.attach()
@@ -135,9 +135,10 @@ def show(
     """The final table and the paths of what was written."""
     heads = metrics["heads"]
     table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
+    short = main if len(main) < 6 else f"{main[:3]}."
     names = {
-        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {main[:3]}.",
-        f"test_{main}": f"test {main[:3]}.", "test_loss": "test loss", "steps": "steps", "seconds": "s",
+        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
+        f"test_{main}": f"test {short}", "test_loss": "test loss", "steps": "steps", "seconds": "s",
     }  # fmt: skip
     for name, title in names.items():
         table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
