@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from pytorch_lightning.loggers import CSVLogger
@@ -24,15 +25,18 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from gates.errors import GateError
+from training.averaging import AverageWeights, StopEarly
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
 from training.compare import METHODS, Comparison, check_methods, compare, evaluate
 from training.data.base import TaskData
+from training.from_scratch import train_from_scratch
 from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
 from training.run_directory import Existing, RunDirectory
 from training.tasks import stated_labels
 from training.tracking import WandbOptions
+from training.translations import compare_translations, save_translations
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
@@ -66,6 +70,17 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--settled", type=list[str] | None, default=None, help="With --compare full, methods to train on (default: all)."
+    )
+    parser.add_argument(
+        "--from_scratch", type=list[str], default=[], help="Methods whose mask is also trained from new weights (control)."
+    )
+    parser.add_argument(
+        "--from_scratch_epochs", type=float | None, default=None, help="Length of these trainings (default: the run's)."
+    )
+    parser.add_argument("--average_last", type=int, default=1, help="Checkpoints averaged at the end of warm-up and run.")
+    parser.add_argument("--average_every", type=int, default=100, help="Optimiser steps between them.")
+    parser.add_argument(
+        "--patience", type=int | None, default=None, help="Validations without improvement after which a dense-only run ends."
     )
     parser.add_argument(
         "--curve",
@@ -135,13 +150,16 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     console = Console()
     settled = ["dense", *METHODS] if config.settled is None else config.settled
     check_methods(settled, more=("dense",))
+    check_methods(config.from_scratch, more=("dense",))
     for fraction in config.curve:
         if not 0 < fraction <= 1:
             raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
     if config.seed < 0:
         raise GateError(f"--seed is {config.seed}; expected 0 or more")
-    if config.save_every < 1:
-        raise GateError(f"--save_every is {config.save_every}; expected at least 1")
+    for name in ("save_every", "average_last", "average_every"):
+        if config[name] < 1:
+            raise GateError(f"--{name} is {config[name]}; expected at least 1")
+    check_patience(config)
     first = int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0
     if first:
         run = RunDirectory.claim(config.run_dir, config.name, config.existing)
@@ -166,8 +184,9 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             raise GateError(f"--ckpt_path {checkpoint!r} lies in the run that would be overwritten; give another --run_dir")
 
     gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
+    stop = [] if config.patience is None else [StopEarly(pruner.task.main_metric, config.patience)]
     bar = [] if config.trainer.enable_progress_bar is False else [OpenHeadsBar()]
-    callbacks = [gate_log, dense, LastGoodCheckpoint(run.checkpoint("last"), every=config.save_every), *bar]
+    callbacks = [*stop, gate_log, dense, LastGoodCheckpoint(run.checkpoint("last"), every=config.save_every), *bar]
     interval = config.trainer.val_check_interval or data.validation_interval(pruner.epochs)
     trainer = make_trainer(config, callbacks=callbacks, val_check_interval=interval)  # before anything is written
 
@@ -187,6 +206,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
     if trainer.is_global_zero:
         export(run, pruner, data, learned_row)
+        save_translations(run, data, "learned.settled", pruner.outputs.get("test", {}))
     if config.compare == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
     else:
@@ -200,14 +220,44 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             curve_fractions=config.curve,
             show_progress=bool(bar),
         )
+    for method in config.from_scratch:
+        mask = torch.ones(pruner.gates.size) if method == "dense" else result.masks[method]
+        row = train_from_scratch(
+            pruner,
+            data,
+            mask,
+            lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
+            method=method,
+            epochs=config.from_scratch_epochs,
+            seed=config.seed,
+        )
+        result.rows.append(row)
+        if trainer.is_global_zero:
+            save_translations(run, data, f"{method}.from scratch", pruner.outputs.get("test", {}))
     if trainer.is_global_zero:
         mode = WandbOptions(**config.wandb.as_dict()).resolved_mode()
         metrics = summarise(pruner, result, learned_row, seed=config.seed, seconds=seconds, wandb_mode=mode)
         write_results(run, pruner, gate_log, result, metrics)
+        compare_translations(run, data)
         if wandb_logger is not None:
             send_results(wandb_logger, run, result, metrics)
         show(console, run, result, metrics, wandb_logger, pruner.task.main_metric)
     return run
+
+
+def check_patience(config: Namespace) -> None:
+    """Raises :class:`GateError` for early stopping where it makes no sense."""
+    if config.patience is None:
+        return
+    if config.patience < 1:
+        raise GateError(f"--patience is {config.patience}; expected at least 1 validation")
+    if config.model.prune > 0:
+        raise GateError(
+            "--patience ends the training of a dense model alone (--model.prune 0 --model.settle 0 --model.budget null); a run "
+            "that prunes has a fixed length, so that all methods get equally many steps"
+        )
+    if config.average_last > 1:
+        raise GateError("--patience keeps the best weights and --average_last the average of the last; give one of them")
 
 
 def instantiate(config: Namespace) -> tuple[HeadPruner, TaskData]:
@@ -224,6 +274,7 @@ def make_trainer(
 ) -> pl.Trainer:
     """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
     settings = config.trainer.as_dict() | overrides
+    averaging = [AverageWeights(config.average_last, config.average_every)] if config.average_last > 1 else []
     with warnings.catch_warnings(), mended_settings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
@@ -232,7 +283,7 @@ def make_trainer(
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
                 "logger": logger,
-                "callbacks": list(callbacks),
+                "callbacks": [*averaging, *callbacks],
                 "enable_checkpointing": False,  # LastGoodCheckpoint does it
                 "enable_progress_bar": any(isinstance(callback, OpenHeadsBar) for callback in callbacks),
             }

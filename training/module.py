@@ -20,7 +20,7 @@ from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
 from gates.sites import KINDS, find_attention
 from gates.surgery import check_removable
-from training.schedule import Phase, Schedule
+from training.schedule import Decay, Phase, Schedule
 from training.scoring import score_importance
 from training.tasks import Task
 
@@ -42,12 +42,16 @@ class HeadPruner(pl.LightningModule):
         price: with ``budget: null``, lambda of Voita et al. 2019: the price of one expected open head, or one per
             kind. The number of heads that stay then follows from it.
         warm_up: length of the warm-up phase in epochs; fractions are allowed.
-        prune: length of the prune phase in epochs.
+        prune: length of the prune phase in epochs; 0, together with ``settle: 0`` and ``budget: null``, trains a dense model
+            and nothing else.
         settle: length of the settle phase in epochs.
         ramp: share of the prune phase over which the target or the price goes to its final value.
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
-        learning_rate: of the backbone; rises linearly over ``lr_warm_up`` and falls linearly to 0.
-        lr_warm_up: share of all steps over which the backbone's learning rate rises.
+        learning_rate: of the backbone, at its peak: it rises linearly over ``lr_warm_up`` and falls.
+        lr_warm_up: share of all steps (or of each cycle's) over which the backbone's learning rate rises.
+        lr_decay: how it falls: ``linear`` to 0, or ``noam``, with the inverse square root of the step (Vaswani et al. 2017).
+        prune_learning_rate: the peak of a second cycle of the learning rate, which starts after the warm-up, so that the
+            dense model is trained to its end; null for one cycle over the whole run.
         weight_decay: of the backbone's matrices.
         gate_learning_rate: of log_alpha.
         steering: how training is held to the budget. ``projection``: after every step all log_alpha are shifted by one
@@ -65,6 +69,8 @@ class HeadPruner(pl.LightningModule):
         straight_through: train with gates rounded to 0 and 1.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
+        freeze_while_pruning: the same from the end of the warm-up on: with ``["decoder"]`` and a budget of encoder heads the
+            decoder cannot take over what these did (Voita et al. 2019).
         trust_remote_code: whether code that comes with the backbone may run.
         allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
         seed: of the gates' noise and of dropout, which are functions of (seed, step).
@@ -83,6 +89,8 @@ class HeadPruner(pl.LightningModule):
         minimum_per_layer: int = 0,
         learning_rate: float = 5e-5,
         lr_warm_up: float = 0.06,
+        lr_decay: Decay = "linear",
+        prune_learning_rate: float | None = None,
         weight_decay: float = 0.01,
         gate_learning_rate: float = 0.05,
         steering: Literal["projection", "multipliers"] = "projection",
@@ -94,6 +102,7 @@ class HeadPruner(pl.LightningModule):
         his_start: float = 1.0,
         straight_through: bool = False,
         freeze: list[str] | None = None,
+        freeze_while_pruning: list[str] | None = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
         seed: int = 0,
@@ -112,12 +121,15 @@ class HeadPruner(pl.LightningModule):
             "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,
             "learning_rate": learning_rate, "lr_warm_up": lr_warm_up, "weight_decay": weight_decay,
             "gate_learning_rate": gate_learning_rate, "multiplier_learning_rate": multiplier_learning_rate,
-            "his_start": his_start,
+            "his_start": his_start, "prune_learning_rate": prune_learning_rate or 0.0,
         }.items():  # fmt: skip
             if not 0 <= value < math.inf:
                 raise GateError(f"{name} is {value}; expected 0 or more")
-        if prune == 0:
-            raise GateError("prune is 0 epochs; the gates need some training, for example 1")
+        if prune == 0 and (settle > 0 or budget is not None or warm_up == 0):
+            raise GateError(
+                "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set "
+                "settle to 0 and budget to null too"
+            )
         if not 0 < ramp <= 1:
             raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
         self.save_hyperparameters()
@@ -161,7 +173,10 @@ class HeadPruner(pl.LightningModule):
             self.target.requires_grad_(self.has_multipliers)
             self.mask_within_budget(self.gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
         self.backbone = backbone.train()
-        self._freeze(hparams["freeze"] or [])
+        self.frozen = [p for p in self._matching(hparams["freeze"] or []) if p.requires_grad]
+        for parameter in self.frozen:
+            parameter.requires_grad_(False)
+        self.frozen_while_pruning = self._matching(hparams["freeze_while_pruning"] or [])
         self.gates.mode = "open"
         self.gates.attach()
         self.metrics = torch.nn.ModuleDict({split: self.task.metrics(split) for split in ("select", "test")})
@@ -179,7 +194,9 @@ class HeadPruner(pl.LightningModule):
         table = torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
         return table[self.gates.kind_index().cpu()]
 
-    def _freeze(self, patterns: list[str]) -> None:
+    def _matching(self, patterns: list[str]) -> list[torch.nn.Parameter]:
+        """The backbone's parameters whose name a pattern matches; every pattern must match some."""
+        found: list[torch.nn.Parameter] = []
         for pattern in patterns:
             try:
                 matches = [p for name, p in self.backbone.named_parameters() if re.search(pattern, name)]
@@ -187,8 +204,8 @@ class HeadPruner(pl.LightningModule):
                 raise GateError(f"the freeze pattern {pattern!r} is not a regular expression: {error}") from error
             if not matches:
                 raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(self.backbone).__name__}")
-            for parameter in matches:
-                parameter.requires_grad_(False)
+            found += matches
+        return found
 
     @property
     def has_multipliers(self) -> bool:
@@ -231,11 +248,14 @@ class HeadPruner(pl.LightningModule):
         limit = self.trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
         hparams = self.hparams
+        second = hparams["prune_learning_rate"]
         self.schedule = Schedule.of_epochs(
             math.ceil(batches / self.trainer.accumulate_grad_batches),
             **{name: hparams[name] for name in ("warm_up", "prune", "settle")},
             ramp_share=hparams["ramp"],
             rise_share=hparams["lr_warm_up"],
+            decay=hparams["lr_decay"],
+            second_peak=second / hparams["learning_rate"] if second is not None and hparams["learning_rate"] else None,
         )
 
     @property
@@ -336,7 +356,10 @@ class HeadPruner(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's
-        bias correction and make their first real steps several times too long."""
+        bias correction and make their first real steps several times too long. In it and after it some weights do."""
+        if self.phase(self.global_step) != "warm-up":
+            for parameter in self.frozen_while_pruning:
+                parameter.grad = None
         if self.ramp(self.global_step) == 0:
             for parameter in self._gate_parameters():
                 parameter.grad = None

@@ -166,7 +166,7 @@ class Translation(Task):
     def metrics(self, split: str) -> MetricCollection:
         """BLEU and chrF of greedy decoding, and as ``beam_bleu`` and ``beam_chrf`` of beam search where it is asked for."""
         searches = ("", "beam_") if split in self.beam_splits else ("",)
-        names: dict[str, Any] = {f"{search}{name}": TextScore(name) for search in searches for name in ("bleu", "chrf")}  # type: ignore[arg-type]
+        names: dict[str, Any] = {f"{search}{name}": TextScore(name) for search in searches for name in ("bleu", "chrf")}
         return MetricCollection(names, compute_groups=False)
 
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
