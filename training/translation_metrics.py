@@ -68,9 +68,11 @@ def paired_bootstrap(
     rows = []
     for index, system in enumerate(found["System"]):
         row: dict[str, Any] = {"system": system}
+        same = index > 0 and list(systems[str(system)]) == list(systems[str(found["System"][0])])
         for name, title in (("bleu", "BLEU"), ("chrf", "chrF2")):
             result: Any = found[title][index]
-            row |= {name: result.score, f"{name}_mean": result.mean, f"{name}_interval": result.ci, f"{name}_p": result.p_value}
+            p = 1.0 if same else result.p_value  # sacrebleu gives the same translations the smallest p there is
+            row |= {name: result.score, f"{name}_mean": result.mean, f"{name}_interval": result.ci, f"{name}_p": p}
         rows.append(row)
     return rows
 

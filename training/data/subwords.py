@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Literal
 
@@ -51,7 +52,18 @@ def train_subwords(
         trainers.BpeTrainer(**common) if kind == "bpe" else trainers.UnigramTrainer(unk_token=UNKNOWN, **common)  # type: ignore[arg-type]
     )
     tokenizer.train_from_iterator(texts, trainer)
+    if kind == "unigram":
+        tokenizer.model = _in_one_order(tokenizer)
     return wrapped(tokenizer, max_length=max_length)
+
+
+def _in_one_order(tokenizer: Tokenizer) -> models.Unigram:
+    """The trained unigram model with its tokens in an order that does not change from training to training: that of their
+    scores, but for the last digits, which depend on how threads shared the work."""
+    vocabulary = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    others = sorted(vocabulary[len(SPECIAL) :], key=lambda item: (-round(item[1], 6), item[0]))
+    ordered = [*vocabulary[: len(SPECIAL)], *((token, round(score, 6)) for token, score in others)]
+    return models.Unigram(ordered, unk_id=SPECIAL.index(UNKNOWN))
 
 
 def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase:

@@ -16,8 +16,8 @@ class RunTokenBatches(Sampler[list[int]]):
     sorted lengths are the same in every epoch, and with them the cuts: an epoch always has the same number of batches.
 
     Batch i is a function of (seed, i) alone. A resumed run starts at ``first``; processes take every ``world``-th pair of
-    the same global batch, so that two processes see what one with twice the tokens sees. Up to ``world - 1`` pairs of an
-    epoch are left out, so that all processes have equally many in every batch.
+    the same global batch of ``world`` times the tokens, and all have equally many in every batch, for which up to
+    ``world - 1`` pairs of an epoch are left out.
 
     Args:
         source, target: lengths of every pair, in tokens.

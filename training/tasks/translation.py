@@ -193,7 +193,13 @@ class Translation(Task):
 
 
 def generate(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, decoding: Decoding, *, beams: int, **more: Any
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    decoding: Decoding,
+    *,
+    beams: int,
+    exactly: int | None = None,
 ) -> Tensor:
     """Token ids ``[batch, target]`` of translations, padded on the right, beginning with the decoder's start token.
 
@@ -202,10 +208,11 @@ def generate(
         input_ids, attention_mask: sources ``[batch, source]``.
         decoding: lengths and penalty.
         beams: 1 for greedy decoding.
-        more: further settings of ``generate``.
+        exactly: tokens that every translation is to have, for measurements of speed; None lets each end where it will.
     """
     forced = {} if decoding.forced_first is None else {"forced_bos_token_id": decoding.forced_first}
     searching = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
+    longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
     with torch.no_grad():
         ids: Tensor = model.generate(  # type: ignore[operator]
             input_ids=input_ids,
@@ -215,10 +222,10 @@ def generate(
             use_cache=True,
             max_length=None,
             min_length=0,
-            max_new_tokens=min(decoding.max_length, 2 * input_ids.shape[1] + 10),
+            min_new_tokens=exactly,
+            max_new_tokens=longest if exactly is None else exactly,
             **forced,
             **searching,
-            **more,
         )
     return ids
 
