@@ -201,12 +201,14 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     seconds = time.perf_counter() - start
     trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
 
-    learned_row = {"method": "learned", "stage": "settled", "heads": pruner.gates.open_heads()}
+    warm_up, _, end = pruner.boundaries
+    kind = ("dense", "trained") if warm_up == end else ("learned", "settled")  # without a prune phase nothing was learned
+    learned_row = {"method": kind[0], "stage": kind[1], "heads": pruner.gates.open_heads()}
     learned_row |= evaluate(make_trainer(config), pruner, data)
-    learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
+    learned_row |= {"steps": max(0, trainer.global_step - warm_up), "seconds": dense.seconds_since()}
     if trainer.is_global_zero:
         export(run, pruner, data, learned_row)
-        save_translations(run, data, "learned.settled", pruner.outputs.get("test", {}))
+        save_translations(run, data, ".".join(kind), pruner.outputs.get("test", {}))
     if config.compare == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
     else:

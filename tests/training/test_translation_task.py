@@ -188,3 +188,17 @@ def test_t5_can_be_made_from_scratch(data):
     losses, _ = data.task.losses(model, batch_of(data))
     assert losses.shape == (6,)
     assert len(data.task.translate(model, batch_of(data), beams=2)) == 6
+
+
+def test_a_pruned_translator_without_heads_in_a_layer_is_pruned_on_and_reloads(data, pruner, tmp_path):
+    pruner.gates.detach()
+    mask = torch.ones(pruner.gates.size)
+    mask[:4] = 0
+    save_pruned(pruner.backbone, tmp_path / "first", mask)
+    model = data.task.build(str(tmp_path / "first"), None, data.tokenizer).eval()
+    more = torch.ones(pruner.gates.size - 4)
+    more[:2] = 0
+    save_pruned(model, tmp_path / "second", more)
+    mask[4:6] = 0
+    expected = data.task.translate(zero_heads_(pruner.backbone, mask), batch_of(data), beams=2)
+    assert data.task.translate(load_pruned(tmp_path / "second"), batch_of(data), beams=2) == expected

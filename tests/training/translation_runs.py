@@ -25,7 +25,7 @@ model:
   from_scratch: {d_model: 16, encoder_layers: 2, decoder_layers: 1, encoder_attention_heads: 4, decoder_attention_heads: 4,
     encoder_ffn_dim: 24, decoder_ffn_dim: 24}
   budget: {encoder: 3}
-  freeze_while_pruning: [decoder, shared, lm_head]
+  freeze_while_pruning: [decoder, shared]
   warm_up: 1
   prune: 1
   settle: 1
