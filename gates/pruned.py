@@ -110,6 +110,8 @@ def reshape_(model, pruned_attention):
     for name, shape in pruned_attention.items():
         attention = base.get_submodule(name)
         if "headless" in shape:
+            if any(isinstance(part, Headless) for part in attention.modules()):
+                continue  # a model that was built in this shape
             _behead_(base, name, **shape["headless"])
             continue
         for path, (features_in, features_out) in shape["projections"].items():

@@ -24,7 +24,7 @@ from gates.importance import HeadImportance, head_gradients
 from training.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.checkpoints import read_checkpoint
 from training.data.classification import ClassificationData
-from training.fit import build_parser, make_pruner, make_trainer, open_data
+from training.fit import build_parser, make_pruner, make_trainer, open_classification
 from training.module import HeadPruner
 from training.run_directory import RunDirectory
 from training.significance import mcnemar
@@ -127,7 +127,7 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     run = RunDirectory.finished(path)
     checkpoint = read_checkpoint(run.checkpoint("dense"))
     config = run_config(run, overrides)
-    data = open_data(config)
+    data = open_classification(config)
     pruner = make_pruner(config, data)
     if pruner.task.main_metric not in METRICS:
         raise GateError(

@@ -23,7 +23,7 @@ from training.analysis_model import DenseModel, Finding, load_dense, run_config
 from training.analysis_training import through_training
 from training.command import interruptible
 from training.data.classification import ClassificationData
-from training.fit import open_data, quiet_libraries
+from training.fit import open_classification, quiet_libraries
 from training.run_directory import RunDirectory
 from training.tracking import code_version, machine, versions
 
@@ -114,7 +114,7 @@ def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequen
     dense = load_dense(options.run, overrides)
     other_data: ClassificationData | None = None
     if other:  # read first, so that what is wrong with it shows before the long part
-        other_data = open_data(run_config(dense.run, [*overrides, *other]))
+        other_data = open_classification(run_config(dense.run, [*overrides, *other]))
     console = Console()
     for name in chosen:
         console.print(f"[bold]{TITLES[name]}[/bold]")

@@ -62,6 +62,13 @@ class DenseCheckpoint(pl.Callback):
         if step == warm_up:
             self.saved_at = time.perf_counter()
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The end of a run that trained a dense model alone, perhaps before its time."""
+        assert isinstance(pl_module, HeadPruner)
+        warm_up, _, end = pl_module.boundaries
+        if warm_up == end and trainer.global_step < end:
+            trainer.save_checkpoint(self.path)
+
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
         stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0

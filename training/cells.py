@@ -30,7 +30,7 @@ from gates.replacement import mean_replacement, uniform_replacement
 from training.cache import Cell, CellCache
 from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
 from training.cost import measured
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.evaluation import SPLITS, TrainerFactory, evaluate
 from training.module import HeadPruner
 from training.progress import CellProgress, TrainingSteps
@@ -70,7 +70,7 @@ class Cells:
     def __init__(
         self,
         make_pruner: Callable[[Mapping[str, Any]], HeadPruner],
-        data: ClassificationData,
+        data: TaskData,
         make_trainer: TrainerFactory,
         *,
         trainer_settings: Mapping[str, Any],

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytorch_lightning as pl
 
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.module import HeadPruner
 
 SPLITS = ("select", "test")
@@ -19,9 +19,7 @@ class TrainerFactory(Protocol):
     def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
 
 
-def evaluate(
-    trainer: pl.Trainer, pruner: HeadPruner, data: ClassificationData, splits: Sequence[str] = SPLITS
-) -> dict[str, float]:
+def evaluate(trainer: pl.Trainer, pruner: HeadPruner, data: TaskData, splits: Sequence[str] = SPLITS) -> dict[str, float]:
     """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on."""
     found: dict[str, float] = {}
     if "select" in splits:

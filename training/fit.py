@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from pytorch_lightning.loggers import CSVLogger
@@ -25,17 +26,21 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from gates.errors import GateError
+from training.averaging import AverageWeights, StopEarly
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
 from training.command import finish, with_config
+from training.data.base import TaskData
 from training.data.classification import ClassificationData
 from training.evaluation import evaluate
+from training.from_scratch import train_from_scratch
 from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
 from training.run_comparison import METHODS, Comparison, check_methods, compare
 from training.run_directory import Existing, RunDirectory
 from training.tasks import stated_labels
 from training.tracking import WandbOptions
+from training.translations import compare_translations, save_translations
 
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
@@ -78,13 +83,24 @@ def build_parser(
         "--settled", type=list[str] | None, default=None, help="With --compare full, methods to train on (default: all)."
     )
     parser.add_argument(
+        "--from_scratch", type=list[str], default=[], help="Methods whose mask is also trained from new weights (control)."
+    )
+    parser.add_argument(
+        "--from_scratch_epochs", type=float | None, default=None, help="Length of these trainings (default: the run's)."
+    )
+    parser.add_argument("--average_last", type=int, default=1, help="Checkpoints averaged at the end of warm-up and run.")
+    parser.add_argument("--average_every", type=int, default=100, help="Optimiser steps between them.")
+    parser.add_argument(
+        "--patience", type=int | None, default=None, help="Validations without improvement after which a dense-only run ends."
+    )
+    parser.add_argument(
         "--curve",
         type=list[float],
         default=[0.75, 0.5, 0.25, 0.125],
         help="Budgets of the post hoc curve, as fractions of all heads.",
     )
     parser.add_class_arguments(HeadPruner, "model", skip={"seed"})
-    parser.add_subclass_arguments(ClassificationData, "data", required=True)
+    parser.add_subclass_arguments(TaskData, "data", required=True)
     parser.add_class_arguments(
         pl.Trainer,
         "trainer",
@@ -122,38 +138,46 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     console = Console()
     settled = ["dense", *METHODS] if config.settled is None else config.settled
     check_methods(settled, more=("dense",))
+    check_methods(config.from_scratch, more=("dense",))
     for fraction in config.curve:
         if not 0 < fraction <= 1:
             raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
     if config.seed < 0:
         raise GateError(f"--seed is {config.seed}; expected 0 or more")
-    if config.save_every < 1:
-        raise GateError(f"--save_every is {config.save_every}; expected at least 1")
+    for name in ("save_every", "average_last", "average_every"):
+        if config[name] < 1:
+            raise GateError(f"--{name} is {config[name]}; expected at least 1")
+    check_patience(config)
     first = int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0
     if first:
-        run = RunDirectory.claim(config.run_dir, config.name, config.existing)
+        name = config.name
+        if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
+            name = f"{name}-{os.environ['WANDB_RUN_ID']}"
+        run = RunDirectory.claim(config.run_dir, name, config.existing)
         os.environ[RUN_DIR_OF_FIRST] = str(run.path)
     elif RUN_DIR_OF_FIRST not in os.environ and config.run_dir is None:
         raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
     else:
         run = RunDirectory.of_other_process(os.environ.get(RUN_DIR_OF_FIRST) or config.run_dir, config.name, config.existing)
 
-    pruner, data = instantiate(config)
     checkpoint = config.ckpt_path or (str(run.checkpoint("last")) if run.resumes else None)
+    pruner, data = instantiate(config, checkpoint)
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
         if first and not run.resumes and run.path.resolve() in Path(checkpoint).resolve().parents:
             raise GateError(f"--ckpt_path {checkpoint!r} lies in the run that would be overwritten; give another --run_dir")
 
     gate_log, dense = GateLog(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
+    stop = [] if config.patience is None else [StopEarly(pruner.task.main_metric, config.patience)]
     bar = [] if config.trainer.enable_progress_bar is False else [OpenHeadsBar()]
-    callbacks = [gate_log, dense, LastGoodCheckpoint(run.checkpoint("last"), every=config.save_every), *bar]
+    callbacks = [*stop, gate_log, dense, LastGoodCheckpoint(run.checkpoint("last"), every=config.save_every), *bar]
     interval = config.trainer.val_check_interval or data.validation_interval(pruner.epochs)
     trainer = make_trainer(config, callbacks=callbacks, val_check_interval=interval)  # before anything is written
 
     resolved = parser.dump(config, skip_unset=False)
     if first:
         run.create(resolved)
+        data.write_files(run.path)
     wandb_logger = WandbOptions(**config.wandb.as_dict()).make_logger(run.path, yaml.safe_load(resolved))
     trainer.loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
     start = time.perf_counter()
@@ -161,11 +185,14 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     seconds = time.perf_counter() - start
     trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
 
-    learned_row = {"method": "learned", "stage": "settled", "heads": pruner.gates.open_heads()}
+    warm_up, _, end = pruner.boundaries
+    kind = ("dense", "trained") if warm_up == end else ("learned", "settled")  # without a prune phase nothing was learned
+    learned_row = {"method": kind[0], "stage": kind[1], "heads": pruner.gates.open_heads()}
     learned_row |= evaluate(make_trainer(config), pruner, data)
-    learned_row |= {"steps": trainer.global_step - pruner.boundaries[0], "seconds": dense.seconds_since()}
+    learned_row |= {"steps": max(0, trainer.global_step - warm_up), "seconds": dense.seconds_since()}
     if trainer.is_global_zero:
         export(run, pruner, data, learned_row)
+        save_translations(run, data, ".".join(kind), pruner.outputs.get("test", {}))
     if config.compare == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
     else:
@@ -179,35 +206,87 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             curve_fractions=config.curve,
             show_progress=bool(bar),
         )
+    for method in config.from_scratch:
+        mask = torch.ones(pruner.gates.size) if method == "dense" else result.masks[method]
+        row = train_from_scratch(
+            pruner,
+            data,
+            mask,
+            lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
+            method=method,
+            epochs=config.from_scratch_epochs,
+            seed=config.seed,
+        )
+        result.rows.append(row)
+        if trainer.is_global_zero:
+            save_translations(run, data, f"{method}.from scratch", pruner.outputs.get("test", {}))
     if trainer.is_global_zero:
         mode = WandbOptions(**config.wandb.as_dict()).resolved_mode()
         metrics = summarise(pruner, result, learned_row, seed=config.seed, seconds=seconds, wandb_mode=mode)
         write_results(run, pruner, gate_log, result, metrics)
+        compare_translations(run, data)
         if wandb_logger is not None:
             send_results(wandb_logger, run, result, metrics)
         show(console, run, result, metrics, wandb_logger, pruner.task.main_metric)
     return run
 
 
-def instantiate(config: Namespace) -> tuple[HeadPruner, ClassificationData]:
-    """The module and the data, built, with the run's seed."""
-    data = open_data(config)
+def check_patience(config: Namespace) -> None:
+    """Raises :class:`GateError` for early stopping where it makes no sense."""
+    if config.patience is None:
+        return
+    if config.patience < 1:
+        raise GateError(f"--patience is {config.patience}; expected at least 1 validation")
+    if config.model.prune > 0:
+        raise GateError(
+            "--patience ends the training of a dense model alone (--model.prune 0 --model.settle 0 --model.budget null); a run "
+            "that prunes has a fixed length, so that all methods get equally many steps"
+        )
+    if config.average_last > 1:
+        raise GateError("--patience keeps the best weights and --average_last the average of the last; give one of them")
+
+
+def instantiate(config: Namespace, checkpoint: str | None = None) -> tuple[HeadPruner, TaskData]:
+    """The module and the data, built, with the run's seed.
+
+    Args:
+        config: of the run.
+        checkpoint: that the run goes on from, whose run may hold files of the data, such as a vocabulary.
+    """
+    data = open_data(config, checkpoint)
     return make_pruner(config, data), data
 
 
-def open_data(config: Namespace) -> ClassificationData:
-    """The data, read and encoded, in the order of the run's seed."""
+def open_data(config: Namespace, checkpoint: str | None = None) -> TaskData:
+    """The data, read and encoded, in the order of the run's seed; see :func:`instantiate`."""
     pl.seed_everything(config.seed, workers=True, verbose=False)
     HeadPruner(**config.model.as_dict(), seed=config.seed)  # complains of bad options before data are read
     module, _, name = config.data.class_path.rpartition(".")  # by hand, since the parser would wrap the class's own errors
-    data: ClassificationData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
+    data: TaskData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
     data.seed += config.seed
+    if checkpoint is not None:
+        data.use_files_of(Path(checkpoint).resolve().parents[1])
     backbone = config.model.backbone
     data.build(backbone, stated_labels(backbone, trust_remote_code=config.model.trust_remote_code))
     return data
 
 
-def make_pruner(config: Namespace, data: ClassificationData, options: Mapping[str, Any] | None = None) -> HeadPruner:
+def open_classification(config: Namespace) -> ClassificationData:
+    """The same for commands that know classes only.
+
+    Raises:
+        GateError: for data of another task.
+    """
+    data = open_data(config)
+    if not isinstance(data, ClassificationData):
+        raise GateError(
+            f"{type(data).__name__} is data of another task, and this command works on classifiers so far; training.fit "
+            "compares methods on any task at the end of a run"
+        )
+    return data
+
+
+def make_pruner(config: Namespace, data: TaskData, options: Mapping[str, Any] | None = None) -> HeadPruner:
     """The module, built, with the weights of the run's seed.
 
     Args:
@@ -218,7 +297,7 @@ def make_pruner(config: Namespace, data: ClassificationData, options: Mapping[st
     pl.seed_everything(config.seed, workers=True, verbose=False)
     pruner = HeadPruner(**{**config.model.as_dict(), **(options or {})}, seed=config.seed)
     assert data.tokenizer is not None
-    pruner.build(data.labels, data.tokenizer)
+    pruner.build(data.task, data.tokenizer)
     return pruner
 
 
@@ -227,6 +306,7 @@ def make_trainer(
 ) -> pl.Trainer:
     """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
     settings = config.trainer.as_dict() | overrides
+    averaging = [AverageWeights(config.average_last, config.average_every)] if config.average_last > 1 else []
     with warnings.catch_warnings(), mended_settings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
@@ -235,7 +315,7 @@ def make_trainer(
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
                 "logger": logger,
-                "callbacks": list(callbacks),
+                "callbacks": [*averaging, *callbacks],
                 "enable_checkpointing": False,  # LastGoodCheckpoint does it
                 "enable_progress_bar": any(isinstance(callback, OpenHeadsBar) for callback in callbacks),
             }

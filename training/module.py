@@ -25,9 +25,9 @@ from gates.sites import KINDS, find_attention
 from gates.surgery import check_removable
 from training.distillation import Teacher, distillation_terms, recorded_outputs
 from training.refine import SwapSearch, refine
-from training.schedule import Phase, Schedule
+from training.schedule import Decay, Phase, Schedule
 from training.scoring import score_importance
-from training.tasks import Classification
+from training.tasks import Task
 
 PRUNED_BEFORE = "pruned_attention"
 TEACHER = "teacher"
@@ -53,7 +53,8 @@ class HeadPruner(pl.LightningModule):
             down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
             et al. 2024). Each starts anew at the prune phase, so that a warm-up with one serves all.
         warm_up: length of the warm-up phase in epochs; fractions are allowed.
-        prune: length of the prune phase in epochs.
+        prune: length of the prune phase in epochs; 0, together with ``settle: 0`` and ``budget: null``, trains a dense model
+            and nothing else.
         settle: length of the settle phase in epochs.
         ramp: share of the prune phase over which the target, the price or the relaxed top K's temperature goes to its final
             value.
@@ -62,8 +63,11 @@ class HeadPruner(pl.LightningModule):
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
         swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
             the weights settle (see :mod:`gates.swap`); 0 for no search, 40 is a good deal.
-        learning_rate: of the backbone; rises linearly over ``lr_warm_up`` and falls linearly to 0.
-        lr_warm_up: share of all steps over which the backbone's learning rate rises.
+        learning_rate: of the backbone, at its peak: it rises linearly over ``lr_warm_up`` and falls.
+        lr_warm_up: share of all steps (or of each cycle's) over which the backbone's learning rate rises.
+        lr_decay: how it falls: ``linear`` to 0, or ``noam``, with the inverse square root of the step (Vaswani et al. 2017).
+        prune_learning_rate: the peak of a second cycle of the learning rate, which starts after the warm-up, so that the
+            dense model is trained to its end; null for one cycle over the whole run.
         weight_decay: of the backbone's matrices.
         gate_learning_rate: of log_alpha.
         steering: how training of ``hard-concrete`` gates is held to the budget. ``projection``: after every step all
@@ -91,6 +95,8 @@ class HeadPruner(pl.LightningModule):
             of their variance (as in CoFi, Xia et al. 2022); in addition to the other losses.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
+        freeze_while_pruning: the same from the end of the warm-up on: with ``["decoder"]`` and a budget of encoder heads the
+            decoder cannot take over what these did (Voita et al. 2019).
         trust_remote_code: whether code that comes with the backbone may run.
         allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
         seed: of the gates' noise and of dropout, which are functions of (seed, step).
@@ -116,6 +122,8 @@ class HeadPruner(pl.LightningModule):
         swaps: float = 0.0,
         learning_rate: float = 5e-5,
         lr_warm_up: float = 0.06,
+        lr_decay: Decay = "linear",
+        prune_learning_rate: float | None = None,
         weight_decay: float = 0.01,
         gate_learning_rate: float = 0.05,
         steering: Literal["projection", "multipliers"] = "projection",
@@ -132,6 +140,7 @@ class HeadPruner(pl.LightningModule):
         distil_temperature: float = 2.0,
         distil_hidden: float = 0.0,
         freeze: list[str] | None = None,
+        freeze_while_pruning: list[str] | None = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
         seed: int = 0,
@@ -150,14 +159,17 @@ class HeadPruner(pl.LightningModule):
             "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,
             "learning_rate": learning_rate, "lr_warm_up": lr_warm_up, "weight_decay": weight_decay,
             "gate_learning_rate": gate_learning_rate, "multiplier_learning_rate": multiplier_learning_rate,
-            "his_start": his_start, "distil_hidden": distil_hidden,
+            "his_start": his_start, "distil_hidden": distil_hidden, "prune_learning_rate": prune_learning_rate or 0.0,
         }.items():  # fmt: skip
             if not 0 <= value < math.inf:
                 raise GateError(f"{name} is {value}; expected 0 or more")
         if swaps != 0 and not 2 <= swaps < math.inf:
             raise GateError(f"swaps is {swaps}; expected 0 for no search, or at least 2 passes, for example 40")
-        if prune == 0:
-            raise GateError("prune is 0 epochs; the gates need some training, for example 1")
+        if prune == 0 and (settle > 0 or budget is not None or warm_up == 0):
+            raise GateError(
+                "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set "
+                "settle to 0 and budget to null too"
+            )
         if not 0 < ramp <= 1:
             raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
         if not 0 <= distil <= 1:
@@ -175,6 +187,7 @@ class HeadPruner(pl.LightningModule):
         self.fixed_mask: Tensor | None = None
         self.teacher: Teacher | None = None
         self.schedule = Schedule()
+        self.outputs: dict[str, dict[str, list[str]]] = {}
 
     def _check_gate(self) -> None:
         """Whether the gate family can have the options that belong to others."""
@@ -193,7 +206,7 @@ class HeadPruner(pl.LightningModule):
 
     # -- building ----------------------------------------------------------------------------------------------
 
-    def build(self, labels: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    def build(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
         """Load the backbone, attach the gates and check the budget; does nothing the second time.
 
         Raises:
@@ -202,7 +215,7 @@ class HeadPruner(pl.LightningModule):
         if hasattr(self, "backbone"):
             return
         hparams = self.hparams
-        self.task = Classification(labels)
+        self.task = task
         trust = {name: hparams[name] for name in ("trust_remote_code", "allow_pickle")}
         backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer, **trust)
         check_removable(find_attention(backbone))
@@ -233,11 +246,14 @@ class HeadPruner(pl.LightningModule):
             register(self, "target", target)
             self.mask_within_budget(self.gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
         self.backbone = backbone.train()
-        self._freeze(hparams["freeze"] or [])
+        self.frozen = [p for p in self._matching(hparams["freeze"] or []) if p.requires_grad]
+        for parameter in self.frozen:
+            parameter.requires_grad_(False)
+        self.frozen_while_pruning = self._matching(hparams["freeze_while_pruning"] or [])
         self.gates.mode = "open"
         self.gates.attach()
         self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)
-        self.metrics = torch.nn.ModuleDict({split: self.task.metrics() for split in ("select", "test")})
+        self.metrics = torch.nn.ModuleDict({split: self.task.metrics(split) for split in ("select", "test")})
 
     def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
         """The price of each gate, ``[gates]``."""
@@ -252,7 +268,9 @@ class HeadPruner(pl.LightningModule):
         table = torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
         return table[self.gates.kind_index().cpu()]
 
-    def _freeze(self, patterns: list[str]) -> None:
+    def _matching(self, patterns: list[str]) -> list[torch.nn.Parameter]:
+        """The backbone's parameters whose name a pattern matches; every pattern must match some."""
+        found: list[torch.nn.Parameter] = []
         for pattern in patterns:
             try:
                 matches = [p for name, p in self.backbone.named_parameters() if re.search(pattern, name)]
@@ -260,8 +278,8 @@ class HeadPruner(pl.LightningModule):
                 raise GateError(f"the freeze pattern {pattern!r} is not a regular expression: {error}") from error
             if not matches:
                 raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(self.backbone).__name__}")
-            for parameter in matches:
-                parameter.requires_grad_(False)
+            found += matches
+        return found
 
     @property
     def has_multipliers(self) -> bool:
@@ -314,11 +332,14 @@ class HeadPruner(pl.LightningModule):
         limit = self.trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
         hparams = self.hparams
+        second = hparams["prune_learning_rate"]
         self.schedule = Schedule.of_epochs(
             math.ceil(batches / self.trainer.accumulate_grad_batches),
             **{name: hparams[name] for name in ("warm_up", "prune", "settle")},
             ramp_share=hparams["ramp"],
             rise_share=hparams["lr_warm_up"],
+            decay=hparams["lr_decay"],
+            second_peak=second / hparams["learning_rate"] if second is not None and hparams["learning_rate"] else None,
         )
 
     @property
@@ -456,7 +477,7 @@ class HeadPruner(pl.LightningModule):
         torch.manual_seed(own)
         if self.teacher is None:
             losses, _ = self.task.losses(self.backbone, batch)
-            task_loss = objective = losses.mean()
+            task_loss = objective = self.task.batch_loss(losses, batch)
         else:
             task_loss, objective = self._taught(self.teacher, batch)
         penalty = self._penalty()
@@ -507,7 +528,11 @@ class HeadPruner(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's
-        bias correction and make their first real steps several times too long. In it the backbone rests, if pipelined."""
+        bias correction and make their first real steps several times too long. In it the backbone rests, if pipelined; in it
+        and after it, weights that are frozen while pruning do."""
+        if self.phase(self.global_step) != "warm-up":
+            for parameter in self.frozen_while_pruning:
+                parameter.grad = None
         resting: Iterable[torch.nn.Parameter] = ()
         if self.ramp(self.global_step) == 0:
             resting = self._gate_parameters()
@@ -559,12 +584,18 @@ class HeadPruner(pl.LightningModule):
         """Log a batch's metrics; returns the logits for callbacks that keep predictions."""
         losses, logits = self.task.losses(self.backbone, batch)
         metrics = self.metrics[split]
-        metrics.update(logits, batch["labels"])  # type: ignore[operator]
+        self.task.update(metrics, self.backbone, batch, logits)  # type: ignore[arg-type]
         size = losses.shape[0]
         self.log(f"{split}/loss", losses.mean(), batch_size=size, on_epoch=True, sync_dist=True)
         named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
         self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
         return logits
+
+    def on_validation_epoch_end(self) -> None:
+        self.outputs["select"] = self.task.outputs(self.metrics["select"])  # type: ignore[arg-type]
+
+    def on_test_epoch_end(self) -> None:
+        self.outputs["test"] = self.task.outputs(self.metrics["test"])  # type: ignore[arg-type]
 
     # -- optimisation ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from gates.errors import GateError
 from gates.swap import Limits, Refinement, refine_by_swaps
 
 if TYPE_CHECKING:
-    from training.data.classification import ClassificationData
+    from training.data.base import TaskData
     from training.module import HeadPruner
 
 Batch = Mapping[str, Tensor]
@@ -39,7 +39,7 @@ class SwapSearch:
                 raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least 2")
 
 
-def refine(pruner: HeadPruner, data: ClassificationData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch) -> Refinement:
+def refine(pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch) -> Refinement:
     """The mask ``[gates]`` refined by swaps on the pruner's present weights, gates of one budget among themselves.
 
     Dropout is off. The pruner's gates are left as they were.

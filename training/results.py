@@ -15,7 +15,7 @@ from gates.checkpoint import save_pruned
 from gates.masks import save_mask
 from gates.model_card import ModelCard
 from training.callbacks import GateLog
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.module import HeadPruner
 from training.plots import gate_heat_map, mask_agreement, quality_by_budget
 from training.run_comparison import Comparison
@@ -89,7 +89,7 @@ def write_results(
             figure.savefig(partial, format="png", dpi=150)
 
 
-def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, learned_row: dict[str, Any]) -> None:
+def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, learned_row: dict[str, Any]) -> None:
     """The pruned model, checked on a batch of the test split."""
     gates = pruner.gates
     batch = next(iter(data.test_dataloader()))
@@ -108,7 +108,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: ClassificationData, lear
                 versions=versions(),
             ),
             measure=BATCH_SIZES,
-            check_batch={name: tensor for name, tensor in batch.items() if name != "labels"},
+            check_batch=pruner.task.model_inputs(pruner.backbone, batch),
         )
     finally:
         gates.attach()
@@ -125,7 +125,9 @@ def send_results(logger: WandbLogger, run: RunDirectory, result: Comparison, met
     logger.log_table("comparison", dataframe=result.table())
     for picture in sorted((run.path / "plots").glob("*.png")):
         logger.log_image(f"plots/{picture.stem}", [str(picture)])
-    logger.experiment.summary.update({"learned": metrics["learned"], "heads": metrics["heads"]})
+    # Of a metric that was also logged in training, the summary would keep the last such value, and sweeps would choose by it.
+    selected = {f"select/{name[7:]}": value for name, value in metrics["learned"].items() if name.startswith("select_")}
+    logger.experiment.summary.update({"learned": metrics["learned"], "heads": metrics["heads"], **selected})
     logger.experiment.finish()
 
 
@@ -135,9 +137,10 @@ def show(
     """The final table and the paths of what was written."""
     heads = metrics["heads"]
     table = Table(title=f"{heads['kept']} of {heads['total']} heads kept")
+    short = main if len(main) < 6 else f"{main[:3]}."
     names = {
-        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {main[:3]}.",
-        f"test_{main}": f"test {main[:3]}.", "test_loss": "test loss", "steps": "steps", "seconds": "s",
+        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
+        f"test_{main}": f"test {short}", "test_loss": "test loss", "steps": "steps", "seconds": "s",
     }  # fmt: skip
     for name, title in names.items():
         table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)

@@ -14,12 +14,13 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.objective import Budget
 from gates.ranking import RANKINGS, RankingName, budget_mask, keep_scores
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.evaluation import TrainerFactory, evaluate
 from training.module import HeadPruner
 from training.progress import CellProgress, cell_progress
 from training.run_directory import RunDirectory
 from training.scoring import Scores, score_heads
+from training.translations import save_translations
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 METHODS = ("learned", *RANKINGS)
@@ -60,7 +61,7 @@ def check_methods(methods: Sequence[str], *, more: Sequence[str] = ()) -> None:
 
 def compare(
     pruner: HeadPruner,
-    data: ClassificationData,
+    data: TaskData,
     run: RunDirectory,
     make_trainer: TrainerFactory,
     *,
@@ -152,13 +153,13 @@ class _Cells:
     def __init__(
         self,
         pruner: HeadPruner,
-        data: ClassificationData,
+        data: TaskData,
         run: RunDirectory,
         make_trainer: TrainerFactory,
         progress: CellProgress,
     ) -> None:
         self.pruner, self.data, self.make_trainer, self.progress = pruner, data, make_trainer, progress
-        self.dense_path = run.checkpoint("dense")
+        self.run, self.dense_path = run, run.checkpoint("dense")
         self.evaluator = make_trainer()
         self.settled: dict[tuple[float, ...], dict[str, Any]] = {}
 
@@ -169,6 +170,7 @@ class _Cells:
         row: dict[str, Any] = {"method": method, "stage": "post hoc", "heads": self.pruner.gates.open_heads(mask)}
         with self.progress.cell(f"{method}, post hoc, {row['heads']} heads"):
             row |= evaluate(self.evaluator, self.pruner, self.data, splits)
+        self._save_outputs(row, splits)
         return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
 
     def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
@@ -187,6 +189,11 @@ class _Cells:
             trainer = self.make_trainer(steps_shown, limit_val_batches=0)
             trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)
             row |= evaluate(self.evaluator, self.pruner, self.data)
+        self._save_outputs(row)
         steps = trainer.global_step - self.pruner.boundaries[0]
         self.settled[key] = row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
         return self.settled[key]
+
+    def _save_outputs(self, row: dict[str, Any], splits: Sequence[str] = ("test",)) -> None:
+        if "test" in splits and self.evaluator.is_global_zero:
+            save_translations(self.run, self.data, f"{row['method']}.{row['stage']}", self.pruner.outputs.get("test", {}))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["warm-up", "prune", "settle"]
+Decay = Literal["linear", "noam"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,11 @@ class Schedule:
     Args:
         warm_up, prune, end: optimiser steps after which warm-up, prune and settle end.
         ramp_share: share of the prune phase over which the target or the price goes to its final value.
-        rise_share: share of all steps over which the backbone's learning rate rises.
+        rise_share: share of a cycle's steps over which the backbone's learning rate rises.
+        decay: how the rate falls after its rise: ``linear`` to 0 at the cycle's end, or as in ``noam``, the schedule of
+            Vaswani et al. 2017, with the inverse square root of the step.
+        second_peak: the rate has one cycle over the whole run, or, if this is given, one over the warm-up and a second one,
+            whose peak is this times the first, over the rest.
     """
 
     warm_up: int = 0
@@ -23,16 +28,28 @@ class Schedule:
     end: int = 0
     ramp_share: float = 1.0
     rise_share: float = 0.0
+    decay: Decay = "linear"
+    second_peak: float | None = None
 
     @classmethod
     def of_epochs(
-        cls, steps: int, *, warm_up: float, prune: float, settle: float, ramp_share: float, rise_share: float
+        cls,
+        steps: int,
+        *,
+        warm_up: float,
+        prune: float,
+        settle: float,
+        ramp_share: float,
+        rise_share: float,
+        decay: Decay = "linear",
+        second_peak: float | None = None,
     ) -> Schedule:
-        """Divide ``steps`` among phases in proportion to their length in epochs; the prune phase has at least one."""
+        """Divide ``steps`` among phases in proportion to their length in epochs; the prune phase has at least one, unless it
+        has no length at all."""
         epochs = warm_up + prune + settle
-        first = min(steps - 1, round(steps * warm_up / epochs))
-        second = max(1, round(steps * prune / epochs))
-        return cls(first, min(steps, first + second), steps, ramp_share, rise_share)
+        first = min(steps - (1 if prune > 0 else 0), round(steps * warm_up / epochs))
+        second = max(1 if prune > 0 else 0, round(steps * prune / epochs))
+        return cls(first, min(steps, first + second), steps, ramp_share, rise_share, decay, second_peak)
 
     def phase(self, step: int) -> Phase:
         return "warm-up" if step < self.warm_up else "prune" if step < self.prune else "settle"
@@ -44,9 +61,18 @@ class Schedule:
         return min(1.0, (step - self.warm_up + 1) / max(1.0, self.ramp_share * (self.prune - self.warm_up)))
 
     def backbone_rate(self, step: int) -> float:
-        """Factor of the backbone's learning rate: a linear rise, then a linear fall to 0 at the end."""
-        rise = max(1, round(self.rise_share * self.end))
-        return min((step + 1) / rise, max(0.0, (self.end - step) / max(1, self.end - rise)))
+        """Factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
+        if self.second_peak is None or self.warm_up == 0:
+            return (1.0 if self.second_peak is None else self.second_peak) * self._cycle(step, self.end)
+        if step < self.warm_up:
+            return self._cycle(step, self.warm_up)
+        return self.second_peak * self._cycle(step - self.warm_up, self.end - self.warm_up)
+
+    def _cycle(self, step: int, steps: int) -> float:
+        rise = max(1, round(self.rise_share * steps))
+        if self.decay == "noam":
+            return float(min((step + 1) / rise, (rise / (step + 1)) ** 0.5))
+        return min((step + 1) / rise, max(0.0, (steps - step) / max(1, steps - rise)))
 
     def gate_rate(self, step: int) -> float:
         """Factor of the learning rate of gates and multipliers, which rest outside the prune phase."""

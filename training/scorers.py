@@ -28,7 +28,7 @@ from training.score_passes import PASSES, pass_of
 from training.scoring import batches_on_device, ready_to_score
 
 if TYPE_CHECKING:
-    from training.data.classification import ClassificationData
+    from training.data.base import TaskData
     from training.module import HeadPruner
 
 Batch = dict[str, Tensor]
@@ -51,7 +51,7 @@ class Scoring:
     def __init__(
         self,
         pruner: HeadPruner,
-        data: ClassificationData,
+        data: TaskData,
         trainer: pl.Trainer,
         *,
         known: MutableMapping[str, Tensor] | None = None,

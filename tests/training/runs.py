@@ -46,7 +46,7 @@ def make_pruner(**settings: object) -> HeadPruner:
     torch.manual_seed(0)
     pruner = HeadPruner(from_scratch=settings.pop("from_scratch", MODEL), **(SETTINGS | settings))
     data = make_data()
-    pruner.build(data.labels, data.tokenizer)
+    pruner.build(data.task, data.tokenizer)
     return pruner
 
 

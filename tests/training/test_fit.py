@@ -457,7 +457,14 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
     config = build_parser().parse_args(["--config", str(path)])
     common = ["--config", str(path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "disabled", "--curve", "[]"]
     small = ["--model.warm_up", "1", "--model.prune", "1", "--model.settle", "1", "--settled", "[his]", "--model.budget", "2"]
-    if config.model.from_scratch is not None:
+    if config.data.class_path.endswith("ParallelTextData") and config.model.from_scratch is not None:
+        lines = "".join(f"{word} one {word} two\n" for word in ("fox", "king", "river", "poet") * 10)
+        sides = [f"--data.{split}_{side}" for split in ("train", "select", "test") for side in ("source", "target")]
+        files = [f"{side}={text_file(tmp_path, 'lines.txt', lines)}" for side in sides]
+        sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+        tiny = [f"--model.from_scratch.{name}={size}" for name, size in sizes.items()]
+        assert main([*common, *small[:-2], *files, *tiny, "--model.budget", "{encoder: 2}"]) == 0
+    elif config.model.from_scratch is not None:
         rows = [f"--data.{name}_rows={count}" for name, count in {"train": 128, "select": 64, "test": 64}.items()]
         assert main([*common, *small, *rows]) == 0
     elif config.model.backbone is None:

@@ -477,7 +477,7 @@ def test_an_unknown_backbone(tmp_path, monkeypatch):
     data = make_data()
     for name in (str(tmp_path), str(tmp_path / "missing"), "nobody/nothing"):
         with pytest.raises(GateError, match="cannot load a model"):
-            HeadPruner(backbone=name).build(data.labels, data.tokenizer)
+            HeadPruner(backbone=name).build(data.task, data.tokenizer)
 
 
 def test_the_minimum_per_layer_is_kept():
@@ -489,6 +489,6 @@ def test_building_twice_changes_nothing():
     pruner = make_pruner()
     backbone = copy.copy(pruner.backbone)
     data = make_data()
-    pruner.build(data.labels, data.tokenizer)
+    pruner.build(data.task, data.tokenizer)
     assert pruner.backbone.state_dict().keys() == backbone.state_dict().keys()
     assert pruner.gates.is_attached

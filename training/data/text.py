@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +118,7 @@ class TextClassificationData(ClassificationData):
 
     def _read_hub(self) -> dict[str, Dataset]:
         assert self.dataset is not None
-        where = f"{self.dataset!r}" + (f" ({self.subset})" if self.subset else "")
-        try:
-            loaded = datasets.load_dataset(self.dataset, self.subset)
-        except Exception as error:  # the hub client raises many kinds of network and lookup errors
-            raise GateError(
-                f"cannot load the data set {where}: it is neither a local folder nor a hub name that can be reached; "
-                "check the name or the network, or give local files with --data.train_file"
-            ) from error
-        assert isinstance(loaded, DatasetDict)
-        wanted = {name: split for name, split in self.split_names.items() if split is not None}
-        for split in wanted.values():
-            if split not in loaded:
-                raise GateError(f"the data set {where} has no split {split!r}; it has {', '.join(loaded)}")
-        return {name: loaded[split] for name, split in wanted.items()}
+        return read_hub(self.dataset, self.subset, self.split_names, instead="--data.train_file")
 
     def _choose_columns(self, name: str, split: Dataset) -> Dataset:
         wanted = {"text": self.text_column, "label": self.label_column}
@@ -162,6 +150,34 @@ class TextClassificationData(ClassificationData):
         return split.map(choose, remove_columns=split.column_names, desc=f"reading {name}", load_from_cache_file=False)
 
 
+def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | None], *, instead: str) -> dict[str, Dataset]:
+    """The splits of a data set from the hub or a local folder.
+
+    Args:
+        dataset: hub name or folder.
+        subset: its configuration.
+        split_names: of the splits to read, by our names; None for one that is not there.
+        instead: options for local files, to name in an error.
+
+    Raises:
+        GateError: if it cannot be loaded or lacks a split.
+    """
+    where = f"{dataset!r}" + (f" ({subset})" if subset else "")
+    try:
+        loaded = datasets.load_dataset(dataset, subset)
+    except Exception as error:  # the hub client raises many kinds of network and lookup errors
+        raise GateError(
+            f"cannot load the data set {where}: it is neither a local folder nor a hub name that can be reached; "
+            f"check the name or the network, or give local files with {instead}"
+        ) from error
+    assert isinstance(loaded, DatasetDict)
+    wanted = {name: split for name, split in split_names.items() if split is not None}
+    for split in wanted.values():
+        if split not in loaded:
+            raise GateError(f"the data set {where} has no split {split!r}; it has {', '.join(loaded)}")
+    return {name: loaded[split] for name, split in wanted.items()}
+
+
 def read_file(file: str, columns: list[str] | None = None, quoting: bool | None = None) -> Dataset:
     """Read one local file by its ending.
 
@@ -182,7 +198,7 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
         raise GateError(
             f"the data file {file!r} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, or one of these with .gz"
         )
-    _check_text(path, kind)
+    check_text(path, kind)
     try:
         if kind == "parquet":
             table = pd.read_parquet(path)
@@ -207,7 +223,7 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
     return Dataset.from_pandas(table, preserve_index=False)
 
 
-def _check_text(path: Path, kind: str) -> None:
+def check_text(path: Path, kind: str) -> None:
     """Empty files and files that are not UTF-8, named before a reader stumbles over them."""
     opener = gzip.open if path.suffix == ".gz" else open
     number, empty = 0, True

@@ -1,0 +1,184 @@
+"""The whole experiment on the generated language pair, through the commands."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.training.runs import run_fit
+from tests.training.translation_runs import make_data, write_config
+from training.benchmark import main as benchmark
+from training.export import main as export
+from training.fit import main
+from training.translate import main as translate
+from training.translations import read_texts
+
+REPRODUCE = """
+import json, sys, torch
+sys.modules["gates"] = sys.modules["training"] = None
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+sources = open(sys.argv[2], encoding="utf-8").read().split(chr(10))[:-1]
+for source in sources:
+    ids = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=4, max_new_tokens=40, max_length=None)
+    print(" ".join(tokenizer.decode(ids[0], skip_special_tokens=True).split()))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with everything: encoder heads with the decoder fixed, compared, and a control from scratch."""
+    folder = tmp_path_factory.mktemp("translation")
+    more = ["--compare", "full", "--settled", "[dense,random]", "--from_scratch", "[learned]"]
+    averaged = ["--average_last", "2", "--average_every", "2"]
+    done = run_fit("--config", write_config(folder), "--run_dir", "run", *more, *averaged, cwd=folder, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run"
+
+
+def test_methods_are_compared_in_bleu_at_equal_steps(run):
+    table = pd.read_csv(run / "comparison.csv")
+    assert {"select_bleu", "test_bleu", "test_chrf", "test_beam_bleu", "test_beam_chrf"} <= set(table.columns)
+    settled = table[table["stage"] == "settled"].set_index("method")
+    assert set(settled.index) == {"dense", "learned", "random"}
+    assert settled["steps"].nunique() == 1
+    assert settled.loc["learned", "heads"] == settled.loc["random", "heads"] == 3 + 4 + 4
+    scratch = table[table["stage"] == "from scratch"].iloc[0]
+    assert scratch["heads"] == 11
+    assert scratch["steps"] == round(settled.loc["learned", "steps"] * 3 / 2)  # the warm-up's steps too
+
+
+def test_the_budget_is_of_encoder_heads_and_the_decoder_has_not_moved(run):
+    metrics = json.loads((run / "metrics.json").read_text())
+    kept = metrics["heads"]["by_site"]
+    assert sum(count for site, count in kept.items() if site.startswith("encoder")) == 3
+    assert all(count == 4 for site, count in kept.items() if not site.startswith("encoder"))
+    dense = torch.load(run / "checkpoints" / "dense.ckpt", weights_only=True)["state_dict"]
+    final = torch.load(run / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
+    moved = {name for name in dense if torch.is_tensor(dense[name]) and not torch.equal(dense[name], final[name])}
+    assert not [name for name in moved if "decoder" in name or "shared" in name or "lm_head" in name]
+    assert [name for name in moved if "encoder.layers" in name]
+
+
+def test_translations_are_kept_and_their_differences_tested(run):
+    folder = run / "translations"
+    data = make_data()
+    assert read_texts(folder / "reference.txt") == data.texts["test"].target
+    for system in ("dense.settled", "learned.settled", "random.post hoc", "learned.from scratch"):
+        for search in ("greedy", "beam"):
+            assert len(read_texts(folder / f"{system}.{search}.txt")) == 24
+    with open(folder / "samples.tsv", encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream, delimiter="\t"))
+    assert rows[3]["source"] == data.texts["test"].source[3]
+    table = pd.read_csv(folder / "significance.csv")
+    assert set(table["baseline"]) == {"dense.settled"}
+    row = table[(table["system"] == "learned.settled") & (table["search"] == "greedy")].iloc[0]
+    own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'settled'").iloc[0]
+    assert row["bleu"] == pytest.approx(own["test_bleu"], rel=1e-4)
+    assert "version:" in json.loads((folder / "signatures.json").read_text())["bleu"]
+
+
+def test_the_export_translates_the_same_where_this_project_is_not_installed(run, tmp_path):
+    source = run / "translations" / "source.txt"
+    command = [sys.executable, "-c", REPRODUCE, str(run / "export"), str(source)]
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
+    assert done.stdout.split("\n")[:-1] == read_texts(run / "translations" / "learned.settled.beam.txt")
+
+
+def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path, capsys):
+    masked = str(tmp_path / "dense")
+    assert export([str(run / "checkpoints" / "dense.ckpt"), "--format", "masked", "--budget", "16", "--out", masked]) == 0
+    files = ["--source", str(run / "translations" / "source.txt"), "--reference", str(run / "translations" / "reference.txt")]
+    assert translate([masked, str(run), *files, "--max_length", "40", "--samples", "50", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "run.txt").read_text() == (run / "translations" / "learned.settled.beam.txt").read_text()
+    scores = pd.read_csv(tmp_path / "out" / "scores.csv").set_index("system")
+    own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'settled'").iloc[0]
+    assert scores.loc["run", "bleu"] == pytest.approx(own["test_beam_bleu"], rel=1e-4)
+    more = ["--batch_sizes", "[1,4]", "--tokens", "5", "--repeats", "2", "--out", str(tmp_path / "speed.csv")]
+    assert benchmark([masked, str(run), *files[:2], *more]) == 0
+    speed = pd.read_csv(tmp_path / "speed.csv")
+    assert list(speed["batch_size"]) == [1, 1, 4, 4]
+    assert (speed.loc[speed["system"] == "dense", "speedup"] == 1).all()
+    parameters = speed.groupby("system")["parameters"].first()
+    assert parameters["run"] < parameters["dense"]
+    capsys.readouterr()
+
+
+def test_the_tokenizer_is_saved_with_the_run_and_the_export(run):
+    sentence = "the tall clock sees the kings"
+    ids = make_data().tokenizer(sentence)["input_ids"]
+    for folder in (run / "tokenizer", run / "export"):
+        assert AutoTokenizer.from_pretrained(folder)(sentence)["input_ids"] == ids
+
+
+def test_an_export_can_be_pruned_on(run, tmp_path):
+    config = write_config(tmp_path)
+    more = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.warm_up", "0"]
+    assert main(["--config", config, *more, "--model.budget", "{encoder: 1}", "--run_dir", str(tmp_path / "again")]) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again" / "export", trust_remote_code=True)
+    assert sum(shape["heads"] for name, shape in model.config.pruned_attention.items() if name.startswith("encoder")) == 1
+
+
+def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
+    files = {"source": "the old dog\n" * 30 + "a cat sees the dog\n" * 30, "target": "der alte Hund\n" * 30 + "Katze\n" * 30}
+    for side, text in files.items():
+        (tmp_path / side).write_text(text)
+    local = {"train": "train", "select": "select", "test": "test"}
+    names = [f"--data.{split}_{side}={tmp_path / side}" for split in local for side in files]
+    common = [
+        "--config", write_config(tmp_path), "--data", "training.data.parallel_text.ParallelTextData", *names,
+        "--data.vocab_size=40", "--data.batch_tokens=64", "--data.max_length=20", "--data.subwords=unigram", "--save_every=3",
+        "--average_last=3", "--average_every=1",
+    ]  # fmt: skip
+    assert main([*common, "--run_dir", str(tmp_path / "whole")]) == 0
+    last = str(tmp_path / "whole" / "checkpoints" / "last.ckpt")
+    assert main([*common, "--run_dir", str(tmp_path / "resumed"), "--ckpt_path", last]) == 0
+    ends = [
+        torch.load(tmp_path / name / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "resumed")
+    ]
+    torch.testing.assert_close(*({k: v for k, v in end.items() if torch.is_tensor(v)} for end in ends), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--patience", "2"], "--patience ends the training of a dense model alone"),
+        (["--average_last", "0"], "--average_last is 0"),
+        (["--from_scratch", "[magic]"], "unknown method 'magic'"),
+        (["--model.prune", "0"], "set settle to 0 and budget to null"),
+        (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
+        (["--data.max_length", "10"], "more than 10"),
+    ],
+)
+def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path, capsys):
+    assert main(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("command", "more"), [(translate, []), (benchmark, [])])
+def test_commands_name_what_is_wrong(command, more, tmp_path, capsys):
+    (tmp_path / "source.txt").write_text("a\n")
+    assert command([str(tmp_path / "nothing"), "--source", str(tmp_path / "source.txt"), *more]) == 2
+    assert "holds no model" in capsys.readouterr().err
+
+
+def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path, capsys):
+    alone = ["--model.budget", "null", "--model.prune", "0", "--model.settle", "0", "--model.warm_up", "6"]
+    early = ["--patience", "1", "--model.learning_rate", "0.0", "--model.freeze_while_pruning", "null"]
+    assert main(["--config", write_config(tmp_path), *alone, *early, "--run_dir", str(tmp_path / "run")]) == 0
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["heads"]["kept"] == metrics["heads"]["total"] == 16
+    log = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert log["select/bleu"].notna().sum() == 2  # of 6 epochs: the second one is no better than the first
+    assert (tmp_path / "run" / "checkpoints" / "dense.ckpt").is_file()

@@ -1,0 +1,41 @@
+import pytest
+from transformers import AutoTokenizer
+
+from gates.errors import GateError
+from training.data.subwords import train_subwords
+
+TEXTS = [
+    "A man in a blue shirt, standing on a ladder.",
+    "Ein Mann in einem blauen Hemd steht auf einer Leiter.",
+    "Two young (white) males are outside - near many bushes!",
+    "Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.",
+] * 5
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_text_comes_back_as_it_was(kind):
+    tokenizer = train_subwords(TEXTS, kind=kind, vocab_size=120)
+    ids = tokenizer(TEXTS)["input_ids"]
+    assert len(tokenizer) <= 120
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == TEXTS
+    assert all(own[-1] == tokenizer.eos_token_id and tokenizer.unk_token_id not in own for own in ids)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_training_is_reproducible_and_survives_saving(kind, tmp_path):
+    tokenizer = train_subwords(TEXTS, kind=kind, vocab_size=120)
+    assert train_subwords(TEXTS, kind=kind, vocab_size=120).get_vocab() == tokenizer.get_vocab()
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+    assert again.pad_token_id == tokenizer.pad_token_id
+
+
+def test_common_words_become_one_token():
+    words = train_subwords(TEXTS, vocab_size=300).tokenize("A man steht auf einer Leiter.")
+    assert words == ["▁A", "▁man", "▁steht", "▁auf", "▁einer", "▁Leiter", "."]
+
+
+def test_a_vocabulary_below_the_alphabet_is_refused():
+    with pytest.raises(GateError, match=r"vocab_size is 20, but .* different characters"):
+        train_subwords(TEXTS, vocab_size=20)

@@ -1,0 +1,181 @@
+"""What the data of every task have in common: three splits, a tokenizer, and loaders that resume."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import xxhash
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from gates.errors import GateError
+from training.data.batches import SplitBatches
+from training.tasks import Task
+
+SPLITS = ("train", "select", "test")
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """Batches of row numbers, with the length of the whole run."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Any: ...
+
+
+class RunLoader(DataLoader[Any]):
+    """Tells Lightning that this loader can resume: its batch sampler starts at the trainer's own batch count
+    (see :meth:`TaskData.train_dataloader`), so there is no further state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class TaskData(pl.LightningDataModule, ABC):
+    """Examples of one task.
+
+    The splits are named for what they are used for: ``train`` for weights and scores, ``select`` for every choice,
+    ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
+
+    Args:
+        eval_batch_size: examples per batch in evaluation.
+        score_batch_size: examples per batch when heads are scored.
+        score_rows: training examples, chosen at random, on which heads are scored.
+        max_length: longest input in tokens.
+        num_workers: processes that prepare batches.
+        seed: of the order of training batches.
+    """
+
+    def __init__(
+        self, *, eval_batch_size: int, score_batch_size: int, score_rows: int, max_length: int, num_workers: int, seed: int
+    ) -> None:
+        super().__init__()
+        check_positive(eval_batch_size=eval_batch_size, score_rows=score_rows, max_length=max_length)
+        if num_workers < 0:
+            raise GateError(f"num_workers is {num_workers}; expected 0 or more")
+        self.eval_batch_size = eval_batch_size
+        self.score_batch_size = score_batch_size
+        self.score_rows = score_rows
+        self.max_length = max_length
+        self.num_workers = num_workers
+        self.seed = seed
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.splits: dict[str, Dataset] = {}
+
+    @abstractmethod
+    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
+        """Read, check and tokenize everything; does nothing the second time.
+
+        Args:
+            backbone: whose tokenizer to use.
+            stated_labels: class names of a fine-tuned backbone, whose order is then kept.
+
+        Raises:
+            GateError: for whatever is wrong with the tokenizer or the data.
+        """
+
+    def use_files_of(self, run: Path) -> None:
+        """Take what an earlier run made for its data from its directory, before :meth:`build`; by default there is nothing."""
+
+    def write_files(self, run: Path) -> None:
+        """Keep what was made for the data in the run's directory; by default nothing."""
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The task these data are of, once they are built."""
+
+    @abstractmethod
+    def collate(self, split: str) -> Any:
+        """What makes a batch of rows of a split: a function that worker processes of any start method can have."""
+
+    @abstractmethod
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> Batches:
+        """The training batches of one of several processes, a function of (seed, position) alone, from ``first`` on."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The whole run: every batch of every epoch, from where a resumed run stands."""
+        first = 0
+        if self.trainer is not None:
+            first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+        return self._loader("train", self.run_batches(first))
+
+    def run_batches(self, first: int = 0) -> Batches:
+        """The batches of this process over the whole run; the trainer's module says how many epochs that is."""
+        epochs, rank, world = 1.0, 0, 1
+        if self.trainer is not None:
+            epochs = getattr(self.trainer.lightning_module, "epochs", 1.0)
+            rank, world = self.trainer.global_rank, self.trainer.world_size
+        return self.batches_of_run(epochs=epochs, first=first, rank=rank, world=world)
+
+    def validation_interval(self, epochs: float) -> float:
+        """Share of a run between validations: once per epoch."""
+        return min(1.0, 1.0 / epochs)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._split_loader("select", self.eval_batch_size)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._split_loader("test", self.eval_batch_size)
+
+    def score_dataloader(self) -> DataLoader[Any]:
+        """The training examples on which heads are scored: a random choice of ``score_rows``."""
+        if "score" not in self.splits:
+            rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.score_rows]
+            self.splits["score"] = self.splits["train"].select(np.sort(rows))
+        return self._split_loader("score", self.score_batch_size)
+
+    def calibration_dataloaders(self, rows: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+        """Two disjoint halves of ``rows`` training examples chosen at random, other ones than :meth:`score_dataloader`'s as
+        far as there are enough."""
+        order = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)
+        chosen = np.roll(order, -self.score_rows)[:rows]
+        loaders = []
+        for name, half in (("propose", chosen[::2]), ("decide", chosen[1::2])):
+            self.splits[name] = self.splits["train"].select(np.sort(half))
+            loaders.append(self._split_loader(name, self.score_batch_size))
+        return loaders[0], loaders[1]
+
+    @property
+    def order(self) -> str:
+        """All that decides on the order of training batches, beside the data."""
+        return f"{self.score_batch_size} {self.score_rows} {self.seed}"
+
+    def fingerprint(self) -> str:
+        """A hash of the encoded splits and of the order of training batches."""
+        digest = xxhash.xxh3_128(self.order.encode())
+        for name in SPLITS:
+            for column in self.splits[name].column_names:
+                digest.update(f"{name} {column} {json.dumps(list(self.splits[name][column]))}".encode())
+        return digest.hexdigest()
+
+    def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:
+        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        return self._loader(split, SplitBatches(self.splits[split]["length"], batch_size, rank=rank, world=world))
+
+    def _loader(self, split: str, batches: Any) -> DataLoader[Any]:
+        return RunLoader(
+            self.splits[split],
+            batch_sampler=batches,
+            collate_fn=self.collate(split),
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=False,
+        )
+
+
+def check_positive(**settings: int) -> None:
+    """Raises :class:`GateError` for the first setting below 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise GateError(f"{name} is {value}; expected at least 1")

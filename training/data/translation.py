@@ -1,0 +1,269 @@
+"""What every data set of parallel text has in common: a tokenizer, a length filter, and batches of equally many tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from gates.errors import GateError
+from training.data.base import SPLITS, TaskData, check_positive
+from training.data.subwords import Subwords, train_subwords
+from training.data.token_batches import RunTokenBatches
+from training.tasks.translation import IGNORED, Decoding, SentenceLoss, Translation
+
+TOKENIZER = "tokenizer"
+"""Folder of the tokenizer in a run's directory."""
+LEAVE_OUT_AT_MOST = 0.5
+"""Share of the training pairs that the length filter may leave out before it is taken for a mistake."""
+
+
+class Pairs(NamedTuple):
+    """Sentences and their translations, line by line."""
+
+    source: list[str]
+    target: list[str]
+
+
+class TranslationData(TaskData):
+    """Parallel text.
+
+    Training pairs that are too long or too unequal in length are left out; selection and test pairs never are, since BLEU is
+    of a whole test set: there a source that is too long is an error.
+
+    Args:
+        batch_tokens: tokens on the longer side of a batch, padding included, per step and device.
+        eval_batch_size: sentences per batch in evaluation and when heads are scored.
+        score_rows: training pairs, chosen at random, on which heads are scored.
+        max_length: longest source, target or translation in tokens.
+        max_ratio: of the lengths of the two sides in tokens, for training pairs.
+        tokenizer: hub name or folder; by default the backbone's, and without a backbone one that is trained on the
+            training pairs.
+        subwords: kind of a trained tokenizer: ``bpe`` or ``unigram``.
+        vocab_size: of a trained tokenizer, for both languages together.
+        source_prefix: text before every source, such as ``translate English to German: `` for T5.
+        source_language, target_language: for multilingual models, their names in the tokenizer, such as ``en_XX``.
+        label_smoothing, sentence_loss, beam_splits: see :class:`training.tasks.translation.Translation`.
+        beams, length_penalty: of beam search.
+        validate_every: epochs between validations, each of which translates the selection split.
+        num_workers: processes that prepare batches.
+        seed: of the order of training batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_tokens: int = 4096,
+        eval_batch_size: int = 64,
+        score_rows: int = 2048,
+        max_length: int = 128,
+        max_ratio: float = 3.0,
+        tokenizer: str | None = None,
+        subwords: Subwords = "bpe",
+        vocab_size: int = 8000,
+        source_prefix: str = "",
+        source_language: str | None = None,
+        target_language: str | None = None,
+        label_smoothing: float = 0.1,
+        sentence_loss: SentenceLoss = "mean",
+        beams: int = 4,
+        length_penalty: float = 1.0,
+        beam_splits: list[str] | None = None,
+        validate_every: float = 1.0,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            eval_batch_size=eval_batch_size,
+            score_batch_size=eval_batch_size,
+            score_rows=score_rows,
+            max_length=max_length,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        check_positive(batch_tokens=batch_tokens, vocab_size=vocab_size, beams=beams)
+        if max_length > batch_tokens:
+            raise GateError(
+                f"max_length is {max_length} and batch_tokens {batch_tokens}; a batch must hold the longest sentence"
+            )
+        if not max_ratio >= 1:
+            raise GateError(f"max_ratio is {max_ratio}; expected at least 1")
+        if not 0 <= label_smoothing < 1:
+            raise GateError(f"label_smoothing is {label_smoothing}; expected a share from 0 to below 1, such as 0.1")
+        if not validate_every > 0:
+            raise GateError(f"validate_every is {validate_every}; expected a number of epochs above 0")
+        self.beam_splits = tuple(["test"] if beam_splits is None else beam_splits)
+        if unknown := sorted({*self.beam_splits} - {"select", "test"}):
+            raise GateError(f"beam_splits names {unknown[0]!r}; expected some of 'select' and 'test'")
+        self.batch_tokens = batch_tokens
+        self.max_ratio = max_ratio
+        self.tokenizer_name = tokenizer
+        self.subwords: Subwords = subwords
+        self.vocab_size = vocab_size
+        self.source_prefix = source_prefix
+        self.source_language, self.target_language = source_language, target_language
+        self.label_smoothing = label_smoothing
+        self.sentence_loss: SentenceLoss = sentence_loss
+        self.beams, self.length_penalty = beams, length_penalty
+        self.validate_every = validate_every
+        self.texts: dict[str, Pairs] = {}
+        self.left_out = 0
+
+    @abstractmethod
+    def load_pairs(self) -> dict[str, Pairs]:
+        """The three splits, checked but not filtered."""
+
+    # -- building ----------------------------------------------------------------------------------------------
+
+    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
+        if self.splits:
+            return
+        self.texts = self.load_pairs()
+        self.tokenizer = self.load_tokenizer(backbone)
+        for name in SPLITS:
+            self.splits[name] = self._encode(name, self.texts[name])
+        self._drop_unfit_pairs()
+
+    def use_files_of(self, run: Path) -> None:
+        """A vocabulary that was trained for the earlier run: its weights mean nothing with another."""
+        if self.tokenizer_name is None and (run / TOKENIZER).is_dir():
+            self.tokenizer_name = str(run / TOKENIZER)
+
+    def write_files(self, run: Path) -> None:
+        assert self.tokenizer is not None
+        self.tokenizer.save_pretrained(run / TOKENIZER)
+
+    def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
+        """The tokenizer that is named, the backbone's, or a new one for both languages."""
+        name = self.tokenizer_name or backbone
+        if name is None:
+            train = self.texts["train"]
+            return train_subwords(
+                [*train.source, *train.target], kind=self.subwords, vocab_size=self.vocab_size, max_length=self.max_length
+            )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except ImportError as error:
+            raise GateError(
+                f"the tokenizer of {name!r} needs a package that is not installed; pip install 'head-gates[translation]'"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise GateError(
+                f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
+                "be reached; check the path or the network"
+            ) from error
+        if tokenizer.pad_token_id is None:
+            raise GateError(f"the tokenizer of {name!r} has no padding token, which an encoder-decoder needs; give another")
+        for attribute, language in (("src_lang", self.source_language), ("tgt_lang", self.target_language)):
+            if language is not None:
+                self._language_token(tokenizer, language)
+                setattr(tokenizer, attribute, language)
+        return tokenizer
+
+    @staticmethod
+    def _language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
+        if hasattr(tokenizer, "get_lang_id"):  # M2M100 writes its languages in another way
+            return int(tokenizer.get_lang_id(language))
+        token = tokenizer.convert_tokens_to_ids(language)
+        if token is None or token == tokenizer.unk_token_id:
+            raise GateError(f"the tokenizer does not know the language {language!r}; expected one of its language tokens")
+        return int(token)  # type: ignore[arg-type]
+
+    def _encode(self, name: str, pairs: Pairs) -> Dataset:
+        assert self.tokenizer is not None
+        source = self.tokenizer([self.source_prefix + text for text in pairs.source])["input_ids"]
+        target = self.tokenizer(text_target=pairs.target)["input_ids"]
+        return Dataset.from_dict(
+            {
+                "row": list(range(len(source))),
+                "source": source,
+                "target": target,
+                "length": [len(ids) for ids in source],
+                "target_length": [len(ids) for ids in target],
+            }
+        )
+
+    def _drop_unfit_pairs(self) -> None:
+        for name in ("select", "test"):
+            lengths = self.splits[name]["length"]
+            longest = int(np.argmax(lengths))
+            if lengths[longest] > self.max_length:
+                raise GateError(
+                    f"the source of pair {longest + 1} of the {name} split has {lengths[longest]} tokens, more than "
+                    f"{self.max_length}; raise --data.max_length, or shorten the sentence"
+                )
+        train = self.splits["train"]
+        source, target = np.asarray(train["length"]), np.asarray(train["target_length"])
+        longer, shorter = np.maximum(source, target), np.minimum(source, target)
+        fits = (longer <= self.max_length) & (longer <= self.max_ratio * shorter)
+        self.left_out = int((~fits).sum())
+        if self.left_out > LEAVE_OUT_AT_MOST * len(fits):
+            raise GateError(
+                f"{self.left_out} of {len(fits)} training pairs have more than {self.max_length} tokens on a side, or sides "
+                f"that differ by a factor of more than {self.max_ratio:g}; raise --data.max_length or --data.max_ratio, or "
+                "check that the lines of both sides belong together"
+            )
+        if self.left_out:
+            self.splits["train"] = train.select(np.flatnonzero(fits))
+
+    @property
+    def task(self) -> Translation:
+        assert self.tokenizer is not None
+        first = None if self.target_language is None else self._language_token(self.tokenizer, self.target_language)
+        return Translation(
+            self.tokenizer,
+            label_smoothing=self.label_smoothing,
+            sentence_loss=self.sentence_loss,
+            decoding=Decoding(self.beams, self.length_penalty, self.max_length, first),
+            beam_splits=self.beam_splits,
+        )
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunTokenBatches:
+        train = self.splits["train"]
+        return RunTokenBatches(
+            train["length"], train["target_length"], self.batch_tokens,
+            epochs=epochs, seed=self.seed, first=first, rank=rank, world=world,
+        )  # fmt: skip
+
+    def validation_interval(self, epochs: float) -> float:
+        return min(1.0, self.validate_every / epochs)
+
+    def collate(self, split: str) -> PadPairs:
+        assert self.tokenizer is not None
+        assert self.tokenizer.pad_token_id is not None
+        return PadPairs(int(self.tokenizer.pad_token_id), self.texts[split].target if split in ("select", "test") else None)
+
+
+class PadPairs:
+    """Makes a batch: sources and targets padded on the right to the longest; labels are -100 there.
+
+    Args:
+        pad: id of the padding token.
+        references: target texts of the whole split, to go with the batches as they are; None for none.
+    """
+
+    def __init__(self, pad: int, references: list[str] | None = None) -> None:
+        self.pad = pad
+        self.references = references
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        source = _padded([row["source"] for row in rows], self.pad)
+        mask = _padded([[1] * row["length"] for row in rows], 0)
+        labels = _padded([row["target"] for row in rows], IGNORED)
+        batch: dict[str, Any] = {"input_ids": source, "attention_mask": mask, "labels": labels}
+        if self.references is not None:
+            batch["row"] = torch.tensor([row["row"] for row in rows])
+            batch["reference"] = [self.references[row["row"]] for row in rows]
+        return batch
+
+
+def _padded(rows: list[list[int]], value: int) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)

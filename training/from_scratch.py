@@ -1,0 +1,81 @@
+"""Voita's control: the structure that pruning found, trained from new weights with as many updates as the whole run."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.data.base import TaskData
+from training.evaluation import TrainerFactory, evaluate
+from training.module import HeadPruner
+
+
+def train_from_scratch(
+    pruner: HeadPruner,
+    data: TaskData,
+    mask: Tensor,
+    make_trainer: TrainerFactory,
+    *,
+    method: str,
+    epochs: float | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """A row of the comparison, stage ``from scratch``: new weights, and the mask in force from the first step.
+
+    It is ordinary training with one cycle of the learning rate, all weights trainable, for as many updates as the run had
+    in all its phases, or as ``epochs`` says where the dense model was trained before (Voita et al. 2019, table 3). The
+    pruner leaves as it came.
+
+    Args:
+        pruner: after training.
+        data: its data.
+        mask: 0/1 ``[gates]``.
+        make_trainer: makes trainers with the run's own settings.
+        method: that found the mask.
+        epochs: of training; as many as the run's by default.
+        seed: of the new weights.
+    """
+    start = time.perf_counter()
+    state = {name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    settings, mode, gates_mask = dict(pruner.hparams), pruner.gates.mode, pruner.gates.mask.detach().cpu().clone()
+    frozen, while_pruning = pruner.frozen, pruner.frozen_while_pruning
+    row: dict[str, Any] = {"method": method, "stage": "from scratch", "heads": pruner.gates.open_heads(mask)}
+    try:
+        new_weights_(pruner, seed)
+        pruner.frozen_while_pruning = []
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        pruner.hparams.update(warm_up=0.0, prune=0.0, settle=epochs or pruner.epochs, prune_learning_rate=None)
+        pruner.fixed_mask = mask
+        pruner.train()
+        trainer = make_trainer(limit_val_batches=0)
+        trainer.fit(pruner, data)
+        row |= evaluate(make_trainer(), pruner, data)
+        return row | {"steps": trainer.global_step, "seconds": round(time.perf_counter() - start, 2)}
+    finally:
+        pruner.fixed_mask = None
+        pruner.hparams.update(settings)
+        pruner.frozen_while_pruning = while_pruning
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        pruner.load_state_dict(state, strict=False)
+        pruner.gates.set_mask_(gates_mask.to(pruner.device))
+        pruner.gates.mode = mode
+
+
+@torch.no_grad()
+def new_weights_(pruner: HeadPruner, seed: int) -> None:
+    """Give the backbone the weights of a new model of its class and config, drawn from a seed."""
+    generator_state = torch.get_rng_state()
+    try:
+        torch.manual_seed(seed)
+        new = type(pruner.backbone)(copy.deepcopy(pruner.backbone.config))
+    finally:
+        torch.set_rng_state(generator_state)
+    own = pruner.backbone.state_dict()
+    for name, tensor in new.state_dict().items():
+        own[name].copy_(tensor)

@@ -1,0 +1,82 @@
+"""What the rest of the application asks of a task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import MetricCollection
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Batch = Mapping[str, Any]
+"""Tensors by name; for evaluation also lists of texts."""
+
+
+class Task(ABC):
+    """The Auto class, the loss of every example and the metrics of a kind of problem.
+
+    Attributes:
+        main_metric: name of the metric by which choices are made; higher is better.
+    """
+
+    main_metric: str
+
+    @abstractmethod
+    def build(
+        self,
+        backbone: str | None,
+        from_scratch: Mapping[str, Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
+    ) -> PreTrainedModel:
+        """A pretrained model for the task, or a new one from config fields, in float32.
+
+        Args:
+            backbone: hub name or local folder; exports of this project too.
+            from_scratch: instead of a backbone, config fields.
+            tokenizer: of the data.
+            trust_remote_code: whether code that comes with the backbone may run.
+            allow_pickle: whether ``pytorch_model.bin`` may be read where there are no safetensors.
+
+        Raises:
+            GateError: if the backbone cannot be loaded or is not for this task.
+        """
+
+    @abstractmethod
+    def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of every example ``[batch]``, float32, and the logits."""
+
+    def batch_loss(self, losses: Tensor, batch: Batch) -> Tensor:
+        """What training minimises, from the losses of a batch: by default their mean."""
+        return losses.mean()
+
+    @abstractmethod
+    def metrics(self, split: str) -> MetricCollection:
+        """New metrics of a split (``select`` or ``test``)."""
+
+    @abstractmethod
+    def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
+        """Add a batch to the metrics.
+
+        Args:
+            metrics: that :meth:`metrics` made.
+            model: in evaluation mode, with the gates as they are.
+            batch: of a split's loader.
+            logits: as :meth:`losses` returned them.
+        """
+
+    def outputs(self, metrics: MetricCollection) -> dict[str, list[str]]:
+        """What the metrics saw the model say, by example of the split in its order; nothing by default."""
+        return {}
+
+    @abstractmethod
+    def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+        """What of a batch goes into one forward pass of the model."""
+
+    @abstractmethod
+    def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
+        """Which queries are not padding ``[batch, query]``, for each kind of attention; None if all count."""

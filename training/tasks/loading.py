@@ -1,0 +1,91 @@
+"""Load or make the model of a task, with one sentence for whatever is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedModel
+
+from gates.errors import GateError, first_line
+from gates.pruned import pruned_class
+from gates.safe_load import check_pruned_config, verify_checksums
+
+
+def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
+    """The config of a hub name or local folder.
+
+    Raises:
+        GateError: if there is none, or it needs code that comes with it and is not trusted.
+    """
+    try:
+        return AutoConfig.from_pretrained(backbone, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise GateError(f"cannot load a model from {backbone!r}: {first_line(error)}") from error
+        raise GateError(
+            f"{backbone!r} comes with code of its own; read that code, and if you trust it, pass --model.trust_remote_code true"
+        ) from error
+    except (OSError, KeyError) as error:
+        raise GateError(
+            f"cannot load a model from {backbone!r}: it is neither a folder with a config.json of a known architecture nor a "
+            "hub name that can be reached; check the path or the network"
+        ) from error
+
+
+def load_pretrained(
+    auto: Any, backbone: str, config: Any, *, what: str, trust_remote_code: bool, allow_pickle: bool, resized: bool = False
+) -> PreTrainedModel:
+    """The weights of a hub name or local folder, exports of this project among them, in float32.
+
+    Args:
+        auto: Auto class of the task.
+        backbone: hub name or local folder.
+        config: as :func:`read_config` gave it, perhaps changed.
+        what: the model is called in errors, such as ``a classifier``.
+        trust_remote_code, allow_pickle: see :meth:`training.tasks.base.Task.build`.
+        resized: whether weights of another size are to be made anew.
+
+    Raises:
+        GateError: if the weights cannot be loaded.
+    """
+    more: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
+        check_pruned_config(config)
+        verify_checksums(backbone)
+        auto, more = pruned_class(auto._model_mapping[type(config)]), {}
+    try:
+        model: PreTrainedModel = auto.from_pretrained(
+            backbone, config=config, ignore_mismatched_sizes=resized, use_safetensors=None if allow_pickle else True, **more
+        )
+    except Exception as error:  # damaged weights raise errors of many kinds
+        reason = first_line(error)
+        if not allow_pickle and "safetensors" in reason:
+            reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
+        raise GateError(f"cannot load {what} from {backbone!r}: {reason}") from error
+    return model.float()
+
+
+def from_config(auto: Any, fields: Mapping[str, Any]) -> PreTrainedModel:
+    """A new model from config fields, ``model_type`` among them.
+
+    Raises:
+        GateError: if they are not the fields of a config, or the Auto class has no model for it.
+    """
+    fields = dict(fields)
+    model_type = fields.pop("model_type", None)
+    try:
+        model: PreTrainedModel = auto.from_config(AutoConfig.for_model(model_type, **fields))
+    except Exception as error:  # configs and models raise errors of their own kinds
+        raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
+    return model
+
+
+def base_model_name(settings: Mapping[str, Any]) -> str:
+    """What a run's model is called, from its settings: a hub name as it is; a local folder by its last part alone, since
+    paths mean nothing elsewhere; a new model by its type."""
+    if settings["backbone"] is None:
+        return str(settings["from_scratch"].get("model_type", "a new model"))
+    name = str(settings["backbone"])
+    return Path(name).name if Path(name).exists() else name

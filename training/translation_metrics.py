@@ -1,0 +1,133 @@
+"""BLEU and chrF by sacrebleu as metrics over a whole split, and the paired bootstrap between systems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+from torch import Tensor
+from torchmetrics import Metric
+
+from gates.errors import GateError
+
+Scorer = Literal["bleu", "chrf"]
+SCORERS: Mapping[Scorer, type[BLEU] | type[CHRF]] = {"bleu": BLEU, "chrf": CHRF}
+END = 0
+"""The byte that ends a text; UTF-8 has it in no other character."""
+
+
+def corpus_score(name: Scorer, hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """BLEU or chrF of a corpus in points, 0 to 100, with sacrebleu's default settings (one reference)."""
+    return float(SCORERS[name]().corpus_score(list(hypotheses), [list(references)]).score)
+
+
+def signatures() -> dict[str, str]:
+    """sacrebleu's signature of each metric: all settings and its version, to be stated with every score."""
+    found: dict[str, str] = {}
+    for name, scorer in SCORERS.items():
+        metric = scorer()
+        metric.corpus_score(["a"], [["a"]])  # the number of references becomes known here
+        found[name] = str(metric.get_signature())
+    return found
+
+
+def paired_bootstrap(
+    systems: Mapping[str, Sequence[str]], references: Sequence[str], *, samples: int = 1000
+) -> list[dict[str, Any]]:
+    """Paired bootstrap resampling (Koehn 2004) of the first system against each other, as sacrebleu does it.
+
+    Args:
+        systems: translations of the same sentences by name; the first is the baseline.
+        references: of these sentences.
+        samples: resampled test sets.
+
+    Returns:
+        One row per system: ``system``, and for BLEU and chrF the score, the mean and half the width of the 95 % interval
+        over the samples, and ``p`` of the difference to the baseline (None for the baseline itself).
+
+    Raises:
+        GateError: if a system has another number of translations than there are references.
+    """
+    for name, hypotheses in systems.items():
+        if len(hypotheses) != len(references):
+            raise GateError(
+                f"the system {name!r} has {len(hypotheses)} translations for {len(references)} references; "
+                "translate the same file"
+            )
+    test = PairedTest(
+        [(name, list(hypotheses)) for name, hypotheses in systems.items()],
+        {name: scorer(references=[list(references)]) for name, scorer in SCORERS.items()},
+        references=None,
+        test_type="bs",
+        n_samples=samples,
+    )
+    _, found = test()
+    rows = []
+    for index, system in enumerate(found["System"]):
+        row: dict[str, Any] = {"system": system}
+        same = index > 0 and list(systems[str(system)]) == list(systems[str(found["System"][0])])
+        for name, title in (("bleu", "BLEU"), ("chrf", "chrF2")):
+            result: Any = found[title][index]
+            p = 1.0 if same else result.p_value  # sacrebleu gives the same translations the smallest p there is
+            row |= {name: result.score, f"{name}_mean": result.mean, f"{name}_interval": result.ci, f"{name}_p": p}
+        rows.append(row)
+    return rows
+
+
+class TextScore(Metric):
+    """Corpus BLEU or chrF, the same to the last digit as sacrebleu on the whole split, in any batching and under DDP.
+
+    Texts are kept as UTF-8 in one tensor, so that torchmetrics can gather them from all processes.
+
+    Args:
+        scorer: ``bleu`` or ``chrf``.
+        kwargs: passed to :class:`torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    rows: list[Tensor]
+    hypotheses: list[Tensor]
+    references: list[Tensor]
+
+    def __init__(self, scorer: Scorer, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scorer: Scorer = scorer
+        for name in ("rows", "hypotheses", "references"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, rows: Tensor, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+        """Add translations.
+
+        Args:
+            rows: position of each sentence in its split, ``[batch]``.
+            hypotheses, references: one text each.
+        """
+        self.rows.append(rows)
+        self.hypotheses.append(_bytes(hypotheses, rows.device))
+        self.references.append(_bytes(references, rows.device))
+
+    def compute(self) -> Tensor:
+        hypotheses, references = self._texts(self.hypotheses), self._texts(self.references)
+        return torch.tensor(corpus_score(self.scorer, hypotheses, references) if references else 0.0)
+
+    def translations(self) -> list[str]:
+        """The hypotheses of all processes in the order of the split."""
+        with self.sync_context(should_sync=self._to_sync, should_unsync=True):
+            return self._texts(self.hypotheses)
+
+    def _texts(self, state: list[Tensor] | Tensor) -> list[str]:
+        if len(state) == 0:
+            return []
+        rows = torch.cat(self.rows) if isinstance(self.rows, list) else self.rows
+        joined = torch.cat(state) if isinstance(state, list) else state
+        texts = bytes(joined.tolist()).split(bytes([END]))[:-1]
+        return [texts[position].decode("utf-8") for position in rows.argsort().tolist()]
+
+
+def _bytes(texts: Sequence[str], device: torch.device) -> Tensor:
+    joined = b"".join(text.replace("\0", " ").encode("utf-8") + bytes([END]) for text in texts)
+    return torch.frombuffer(bytearray(joined), dtype=torch.uint8).to(device)
