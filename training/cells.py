@@ -44,7 +44,7 @@ Replacement = Literal["zero", "mean", "uniform"]
 ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed", "swaps"}
 """Options of the module that act through the initial weights or the seed, which are in every key, or that a comparison does
 not use: swaps are a method's ``+swap`` there."""
-WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "weight_decay", "freeze", "unit")
+WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
