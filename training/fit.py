@@ -83,7 +83,10 @@ def build_parser(
         "--settled", type=list[str] | None, default=None, help="With --compare full, methods to train on (default: all)."
     )
     parser.add_argument(
-        "--from_scratch", type=list[str], default=[], help="Methods whose mask is also trained from new weights (control)."
+        "--from_scratch",
+        type=list[str],
+        default=[],
+        help="With --compare full, methods whose mask is also trained from new weights, for as many steps as the whole run.",
     )
     parser.add_argument(
         "--from_scratch_epochs", type=float | None, default=None, help="Length of these trainings (default: the run's)."
@@ -206,7 +209,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             curve_fractions=config.curve,
             show_progress=bool(bar),
         )
-    for method in config.from_scratch:
+    for method in config.from_scratch if config.compare == "full" else []:
         mask = torch.ones(pruner.gates.size) if method == "dense" else result.masks[method]
         row = train_from_scratch(
             pruner,

@@ -182,3 +182,21 @@ def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path, capsys):
     log = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert log["select/bleu"].notna().sum() == 2  # of 6 epochs: the second one is no better than the first
     assert (tmp_path / "run" / "checkpoints" / "dense.ckpt").is_file()
+
+
+def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
+    config = ["--config", write_config(tmp_path)]
+    alone = ["--model.budget", "null", "--model.prune", "0", "--model.settle", "0"]
+    assert main([*config, *alone, "--run_dir", str(tmp_path / "dense")]) == 0
+    start = ["--model.from_scratch", "null", "--model.backbone", str(tmp_path / "dense" / "export"), "--model.warm_up", "0"]
+    assert main([*config, *start, "--run_dir", str(tmp_path / "pruned")]) == 0
+    metrics = json.loads((tmp_path / "pruned" / "metrics.json").read_text())
+    assert metrics["heads"]["kept"] == 3 + 4 + 4
+    states = [
+        torch.load(tmp_path / run / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+        for run, name in (("dense", "final"), ("pruned", "dense"))
+    ]
+    trained = {name: tensor for name, tensor in states[0].items() if name.startswith("backbone.")}
+    torch.testing.assert_close({name: states[1][name] for name in trained}, trained, rtol=0, atol=0)
+    tokenizers = [AutoTokenizer.from_pretrained(tmp_path / run / "tokenizer") for run in ("dense", "pruned")]
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
