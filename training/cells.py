@@ -26,6 +26,7 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.objective import Budget
 from gates.replacement import mean_replacement, uniform_replacement
 from training.cache import Cell, CellCache
 from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
@@ -37,7 +38,7 @@ from training.progress import CellProgress, TrainingSteps
 from training.refine import SwapSearch, refine
 from training.scorers import Scoring
 
-FORMAT = 1
+FORMAT = 2
 """Of cells; a change in what they mean or how they are computed must raise it."""
 WEIGHTS, PREDICTIONS = "weights.ckpt", "predictions.npz"
 Replacement = Literal["zero", "mean", "uniform"]
@@ -46,9 +47,11 @@ ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "s
 not use: swaps are a method's ``+swap`` there."""
 WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
+AFTER_WARM_UP = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
+"""Options that training with a fixed mask depends on, beside where it starts."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
-    "limit_train_batches", "limit_val_batches", "limit_test_batches",
+    "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches", "average_last", "average_every",
 )  # fmt: skip
 """Trainer settings that change results."""
 
@@ -129,15 +132,19 @@ class Cells:
 
         return self._cell(f"learning, budget {settings['budget']}", determined_by, make)
 
-    def swap(self, mask: Tensor, search: SwapSearch, *, start: Cell, options: Mapping[str, Any]) -> Cell:
-        """A mask refined by swaps, on the weights of the dense cell or of a learned one."""
-        determined_by = {"cell": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search)}
+    def swap(self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Cell, options: Mapping[str, Any]) -> Cell:
+        """A mask refined by swaps within a budget, on the weights of the dense cell or of a learned one."""
+        minimum = self.pruner.hparams["minimum_per_layer"]
+        determined_by = {
+            "cell": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search),
+            "kinds": sorted(budget.per_kind), "minimum_per_layer": minimum,
+        }  # fmt: skip
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
             pruner = self.with_weights(start, options)
             trainer = self.make_trainer()
             with measured(trainer.strategy.root_device) as cost:
-                found = refine(pruner, self.data, trainer, mask, search)
+                found = refine(pruner, self.data, trainer, mask, search, budget=budget)
             search_result = {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
             return search_result | cost.as_row()
 
@@ -172,7 +179,9 @@ class Cells:
             start: the dense cell, or a learned one.
             options: of the module, where they differ from the configuration's.
         """
-        determined_by = {"cell": "settle", "start": start.key, "values": values.tolist(), "options": dict(options)}
+        settings = self._pruner(options).hparams
+        after = {name: settings[name] for name in AFTER_WARM_UP}
+        determined_by = {"cell": "settle", "start": start.key, "values": values.tolist(), "options": after}
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
             pruner = self._pruner(options)
@@ -191,7 +200,8 @@ class Cells:
         settings = self.pruner.hparams
         shape = {"backbone": None, "from_scratch": shape_of(self.pruner.backbone)}
         phases = {"warm_up": 0.0, "prune": settings["warm_up"] + settings["prune"]}
-        options = shape | phases | {"distil": 0.0, "distil_hidden": 0.0}  # there is nothing to learn from yet
+        free = {"freeze": None, "freeze_while_pruning": None, "prune_learning_rate": None}  # new weights have to learn
+        options = shape | phases | free | {"distil": 0.0, "distil_hidden": 0.0}  # and have no dense model to learn from
         determined_by = {"cell": "from scratch", "dense": self.dense_is, "values": values.tolist()}
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
@@ -279,5 +289,5 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
     digest = xxhash.xxh3_128()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -78,7 +78,7 @@ class Choices:
         else:
             choice = self._scored(method.base, budget, options)
         if "swap" in method.modifiers:
-            choice = self._swapped(choice)
+            choice = self._swapped(choice, budget)
         if "rescale" in method.modifiers:
             choice = self._rescaled(choice)
         return choice
@@ -174,10 +174,11 @@ class Choices:
         cell = self.cells.do("rescaling", determined_by, make)
         return replace(_with_cost(choice, cell), values=torch.tensor(cell.result["values"]))
 
-    def _swapped(self, choice: Choice) -> Choice:
-        cell = self.cells.swap(choice.mask, self.search, start=choice.start, options=choice.options)
+    def _swapped(self, choice: Choice, budget: BudgetOption) -> Choice:
+        at = Budget.parse(budget, self.sizes)
+        cell = self.cells.swap(choice.mask, at, self.search, start=choice.start, options=choice.options)
         mask = torch.tensor(cell.result["mask"])
-        return replace(_with_cost(choice, cell), mask=mask, values=mask)
+        return replace(_with_cost(choice, cell), mask=mask, values=mask, keep=None)  # a search ranks no heads
 
 
 def _with_cost(choice: Choice, cell: Cell) -> Choice:

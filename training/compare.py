@@ -44,7 +44,7 @@ from training.run_directory import RunDirectory
 from training.scorers import SCORERS, Scorer
 from training.tracking import WandbOptions
 
-OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve")
+OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve", "patience", "from_scratch", "from_scratch_epochs")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
 
 
@@ -91,6 +91,11 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
         raise GateError(
             "a comparison runs its cells on one device each; set --trainer.devices 1, and start it once per device with "
             "--seeds of its own and the same --cells"
+        )
+    if config.model.steering == "multipliers":
+        raise GateError(
+            "--model.steering multipliers keeps multipliers with the dense model, from which all methods start; a comparison "
+            "needs --model.steering projection"
         )
     resolved = parser.dump(config, skip_unset=False)
     results = Results()
@@ -157,7 +162,7 @@ def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> C
         lambda options: make_pruner(config, data, options),
         data,
         lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
-        trainer_settings=config.trainer.as_dict(),
+        trainer_settings=config.trainer.as_dict() | {name: config[name] for name in ("average_last", "average_every")},
         seed=seed,
         cache=cache,
         progress=progress,
@@ -175,8 +180,9 @@ def run_seed(
 ) -> Iterator[dict[str, Any]]:
     """The rows of one seed: the dense model first, then every method at every budget."""
     dense = Method("dense")
-    everything: list[tuple[Method, BudgetOption]] = [(dense, 1)]
-    everything += [(method, budget) for budget in budgets for method in methods if method != dense]
+    controls = [dense, *(method for method in methods if method.base == "dense" and method != dense)]
+    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
+    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
     for method, budget in everything:
         choice = choices.choose(method, budget)
         heads = cells.pruner.gates.open_heads(choice.mask)

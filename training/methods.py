@@ -35,34 +35,43 @@ class Learned:
     decides: Decides = "each"
 
 
-PLAIN: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "projection"}
-"""A configuration's options that are of Hard-Concrete gates alone."""
+JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
+"""A method is what its name says, whatever a configuration has for single runs."""
+PLAIN: dict[str, Any] = {
+    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "projection", "pipelined": False,
+}  # fmt: skip
+"""Options of Hard-Concrete gates alone, as other families have to have them."""
 
 LEARNED: dict[str, Learned] = {
-    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS),
-    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, decides="once"),
+    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS, JOINT),
+    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, JOINT, decides="once"),
     "learned-pipelined": Learned(
-        "the gates alone, on resting weights, before the weights settle", OURS, {"pipelined": True, "gate_learning_rate": 0.1}
+        "the gates alone, on resting weights, before the weights settle", OURS, {**JOINT, "pipelined": True}
     ),
     "lambda": Learned(
-        "Hard-Concrete gates with a price on each open head", "Voita et al. 2019", {"budget": None}, decides="price"
+        "Hard-Concrete gates with a price on each open head",
+        "Voita et al. 2019",
+        {**JOINT, "budget": None, "anneal": None, "draw_per": "batch"},
+        decides="price",
     ),
     "dsp": Learned(
         "relaxed top-K of Gumbel-perturbed weights, with the model's (joint)",
         "Li, Cotterell and Sachan 2021",
-        {"gate": "relaxed-top-k", **PLAIN},
+        {**PLAIN, "gate": "relaxed-top-k"},
     ),
     "dsp-pipelined": Learned(
         "the same on resting model weights",
         "Li, Cotterell and Sachan 2021",
-        {"gate": "relaxed-top-k", "pipelined": True, **PLAIN},
+        {**PLAIN, "gate": "relaxed-top-k", "pipelined": True},
     ),
     "straight-through": Learned(
         "exact top-K forward, the sigmoid's gradient backward",
         "Bengio et al. 2013",
-        {"gate": "straight-through-top-k", **PLAIN},
+        {**PLAIN, "gate": "straight-through-top-k"},
     ),
-    "linear-l1": Learned("gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {"gate": "clamped-linear", **PLAIN}),
+    "linear-l1": Learned(
+        "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {**PLAIN, "gate": "clamped-linear"}, "once"
+    ),
 }
 
 MODIFIERS = {

@@ -408,8 +408,8 @@ class HeadPruner(pl.LightningModule):
         if self.hparams["swaps"] == 0:
             return mask
         search = SwapSearch(passes=self.hparams["swaps"])
-        found = refine(self, self.trainer.datamodule, self.trainer, mask, search)  # type: ignore[attr-defined]
-        return found.mask
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return refine(self, data, self.trainer, mask, search, budget=self.budget).mask
 
     def _start_pruning(self) -> None:
         """At the end of the warm-up: the dense model becomes the teacher, and the gates start as their family does."""

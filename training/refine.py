@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
 from gates.errors import GateError
+from gates.objective import Budget
 from gates.swap import Limits, Refinement, refine_by_swaps
 
 if TYPE_CHECKING:
@@ -39,8 +40,11 @@ class SwapSearch:
                 raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least 2")
 
 
-def refine(pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch) -> Refinement:
-    """The mask ``[gates]`` refined by swaps on the pruner's present weights, gates of one budget among themselves.
+def refine(
+    pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch, *, budget: Budget | None
+) -> Refinement:
+    """The mask ``[gates]`` refined by swaps on the pruner's present weights; under a budget per kind, gates are swapped
+    within their kind.
 
     Dropout is off. The pruner's gates are left as they were.
     """
@@ -85,7 +89,7 @@ def refine(pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor
             loss=loss,
             gradient=gradient,
             limits=Limits(
-                within=gates.kind_index() if pruner.budget is not None and pruner.budget.per_kind else None,
+                within=gates.kind_index() if budget is not None and budget.per_kind else None,
                 layer_index=gates.layer_index(),
                 minimum_per_layer=pruner.hparams["minimum_per_layer"],
             ),

@@ -177,9 +177,10 @@ class Scoring:
         start = time.perf_counter()
         with ready_to_score(self.pruner, self.trainer):
             found = PASSES[name].run(self)
+        # The time first: a process killed in between would leave scores that cost nothing.
+        self.known[f"{name}-seconds"] = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
         for score, values in found.items():
             self.known[score] = values.detach().double().cpu()
-        self.known[f"{name}-seconds"] = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
 
 
 Keep = Callable[[Scoring, float, int], Tensor]

@@ -15,7 +15,7 @@ import pandas as pd
 from gates.errors import GateError
 from training.bootstrap import RESAMPLES, resample_metric, resampled_difference
 from training.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
-from training.verdict import DENSE, verdict
+from training.verdict import DENSE, is_dense, verdict
 
 __all__ = ["agreement", "compare_methods", "rank_methods", "summarise", "verdict"]
 
@@ -73,15 +73,15 @@ def compare_methods(
     """
     rows: list[dict[str, Any]] = []
     for stage, of_stage in comparison.groupby("stage", sort=False):
-        dense = of_stage[of_stage["method"] == DENSE]
-        for budget, own in of_stage[of_stage["method"] != DENSE].groupby("budget", sort=False):
+        dense = of_stage[is_dense(of_stage["method"])]
+        for budget, own in of_stage[~is_dense(of_stage["method"])].groupby("budget", sort=False):
             cells = pd.concat([own, dense]).drop_duplicates(["method", "seed"])
             values, replicates = resample_metric(*_stacked(cells, predictions), main_metric, resamples=resamples)
             place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
             methods = list(dict.fromkeys(cells["method"]))
             tested: list[dict[str, Any]] = []
             for method in methods:
-                if method == DENSE or (references is not None and method not in references):
+                if method.split("+")[0] == DENSE or (references is not None and method not in references):
                     continue
                 for rival in (other for other in methods if other != method):
                     seeds = [seed for name, seed in place if name == method and (rival, seed) in place]
@@ -107,7 +107,7 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[pd.DataFra
         the first, and where too few cells differ), and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
-    rows = comparison[comparison["method"] != DENSE]
+    rows = comparison[~is_dense(comparison["method"])]
     table = rows.pivot_table(index=["stage", "budget", "seed"], columns="method", values=column, sort=False)
     table = table.loc[:, table.notna().mean() >= 0.5].dropna()
     test = friedman(table.to_numpy())

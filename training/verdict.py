@@ -16,6 +16,11 @@ LEVEL_MEANS = 5e-4
 """Means that differ by less print as the same number."""
 
 
+def is_dense(methods: pd.Series) -> pd.Series:
+    """Which of these methods keep all heads: the dense model, and the same trained with distillation."""
+    return methods.str.split("+").str[0] == DENSE
+
+
 def verdict(
     summary: pd.DataFrame,
     statistics: pd.DataFrame,
@@ -48,8 +53,8 @@ def verdict(
     ]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
-        dense = of_stage[of_stage["method"] == DENSE]
-        budgets = of_stage[of_stage["method"] != DENSE]
+        dense = of_stage[is_dense(of_stage["method"])]
+        budgets = of_stage[~is_dense(of_stage["method"])]
         if budgets.empty:
             continue
         lines += ["", f"## {str(stage).capitalize()}", ""]

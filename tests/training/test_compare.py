@@ -67,7 +67,7 @@ def test_tables_agree_with_the_rows(finished):
     assert all(sum(m["mask"]) == m["budget"] for m in masks)
     scores = pd.read_csv(run / "scores.csv")
     assert len(scores) == 2 * 8
-    assert {"his", "ranking:his+swap", "ranking:learned"} <= set(scores)
+    assert {"his", "ranking:learned"} <= set(scores)
     assert (run / "verdict.md").read_text().strip()
 
 
@@ -102,6 +102,19 @@ def test_the_learned_method_is_what_fit_trains(finished, tmp_path):
 def _rows(kept):
     """A mask file's 0/1 rows, site by site."""
     return [[int(head in site["kept"]) for head in range(site["heads"])] for site in kept["sites"]]
+
+
+def test_what_changes_rivals_changes_their_cells(finished, tmp_path):
+    """Options that act after the warm-up reuse the dense model and nothing that was trained on from it; the control with
+    distillation is one row per seed."""
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "his,dense+distil", "--budgets", "4,2", "--seeds", "0")
+    assert main([*arguments, "--cells", str(run / "cells"), "--model.distil", "0.3"]) == 0
+    before, table = pd.read_csv(run / "comparison.csv"), pd.read_csv(tmp_path / "run" / "comparison.csv")
+    settled = set(before.loc[before["stage"] == "settled", "cell"])
+    assert not settled & set(table.loc[table["stage"] == "settled", "cell"])
+    assert (table["method"] == "dense+distil").sum() == 2
+    assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
 
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
@@ -152,6 +165,7 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--seeds", "0,0"], "each once"),
         (["--stages", "settled,later"], "--stages has 'later'"),
         (["--swap.passes", "1"], "expected at least 2"),
+        (["--model.steering", "multipliers"], "needs --model.steering projection"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_path, capsys):

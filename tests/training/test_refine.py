@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
+from gates.objective import Budget
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.refine import SwapSearch, refine
 
@@ -33,7 +34,7 @@ def test_losses_are_those_of_the_deciding_half_and_fall(trained):
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     pruner.train()
     before = {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
-    found = refine(pruner, data, make_trainer(), mask, SwapSearch(rows=128, passes=12))
+    found = refine(pruner, data, make_trainer(), mask, SwapSearch(rows=128, passes=12), budget=None)
     assert pruner.backbone.training
     assert all(parameter.requires_grad for parameter in pruner.backbone.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor))
@@ -66,12 +67,9 @@ def test_budgets_of_kinds_are_kept(trained):
     pruner, data = trained
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     search = SwapSearch(rows=64, passes=8)
-    plain = refine(pruner, data, make_trainer(), mask, search).mask
-    budget, pruner.budget = pruner.budget, type(pruner.budget)(3, {"encoder": 3})
-    try:
-        assert torch.equal(refine(pruner, data, make_trainer(), mask, search).mask, plain)
-    finally:
-        pruner.budget = budget
+    plain = refine(pruner, data, make_trainer(), mask, search, budget=None).mask
+    per_kind = refine(pruner, data, make_trainer(), mask, search, budget=Budget(3, {"encoder": 3})).mask
+    assert torch.equal(per_kind, plain)
 
 
 @pytest.mark.parametrize("options", [{"rows": 1}, {"passes": 1}])
@@ -85,7 +83,7 @@ def test_a_run_can_end_its_prune_phase_with_swaps(tmp_path):
     options = {"warm_up": 2.0, "learning_rate": 3e-3}
     plain, data = make_pruner(**options), make_data()
     make_trainer(max_steps=48).fit(plain, data)  # the end of the prune phase
-    expected = refine(plain, data, make_trainer(), plain.learned_mask(), SwapSearch(passes=20)).mask
+    expected = refine(plain, data, make_trainer(), plain.learned_mask(), SwapSearch(passes=20), budget=plain.budget).mask
     swapping = make_pruner(**options, swaps=20)
     make_trainer().fit(swapping, make_data())
     assert torch.equal(swapping.gates.mask, expected)
