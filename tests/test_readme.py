@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from training.summary import main
+
 README = Path(__file__).parents[1] / "README.md"
 
 BEFORE = """
@@ -43,3 +45,11 @@ def test_the_snippets_of_the_library_section_run(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^open heads: \d+ of 24", done.stdout, flags=re.MULTILINE)
+
+
+def test_its_tables_are_those_of_the_files(tmp_path):
+    (tmp_path / "README.md").write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "notebooks").symlink_to(README.parent / "notebooks")
+    assert main(["--update", str(tmp_path / "README.md")]) == 0
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == README.read_text(encoding="utf-8")
+    assert README.read_text(encoding="utf-8").count("<!-- end -->") >= 5
