@@ -1,6 +1,7 @@
 """The paired bootstrap of two systems over examples and seeds, for any metric. Pure functions on arrays.
 
-Predictions are ``[seeds, examples]`` in one fixed order of examples, so that every difference is a paired one.
+Predictions, class numbers or texts, are ``[seeds, examples]`` in one fixed order of examples, so that every difference is a
+paired one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gates.errors import GateError
+from training.translation_metrics import bleu_counts, bleu_of_counts
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -32,22 +34,22 @@ class MeanMetric:
     """A metric that depends on means over examples alone, so that a resample of examples is one matrix product.
 
     Args:
-        statistics: from predictions ``[..., examples]``, targets (broadcastable) and the number of classes to what is
-            averaged, ``[..., examples, k]``.
+        statistics: from predictions ``[..., examples]`` and targets (broadcastable) to what is averaged,
+            ``[..., examples, k]``.
         value: from the means ``[..., k]`` to the metric ``[...]``.
     """
 
-    statistics: Callable[[Integers, Integers, int], NDArray[Any]]
+    statistics: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
     value: Callable[[Array], Array]
 
 
-def _correct(predictions: Integers, targets: Integers, classes: int) -> NDArray[Any]:
+def _correct(predictions: Integers, targets: Integers) -> NDArray[Any]:
     return (predictions == targets)[..., None]
 
 
-def _class_counts(predictions: Integers, targets: Integers, classes: int) -> NDArray[Any]:
+def _class_counts(predictions: Integers, targets: Integers) -> NDArray[Any]:
     """For each class whether it was predicted, is true, and both: ``[..., examples, 3 * classes]``."""
-    names = np.arange(classes)
+    names = np.arange(max(predictions.max(), targets.max()) + 1)
     predicted, true = predictions[..., None] == names, np.broadcast_to(targets, predictions.shape)[..., None] == names
     return np.concatenate([predicted, true, predicted & true], axis=-1)
 
@@ -72,10 +74,24 @@ def _matthews(means: Array) -> Array:
     )
 
 
+def _text_counts(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+    """What BLEU counts in each text, and at last the number of texts, the same for all: ``[..., examples, 11]``."""
+    references = np.broadcast_to(targets, predictions.shape)
+    counts = bleu_counts(predictions.ravel().tolist(), references.ravel().tolist())
+    texts = np.full((len(counts), 1), predictions.shape[-1])
+    return np.concatenate([counts, texts], axis=1).reshape(*predictions.shape, -1)
+
+
+def _bleu(means: Array) -> Array:
+    """From means back to sums, which smoothing needs."""
+    return bleu_of_counts(np.rint(means[..., :-1] * means[..., -1:]))
+
+
 METRICS: dict[str, MeanMetric] = {
     "accuracy": MeanMetric(_correct, lambda means: means[..., 0]),
     "f1": MeanMetric(_class_counts, _macro_f1),
     "matthews": MeanMetric(_class_counts, _matthews),
+    "bleu": MeanMetric(_text_counts, _bleu),
 }
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 
@@ -94,7 +110,7 @@ def metric_values(predictions: ArrayLike, targets: ArrayLike, metric: Metric = "
     rows, true = _aligned(predictions, targets)
     chosen = find_metric(metric)
     if isinstance(chosen, MeanMetric):
-        return chosen.value(chosen.statistics(rows, true, _classes(rows, true)).mean(axis=-2, dtype=np.float64))
+        return chosen.value(chosen.statistics(rows, true).mean(axis=-2, dtype=np.float64))
     return np.asarray(chosen(rows, true), dtype=float)
 
 
@@ -114,10 +130,6 @@ def _aligned(predictions: ArrayLike, targets: ArrayLike) -> tuple[Integers, Inte
             f"predictions have shape {list(rows.shape)} and targets {list(true.shape)}; expected [..., examples] and [examples]"
         )
     return rows, true
-
-
-def _classes(predictions: Integers, targets: Integers) -> int:
-    return int(max(predictions.max(), targets.max())) + 1
 
 
 # -- the paired bootstrap ------------------------------------------------------------------------------------------
@@ -197,7 +209,7 @@ def resample_metric(
     replicates = np.empty((resamples, systems))
     statistics = None
     if isinstance(chosen, MeanMetric):
-        statistics = chosen.statistics(rows, true, _classes(rows, true)).astype(np.float32)  # counts are exact in float32
+        statistics = chosen.statistics(rows, true).astype(np.float32)  # counts are exact in float32
         parts = statistics.shape[-1]
         statistics = np.ascontiguousarray(statistics.transpose(1, 0, 2).reshape(examples, systems * parts))
     for start in range(0, resamples, CHUNK):

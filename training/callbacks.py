@@ -105,10 +105,12 @@ class EndOfPhase(pl.Callback):
 
 
 class Predictions(pl.Callback):
-    """Keep what a classifier predicts in evaluation, and what would have been right."""
+    """Keep what a model predicts in evaluation, and what would have been right: classes, or texts and their references."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Tensor]] = {}
+        self._references: dict[str, dict[int, str]] = {}
+        self._texts: dict[str, list[str]] = {}
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._keep("select", *args)
@@ -116,13 +118,32 @@ class Predictions(pl.Callback):
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._keep("test", *args)
 
-    def _keep(self, split: str, logits: Tensor, batch: dict[str, Tensor], *args: Any) -> None:
-        self._kept.setdefault(f"{split}_prediction", []).append(logits.argmax(-1).cpu())
-        self._kept.setdefault(f"{split}_target", []).append(batch["labels"].cpu())
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._keep_texts("select", pl_module)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._keep_texts("test", pl_module)
+
+    def _keep(self, split: str, logits: Tensor, batch: dict[str, Any], *args: Any) -> None:
+        if "reference" in batch:
+            self._references.setdefault(split, {}).update(zip(batch["row"].tolist(), batch["reference"], strict=True))
+        else:
+            self._kept.setdefault(f"{split}_prediction", []).append(logits.argmax(-1).cpu())
+            self._kept.setdefault(f"{split}_target", []).append(batch["labels"].cpu())
+
+    def _keep_texts(self, split: str, pruner: pl.LightningModule) -> None:
+        """What the module said of the whole split, by greedy decoding as its main metric counts it."""
+        assert isinstance(pruner, HeadPruner)
+        if split in self._references:
+            self._texts[split] = pruner.outputs[split]["greedy"]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Class numbers in the order of evaluation, as ``select_prediction``, ``select_target`` and so on."""
-        return {name: torch.cat(parts).numpy().astype(np.int32) for name, parts in self._kept.items()}
+        """Class numbers in the order of evaluation, or texts in that of the split, as ``select_prediction``,
+        ``select_target`` and so on."""
+        classes = {name: torch.cat(parts).numpy().astype(np.int32) for name, parts in self._kept.items()}
+        predicted = {f"{split}_prediction": np.array(texts) for split, texts in self._texts.items()}
+        true = {f"{split}_target": np.array([texts[row] for row in sorted(texts)]) for split, texts in self._references.items()}
+        return classes | predicted | true
 
 
 class LastGoodCheckpoint(pl.Callback):

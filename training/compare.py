@@ -34,7 +34,7 @@ from training.comparison_options import (
 )
 from training.comparison_tables import Results, score_columns, write_tables
 from training.fit import build_parser as build_fit_parser
-from training.fit import make_pruner, make_trainer, open_classification, quiet_libraries
+from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
 from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.progress import cell_progress
 from training.refine import SwapSearch
@@ -157,7 +157,7 @@ def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> C
     """The cells of one seed: its data order, and modules built from its weights."""
     config = config.clone()
     config.seed = seed
-    data = open_classification(config)
+    data = open_data(config)
     return Cells(
         lambda options: make_pruner(config, data, options),
         data,

@@ -21,6 +21,7 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
+from training.report.numbers import IN_PERCENT, shown
 
 BLOCK = re.compile(r"(?P<begin><!-- python -m training.summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
 
@@ -50,8 +51,10 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
         raise GateError(f"no column {metric!r} in the runs; they have {', '.join(map(str, rows.filter(like='test_').columns))}")
     rows = rows.drop_duplicates(["method", "stage", "heads", "seed", metric]).copy()
     values = rows.groupby(["stage", "method", "heads"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
+    for column in ("mean", "std"):
+        values[column] = shown(_name(metric), values[column])
     values["text"] = [
-        f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if count > 1 else "")
+        f"{mean:.1f}" + (f" ± {spread:.1f}" if count > 1 else "")
         for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
     ]
     table = values.pivot(index=["stage", "method"], columns="heads", values="text")
@@ -89,10 +92,15 @@ def report(options: argparse.Namespace) -> str:
     """The table with a line that says what it shows."""
     rows = choose(read_runs(options.runs), options.stage, options.methods.split(",") if options.methods else None)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
-    shown = f"{options.metric} in percent"
+    what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
     if len(seeds) > 1:
-        shown = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {shown}"
-    return f"{markdown(summarise(rows, options.metric))}\n\n{shown}."
+        what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
+    return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
+
+
+def _name(column: str) -> str:
+    """The metric of a column such as ``test_accuracy``."""
+    return column.removeprefix("select_").removeprefix("test_")
 
 
 def update(document: Path) -> None:
@@ -119,7 +127,7 @@ def update(document: Path) -> None:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.summary", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, help="directories of training.fit or training.compare")
-    parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv, shown in percent")
+    parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv; fractions are shown in percent")
     parser.add_argument("--stage", help="post hoc, settled or from scratch; all by default")
     parser.add_argument("--methods", help="some methods only, separated by commas, in this order")
     parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="make the tables of this document anew")

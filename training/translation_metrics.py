@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from torch import Tensor
@@ -22,6 +24,35 @@ END = 0
 def corpus_score(name: Scorer, hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """BLEU or chrF of a corpus in points, 0 to 100, with sacrebleu's default settings (one reference)."""
     return float(SCORERS[name]().corpus_score(list(hypotheses), [list(references)]).score)
+
+
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """What BLEU adds up over a corpus, for every text ``[texts, 10]``: its length and its reference's in tokens, its matching
+    and its total n-grams of lengths 1 to 4."""
+    scorer = BLEU(effective_order=True)  # which of a single text changes the score and no count
+    found = [scorer.sentence_score(text, [reference]) for text, reference in zip(hypotheses, references, strict=True)]
+    return np.array([(score.sys_len, score.ref_len, *score.counts, *score.totals) for score in found], dtype=np.int64)
+
+
+def bleu_of_counts(sums: NDArray[Any]) -> NDArray[np.float64]:
+    """Corpus BLEU in points from sums of :func:`bleu_counts`, as sacrebleu has it by default (exponential smoothing), for
+    many corpora at once.
+
+    Args:
+        sums: ``[..., 10]``.
+
+    Returns:
+        ``[...]``.
+    """
+    sums = np.asarray(sums, dtype=np.float64)
+    length, reference = sums[..., 0], sums[..., 1]
+    matching, total = sums[..., 2:6], sums[..., 6:10]
+    # The k-th length without a match counts 1 / 2^k matches (Chen and Cherry 2014, method 3).
+    smoothed = np.where(matching > 0, matching, 0.5 ** np.cumsum(matching == 0, axis=-1))
+    defined = (matching.sum(-1) > 0) & (total.min(-1) > 0)
+    precisions = np.log(smoothed / np.where(total > 0, total, 1.0)).mean(-1)
+    brevity = np.minimum(0.0, 1 - reference / np.where(length > 0, length, 1.0))
+    return np.where(defined, 100 * np.exp(precisions + brevity), 0.0)
 
 
 def signatures() -> dict[str, str]:

@@ -26,6 +26,19 @@ def test_means_and_spreads_over_seeds(tmp_path, capsys):
     assert "2 seeds (0, 1)" in out
 
 
+def test_bleu_is_in_points(tmp_path, capsys):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    pd.DataFrame([("his", "settled", 10, 23.456)], columns=["method", "stage", "heads", "test_bleu"]).to_csv(
+        folder / "comparison.csv", index=False
+    )
+    (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 10}, "seed": 0}))
+    assert main([str(folder), "--metric", "test_bleu"]) == 0
+    out = capsys.readouterr().out
+    assert "| settled | his | 23.5 |" in out
+    assert "percent" not in out
+
+
 @pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"]])
 def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
     good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])

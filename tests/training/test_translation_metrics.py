@@ -1,9 +1,17 @@
+import numpy as np
 import pytest
 import sacrebleu
 import torch
 
 from gates.errors import GateError
-from training.translation_metrics import TextScore, corpus_score, paired_bootstrap, signatures
+from training.translation_metrics import (
+    TextScore,
+    bleu_counts,
+    bleu_of_counts,
+    corpus_score,
+    paired_bootstrap,
+    signatures,
+)
 
 WORDS = ("aé", "ß", "bär", "c", "d", "e", "f")
 REFERENCES = [f"the {word} dog runs over the {word} field, again and again ({n})." for n, word in enumerate(WORDS)]
@@ -47,3 +55,20 @@ def test_systems_of_other_length_are_refused():
 def test_signatures_state_the_version():
     assert set(signatures()) == {"bleu", "chrf"}
     assert all(sacrebleu.__version__ in text and "nrefs:1" in text for text in signatures().values())
+
+
+def test_bleu_from_counts_is_sacrebleus_whatever_matches():
+    random = np.random.default_rng(0)
+    vocabulary = np.array([*"abcdefgh", "it's", "1,000", "."])
+    for _ in range(60):
+        references = [" ".join(random.choice(vocabulary, random.integers(1, 9))) for _ in range(4)]
+        hypotheses = [" ".join(random.choice(vocabulary, random.integers(0, 9))) for _ in range(4)]
+        sums = bleu_counts(hypotheses, references).sum(0)
+        assert float(bleu_of_counts(sums)) == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score, abs=1e-9)
+
+
+def test_bleu_from_counts_takes_many_corpora():
+    counts = np.stack([bleu_counts(HYPOTHESES, REFERENCES).sum(0), bleu_counts(REFERENCES, REFERENCES).sum(0)])
+    expected = [sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score, 100.0]
+    assert bleu_of_counts(counts) == pytest.approx(expected)
+    assert float(bleu_of_counts(bleu_counts(["x"] * 3, ["a b c d e"] * 3).sum(0))) == 0

@@ -137,11 +137,18 @@ class SyntheticTranslationData(TranslationData):
         select_rows: pairs of the selection split, on which every choice is made.
         test_rows: test pairs.
         max_modifiers: phrases behind the subject and behind the object, at most.
+        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
         kwargs: see :class:`training.data.translation.TranslationData`.
     """
 
     def __init__(
-        self, train_rows: int = 8192, select_rows: int = 256, test_rows: int = 512, max_modifiers: int = 1, **kwargs: Any
+        self,
+        train_rows: int = 8192,
+        select_rows: int = 256,
+        test_rows: int = 512,
+        max_modifiers: int = 1,
+        text_seed: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         for name, rows in {"train_rows": train_rows, "select_rows": select_rows, "test_rows": test_rows}.items():
@@ -150,11 +157,11 @@ class SyntheticTranslationData(TranslationData):
         if max_modifiers < 0:
             raise GateError(f"max_modifiers is {max_modifiers}; expected 0 or more")
         self.rows = {"train": train_rows, "select": select_rows, "test": test_rows}
-        self.max_modifiers = max_modifiers
+        self.max_modifiers, self.text_seed = max_modifiers, text_seed
 
     def load_pairs(self) -> dict[str, Pairs]:
         return {
-            split: generate_pairs(rows, seed=3 * self.seed + offset, max_modifiers=self.max_modifiers)
+            split: generate_pairs(rows, seed=3 * self.text_seed + offset, max_modifiers=self.max_modifiers)
             for offset, (split, rows) in enumerate(self.rows.items())
         }
 

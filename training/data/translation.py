@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from datasets import Dataset
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -232,6 +235,15 @@ class TranslationData(TaskData):
             train["length"], train["target_length"], self.batch_tokens,
             epochs=epochs, seed=self.seed, first=first, rank=rank, world=world,
         )  # fmt: skip
+
+    @property
+    def order(self) -> str:
+        return f"{super().order} {self.batch_tokens}"
+
+    def fingerprint(self) -> str:
+        """Of texts, order, and all that the task is told: how losses are computed and how translations are searched."""
+        settings = [self.label_smoothing, self.sentence_loss, self.beam_splits, asdict(self.task.decoding)]
+        return xxhash.xxh3_128(json.dumps([super().fingerprint(), settings, self.texts]).encode()).hexdigest()
 
     def validation_interval(self, epochs: float) -> float:
         return min(1.0, self.validate_every / epochs)

@@ -1,0 +1,65 @@
+"""``python -m training.compare`` on translation: the same cells and tables, with BLEU."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import sacrebleu
+
+from tests.training.translation_runs import make_data, write_config
+from training.compare import main
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare_translation")
+    more = [
+        "--methods",
+        "learned,his,random",
+        "--budgets",
+        "{encoder: 3}",
+        "--seeds",
+        "0,1",
+        "--stages",
+        "post hoc,settled,from scratch",
+    ]
+    run = folder / "run"
+    assert main(["--config", write_config(folder), "--run_dir", str(run), *more]) == 0
+    return run
+
+
+def test_rows_state_the_bleu_of_their_translations(finished):
+    references = make_data().texts["test"].target
+    table = pd.read_csv(finished / "comparison.csv")
+    assert len(table) == 2 * (3 + 3 + 2 + 2)  # dense; learned; his and random, which are not trained from scratch
+    for row in table.itertuples():
+        kept = np.load(finished / "cells" / row.cell / "predictions.npz")
+        assert kept["test_target"].tolist() == references
+        assert sacrebleu.corpus_bleu(kept["test_prediction"].tolist(), [references]).score == pytest.approx(
+            row.test_bleu, abs=1e-4
+        )
+
+
+def test_a_budget_of_one_kind_leaves_the_others_whole(finished):
+    sites = json.loads((finished / "sites.json").read_text())
+    kinds = np.repeat([site["kind"] for site in sites], [site["gates"] for site in sites])
+    for row in json.loads((finished / "masks.json").read_text()):
+        mask = np.array(row["mask"])
+        assert mask[kinds != "encoder"].all()
+        assert mask[kinds == "encoder"].sum() == (8 if row["method"] == "dense" else 3)
+
+
+def test_all_methods_pay_the_same_and_are_tested_in_bleu(finished):
+    settled = pd.read_csv(finished / "comparison.csv").query("stage == 'settled'")
+    assert settled["steps"].nunique() == 1
+    statistics = pd.read_csv(finished / "statistics.csv")
+    table = pd.read_csv(finished / "comparison.csv")
+    means = table.groupby(["stage", "method"])["test_bleu"].mean()
+    for row in statistics.itertuples():
+        assert row.difference == pytest.approx(means[row.stage, row.method] - means[row.stage, row.rival], abs=1e-3)
+
+
+def test_the_page_is_in_bleu(finished):
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert "test BLEU" in page or "test bleu" in page
