@@ -17,9 +17,9 @@ from scipy.stats import hypergeom
 from gates.errors import GateError
 from tests.training.report_fixture import METHODS, write_comparison, write_run
 from training.plots import line_style
-from training.report import captions
+from training.report import captions, figures
 from training.report.__main__ import main
-from training.report.contents import Course, Site
+from training.report.contents import Course, Site, Values
 from training.report.numbers import duration, quantity
 from training.report.pictures import figures_for
 from training.report.reading import read_contents
@@ -138,7 +138,7 @@ def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, 
     figures = figures_for(comparison)
     assert set(figures) == {
         "quality_post_hoc", "quality_settled", "heads_2", "heads_4", "open_heads_learned_2", "open_heads_learned_4",
-        "agreement_2", "agreement_4", "his_entropy",
+        "agreement_2", "agreement_4", "his_entropy", "kept_learned",
     }  # fmt: skip
     assert all(isinstance(figure, Figure) for figure in figures.values())
     folder = report.parent / "figures"
@@ -226,6 +226,20 @@ def test_the_caption_of_agreement_counts_every_pair_once():
     assert "a repeats itself best (0.90)" in said
 
 
+def test_where_heads_stay_is_told_by_kind_and_layer():
+    sites = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
+    kept = {4: Values(sites, np.array([0.5, 0.5, 0, 1, 1, 1])), 2: Values(sites, np.array([0, 0, 0.5, 0, 0.5, 1]))}
+    said = captions.kept_by_site(kept, "learned")
+    assert "keeps at a budget of 2: 0.5 of 4 in encoder and 1.5 of 2 in cross" in said
+    assert "No head is left in encoder.0." in said
+    above, below, _ = figures.kept_by_site(kept, "title").axes
+    assert {line.get_label(): line.get_ydata().tolist() for line in above.lines} == {
+        "encoder": [0.5, 0.125],
+        "cross": [1, 0.75],
+    }
+    assert [text.get_text() for text in below.texts] == ["1", "0", "1", "0.5", "2", "1.5"]
+
+
 def test_open_heads_are_counted_before_seeds_are_averaged():
     sites = (Site("encoder.0", 2), Site("encoder.1", 3))
     is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
@@ -274,8 +288,8 @@ def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp
         (["agreement.csv"], {"agreement_2", "agreement_4"}),
         (["scores.csv"], {"his_entropy"}),
         (["gates_over_time.csv"], {"open_heads_learned_2", "open_heads_learned_4"}),
-        (["masks.json"], {"heads_4"}),  # at the middle budget gates and scores are left
-        (["sites.json"], {"heads_4"}),
+        (["masks.json"], {"heads_4", "kept_learned"}),  # at the middle budget gates and scores are left
+        (["sites.json"], {"heads_4", "kept_learned"}),
     ],
 )
 def test_what_is_missing_is_left_out_with_a_sentence(comparison, tmp_path, names, pictures):

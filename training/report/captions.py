@@ -126,6 +126,25 @@ def masks(contents: Contents, budget: int, method: str) -> str:
     return text + (f" Masks show the share of {seeds} seeds that keep a head." if seeds > 1 else "")
 
 
+def kept_by_site(kept: dict[int, Values], method: str) -> str:
+    """How much of each kind, or of which layers, is left at the smallest budget."""
+    budget = min(kept)
+    values = kept[budget]
+    left: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    several = len({site.kind for site in values.sites}) > 1
+    for site, part in zip(values.sites, values.by_site(), strict=True):
+        group = site.kind if several else site.label
+        left[group] = left.get(group, 0.0) + float(part.sum())
+        sizes[group] = sizes.get(group, 0) + site.gates
+    parts = [f"{left[group]:.3g} of {sizes[group]} in {group}" for group in left]
+    emptied = [
+        site.label for site, part in zip(values.sites, values.by_site(), strict=True) if several and float(part.sum()) == 0
+    ]
+    text = f"Of {len(values.values)} heads, {method} keeps at a budget of {budget}: {listed(parts)}."
+    return text + (f" No head is left in {listed(emptied)}." if emptied else "")
+
+
 def scores(his: Values | None, entropy: Values | None) -> str:
     """Where HIS and entropy are highest."""
     parts = [

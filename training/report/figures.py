@@ -177,6 +177,45 @@ def open_heads(course: Course, title: str) -> Figure:
 
 
 @styled
+def kept_by_site(kept: dict[int, Values], title: str) -> Figure:
+    """Where the heads are that stay as the budget falls: the share of each kind above, of each layer below.
+
+    Args:
+        kept: by budget the share of seeds in which each head stays.
+        title: of the picture.
+    """
+    budgets = sorted(kept, reverse=True)
+    sites = kept[budgets[0]].sites
+    sizes = np.array([site.gates for site in sites])
+    counts = np.array([[part.sum() for part in kept[budget].by_site()] for budget in budgets])  # [budgets, sites]
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    height, places = 1 + 0.19 * len(sites), np.arange(len(budgets))
+    figure = Figure(figsize=(WIDTH, height + (1.6 if len(kinds) > 1 else 0.6)), layout="constrained")
+    if len(kinds) > 1:
+        above, below = figure.subplots(2, 1, height_ratios=(2, height), sharex=True)
+        for index, kind in enumerate(kinds):
+            members = [site.kind == kind for site in sites]
+            share = counts[:, members].sum(axis=1) / sizes[members].sum()
+            above.plot(places, share, label=kind, markersize=4.5, **line_style(index))
+        above.set(ylabel="share kept", ylim=(-0.04, 1.04))
+        above.grid(visible=True, axis="y")
+        above.legend()
+    else:
+        below = figure.subplots()
+    figure.suptitle(title)
+    shares = (counts / sizes).T
+    image = below.imshow(shares, cmap=MAP, vmin=0, vmax=1, aspect="auto")
+    for row, column in np.ndindex(*shares.shape):
+        colour = "white" if shares[row, column] < 0.6 else "black"
+        below.text(column, row, f"{counts[column, row]:.2g}", ha="center", va="center", fontsize=7, color=colour)
+    label_layers(below, sites)
+    below.set_xticks(places, [str(budget) for budget in budgets])
+    below.set_xlabel("heads kept in all")
+    figure.colorbar(image, ax=below, label="share kept", aspect=12, pad=0.02)
+    return figure
+
+
+@styled
 def his_against_entropy(contents: Contents, kept: Values | None, method: str) -> Figure:
     """A point per head: HIS against attention entropy, coloured by layer, large where the method keeps the head."""
     his, entropy = contents.mean_score("his"), contents.mean_score("entropy")

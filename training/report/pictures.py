@@ -101,7 +101,23 @@ def _heads(contents: Contents) -> list[Picture]:
         alt = f"Heat maps of layers (rows) by heads (columns), {counted(len(panels), 'panel')}: {listed(list(panels))}."
         figure = figures.heat_maps(panels)
         found.append(Picture(f"heads_{budget}", "heads", figure, caption.strip(), alt, shown=focus, wide=True))
-    return sorted(found, key=lambda picture: not picture.shown)
+    return _kept(contents) + sorted(found, key=lambda picture: not picture.shown)
+
+
+def _kept(contents: Contents) -> list[Picture]:
+    """Where heads stay as the budget falls, by the first learned method, or the first method if none is learned."""
+    methods = list(dict.fromkeys(method for method, budget in contents.masks if budget in contents.budgets))
+    method = next((name for name in methods if name.startswith("learned")), methods[0] if methods else "")
+    at = {budget: contents.kept(method, budget) for budget in contents.budgets}
+    kept = {budget: values for budget, values in at.items() if values is not None}
+    if len(kept) < 2:
+        return []
+    alt = (
+        f"Heat map of the heads that {method} keeps in each layer (rows) at each budget (columns); above it, where there are "
+        "several kinds of attention, a line for the share of each."
+    )
+    figure = figures.kept_by_site(kept, f"heads kept by {method}")
+    return [Picture(f"kept_{slug(method)}", "heads", figure, captions.kept_by_site(kept, method), alt)]
 
 
 def _nearest_courses(contents: Contents) -> dict[str, Course]:
