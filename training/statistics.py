@@ -25,12 +25,12 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
 
     Args:
         comparison: one row per cell: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
-            and ``peak_memory_mb``.
+            and ``peak_memory_mb``; ``select_METRIC`` where there is a selection split.
         main_metric: such as ``accuracy``.
 
     Returns:
-        Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, and the mean steps, seconds and
-        peak memory; in the order in which they first come.
+        Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, ``select_mean`` of that on the
+        selection split, and the mean steps, seconds and peak memory; in the order in which they first come.
 
     Raises:
         GateError: if the metric is not in the table.
@@ -39,9 +39,10 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     rows = []
     for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
         mean, std, low, high, seeds = interval(cells[column])
-        cost: dict[Any, Any] = {name: cells[name].mean() for name in ("steps", "seconds", "peak_memory_mb") if name in cells}
+        averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in ("steps", "seconds", "peak_memory_mb")}
+        means: dict[Any, Any] = {title: cells[name].mean() for name, title in averaged.items() if name in cells}
         where: dict[Any, Any] = {"stage": stage, "method": method, "budget": budget}
-        rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **cost})
+        rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **means})
     return pd.DataFrame(rows)
 
 
@@ -98,17 +99,22 @@ def compare_methods(
     return pd.DataFrame(rows, columns=names)
 
 
-def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[pd.DataFrame, RankTest]:
-    """Friedman's test of the methods, but for the dense model and those that miss more than half of the cells (stage, budget,
-    seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
+def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[pd.DataFrame, RankTest]]:
+    """At each stage, Friedman's test of the methods, but for the dense model and those that miss more than half of the cells
+    (budget and seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
 
     Returns:
-        Columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their number; NaN for
-        the first, and where too few cells differ), and Friedman's test.
+        By stage: columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their
+        number; NaN for the first, and where too few cells differ), and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~is_dense(comparison["method"])]
-    table = rows.pivot_table(index=["stage", "budget", "seed"], columns="method", values=column, sort=False)
+    return {str(stage): _rank(of_stage, column) for stage, of_stage in rows.groupby("stage", sort=False)}
+
+
+def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
+    """Average ranks and tests of the methods of one stage."""
+    table = rows.pivot_table(index=["budget", "seed"], columns="method", values=column, sort=False)
     table = table.loc[:, table.notna().mean() >= 0.5].dropna()
     test = friedman(table.to_numpy())
     ranks = pd.DataFrame({"method": table.columns, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
