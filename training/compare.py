@@ -115,7 +115,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))
             results.scores.append(score_columns(cells, choices, methods))
             results.pruner = cells.pruner
-    write_tables(run, config, results, methods, seeds, command)
+    write_tables(run, config, results, methods, budgets, seeds, command)
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
     write_report([read_contents(run.path)], run.path / "report.html")
     send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
@@ -188,6 +188,8 @@ def run_seed(
         heads = cells.pruner.gates.open_heads(choice.mask)
         total = int(choice.mask.sum())
         results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, "mask": choice.mask.int().tolist()})
+        if choice.keep is not None:
+            results.rankings[total, method.name, cells.seed] = choice.keep
         if method.is_learned:
             course = pd.read_csv(choice.start.path / "gates_over_time.csv")
             whose = pd.DataFrame({"seed": cells.seed, "method": method.name, "budget": total}, index=course.index)

@@ -221,34 +221,44 @@ def test_masks_larger_than_the_model_are_refused():
 
 def test_agreement_between_methods_and_between_seeds():
     random = np.random.default_rng(3)
-    scores = pd.DataFrame(
-        {"seed": np.repeat([0, 1, 2], 8), "ranking:his": random.random(24), "ranking:learned": random.random(24)}
-    )
+    his = [random.random(8) for _ in range(3)]
+    rankings = {(budget, "his", seed): his[seed] for budget in (4, 2) for seed in range(3)}
+    rankings |= {(budget, "learned", seed): random.random(8) for budget in (4, 2) for seed in range(3)}
 
-    def top(seed, column, budget):
-        values = scores.loc[scores["seed"] == seed, column].to_numpy()
-        return (np.argsort(np.argsort(-values)) < budget).astype(int).tolist()
+    def top(budget, method, seed):
+        return (np.argsort(np.argsort(-rankings[budget, method, seed])) < budget).astype(int).tolist()
 
-    masks = [
-        {"seed": seed, "method": method, "budget": budget, "mask": top(seed, f"ranking:{method}", budget)}
-        for seed in range(3)
-        for method in ("his", "learned")
-        for budget in (4, 2)
-    ]
-    masks.append({"seed": 0, "method": "his+swap", "budget": 4, "mask": top(0, "ranking:his", 4)})
-    found = agreement(masks, scores).set_index(["budget", "method", "other"])
-    between = [jaccard(*(torch.tensor(top(seed, f"ranking:{m}", 4)) for m in ("his", "learned"))) for seed in range(3)]
+    masks = [{"seed": cell[2], "method": cell[1], "budget": cell[0], "mask": top(*cell)} for cell in rankings]
+    masks.append({"seed": 0, "method": "his+swap", "budget": 4, "mask": top(4, "his", 0)})
+    found = agreement(masks, rankings).set_index(["budget", "method", "other"])
+    between = [jaccard(*(torch.tensor(top(4, method, seed)) for method in ("his", "learned"))) for seed in range(3)]
     assert found.loc[(4, "his", "learned"), "jaccard"] == pytest.approx(np.mean(between))
     assert found.loc[(4, "learned", "his")].equals(found.loc[(4, "his", "learned")])
     assert found.loc[(4, "his", "his"), "chance_jaccard"] == pytest.approx(chance_jaccard(4, 4, 8))
-    seeds = [torch.tensor(scores.loc[scores["seed"] == seed, "ranking:his"].to_numpy()) for seed in range(3)]
-    correlations = [rank_correlation(x, y) for x, y in itertools.combinations(seeds, 2)]
-    np.testing.assert_allclose(
-        found.loc[(2, "his", "his"), ["kendall", "spearman"]].to_numpy(dtype=float), np.mean(correlations, axis=0), rtol=1e-5
-    )
+    for budget in (4, 2):  # each budget's own rankings
+        learned = [torch.tensor(rankings[budget, "learned", seed]) for seed in range(3)]
+        expected = {
+            "learned": [rank_correlation(x, y) for x, y in itertools.combinations(learned, 2)],
+            "his": [rank_correlation(x, torch.tensor(y)) for x, y in zip(learned, his, strict=True)],
+        }
+        for other, correlations in expected.items():
+            row = found.loc[(budget, "learned", other), ["kendall", "spearman"]].to_numpy(dtype=float)
+            np.testing.assert_allclose(row, np.mean(correlations, axis=0), rtol=1e-5, atol=1e-7)
     assert found.loc[(4, "his+swap", "his"), "jaccard"] == 1
     assert np.isnan(found.loc[(4, "his+swap", "his"), "kendall"])  # a mask without a ranking
     assert np.isnan(found.loc[(4, "his+swap", "his+swap"), "jaccard"])  # one seed
+
+
+def test_chance_knows_the_quotas_of_kinds():
+    masks = [
+        {"seed": 0, "method": name, "budget": 3, "mask": kept} for name, kept in (("a", [1, 1, 0, 1]), ("b", [1, 1, 1, 0]))
+    ]
+    plain = agreement(masks, {}).set_index(["method", "other"]).loc[("a", "b")]
+    by_kind = agreement(masks, {}, quotas={3: [0, 0, 2, 2]}).set_index(["method", "other"]).loc[("a", "b")]
+    assert plain["jaccard"] == by_kind["jaccard"] == 0.5
+    assert plain["chance_jaccard"] == pytest.approx((1 + 3 * 0.5) / 4)  # the one head that is missing is the same in 1 of 4
+    assert by_kind["chance_jaccard"] == pytest.approx((1 + 0.5) / 2)  # and in 1 of 2 where both kinds have their quota
+    assert np.isnan(by_kind["kendall"])
 
 
 # -- tables of a comparison ----------------------------------------------------------------------------------------
