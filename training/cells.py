@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 from gates.objective import Budget
 from gates.replacement import mean_replacement, uniform_replacement
 from training.cache import Cell, CellCache
-from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
-from training.cost import measured
+from training.callbacks import CostInCheckpoints, EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
+from training.cost import NOTHING, measured
 from training.data.base import TaskData
 from training.evaluation import SPLITS, TrainerFactory, evaluate
 from training.module import HeadPruner
@@ -253,14 +253,14 @@ class Cells:
         return pruner
 
     def _train(self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Any]:
-        """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost.
-
-        Of work that was stopped, the time before is not counted.
-        """
+        """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost in all; steps that are
+        made twice, since they were after the last checkpoint, count once."""
         last = folder / "last.ckpt"
         pruner.train()  # Lightning keeps the mode it finds
-        trainer = self.make_trainer(*callbacks, LastGoodCheckpoint(last, every=self.save_every), limit_val_batches=0)
-        with measured(trainer.strategy.root_device) as cost:
+        kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.save_every))
+        trainer = self.make_trainer(*callbacks, *kept, limit_val_batches=0)
+        before = CostInCheckpoints.read(last) if last.is_file() else NOTHING
+        with measured(trainer.strategy.root_device, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if last.is_file() else start, weights_only=True)
         last.unlink(missing_ok=True)
         first = 0 if start is None else torch.load(start, map_location="cpu", weights_only=True, mmap=True)["global_step"]

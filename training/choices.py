@@ -18,7 +18,7 @@ from gates.ranking import budget_mask
 from training.cache import Cell
 from training.cells import Cells
 from training.comparison_options import BudgetOption
-from training.cost import measured
+from training.cost import Cost, measured
 from training.methods import Learned, Method
 from training.refine import SwapSearch
 from training.scorers import SCORERS, Scoring
@@ -120,13 +120,13 @@ class Choices:
 
         def make(folder: Path) -> dict[str, Any]:
             scoring = self._scoring()
-            with measured(scoring.device) as cost:
+            passes = scoring.cost_of(base)
+            with measured(scoring.device, before=passes) as cost:
                 seed = self.cells.seed
                 at = Budget.parse(budget, self.sizes)
                 mask = scoring.mask(base, at, alpha=alpha, seed=seed, minimum_per_layer=self.minimum)
                 keep = scoring.keep(base, alpha=alpha, seed=seed).tolist() if SCORERS[base].ranks else None
-            row = cost.as_row() | {"seconds": round(scoring.seconds_for(base), 2)}
-            return row | {"mask": mask.tolist(), "keep": keep}
+            return cost.as_row() | {"mask": mask.tolist(), "keep": keep}
 
         return self.cells.do(f"scoring by {base}", determined_by, make)
 
@@ -183,8 +183,9 @@ class Choices:
 
 def _with_cost(choice: Choice, cell: Cell) -> Choice:
     """The choice with the cost of a further cell."""
-    peaks = [peak for peak in (choice.peak_memory_mb, cell.result["peak_memory_mb"]) if peak is not None]
-    return replace(choice, seconds=choice.seconds + cell.result["seconds"], peak_memory_mb=max(peaks, default=None))
+    further = Cost(cell.result["seconds"], cell.result["peak_memory_mb"])
+    cost = Cost(choice.seconds, choice.peak_memory_mb).then(further)
+    return replace(choice, seconds=cost.seconds, peak_memory_mb=cost.peak_memory_mb)
 
 
 class ScoreFiles(MutableMapping[str, Tensor]):

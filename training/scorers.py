@@ -6,7 +6,6 @@ gate, higher kept first, or searches a mask for each budget.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +23,7 @@ from gates.objective import Budget
 from gates.ranking import RankingName, budget_mask, keep_scores
 from gates.replacement import MeanHeadOutput
 from gates.rescale import rescaled_gates
+from training.cost import NOTHING, Cost, measured
 from training.score_passes import PASSES, pass_of
 from training.scoring import batches_on_device, ready_to_score
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from training.module import HeadPruner
 
 Batch = dict[str, Tensor]
+SECONDS, PEAK_MEMORY = "seconds", "peak-memory-mb"
 
 
 class Scoring:
@@ -44,8 +45,8 @@ class Scoring:
         pruner: built, with the dense model's weights.
         data: its data.
         trainer: says on which device and in how many processes.
-        known: where raw scores are kept, in memory by default. Besides the scores it holds the seconds of each pass
-            (``gradients-seconds``, a scalar) and the Fisher matrix ``[gates, gates]``.
+        known: where raw scores are kept, in memory by default. Besides the scores it holds the cost of each pass
+            (``gradients-seconds`` and ``gradients-peak-memory-mb``, scalars) and the Fisher matrix ``[gates, gates]``.
     """
 
     def __init__(
@@ -71,11 +72,14 @@ class Scoring:
             self._run(pass_of(name))
         return self.known[name]
 
-    def seconds_for(self, method: str) -> float:
-        """Seconds that the passes behind a method took when they were run; 0 for a method that needs none."""
+    def cost_of(self, method: str) -> Cost:
+        """What the passes behind a method cost when they were run, for whichever method; nothing for one that needs none."""
         self._need(method)
-        passes = dict.fromkeys(pass_of(raw) for raw in scorer(method).raws)
-        return sum(float(self.known.get(f"{name}-seconds", 0.0)) for name in passes)
+        total = NOTHING
+        for name in dict.fromkeys(pass_of(raw) for raw in scorer(method).raws):
+            seconds, peak = (self.known.get(f"{name}-{what}") for what in (SECONDS, PEAK_MEMORY))
+            total = total.then(Cost(0.0 if seconds is None else float(seconds), None if peak is None else float(peak)))
+        return total
 
     def keep(self, method: str, *, alpha: float = 0.5, seed: int = 0) -> Tensor:
         """The scores by which a method ranks, ``[gates]`` float64, higher kept first.
@@ -173,12 +177,13 @@ class Scoring:
             self.raw(raw)
 
     def _run(self, name: str) -> None:
-        """Go over the data once and remember what came out, and how long it took."""
-        start = time.perf_counter()
-        with ready_to_score(self.pruner, self.trainer):
+        """Go over the data once and remember what came out, and what it cost."""
+        with measured(self.device) as meter, ready_to_score(self.pruner, self.trainer):
             found = PASSES[name].run(self)
-        # The time first: a process killed in between would leave scores that cost nothing.
-        self.known[f"{name}-seconds"] = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        # The cost first: a process killed in between would leave scores that cost nothing.
+        for what, value in ((SECONDS, meter.cost.seconds), (PEAK_MEMORY, meter.cost.peak_memory_mb)):
+            if value is not None:
+                self.known[f"{name}-{what}"] = torch.tensor(value, dtype=torch.float64)
         for score, values in found.items():
             self.known[score] = values.detach().double().cpu()
 

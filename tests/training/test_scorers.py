@@ -1,5 +1,6 @@
 """Every raw score against loops over single examples, and what methods make of them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from gates.importance import normalise_by_layer
 from gates.objective import Budget
 from gates.ranking import budget_mask, jaccard
 from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
+from training.cost import Cost
 from training.score_passes import PASSES
 from training.scorers import SCORERS, Scoring, scorer
 from training.scoring import score_heads
@@ -279,8 +281,9 @@ def test_one_pass_serves_many_scores_and_is_remembered(monkeypatch):
     scoring.keep("confidence")
     assert count[0] == 6
     assert known["his"] is scoring.raw("his")
-    assert scoring.seconds_for("random") == 0
-    assert scoring.seconds_for("rank-sum") == pytest.approx(float(known["gradients-seconds"] + known["attention-seconds"]))
+    assert scoring.cost_of("random") == Cost()
+    seconds = float(known["gradients-seconds"] + known["attention-seconds"])
+    assert scoring.cost_of("rank-sum").seconds == pytest.approx(seconds)
     again = make_scoring(known=dict(known))
     monkeypatch.setattr(again.pruner.task, "losses", lambda *arguments: pytest.fail("computed twice"))
     assert torch.equal(again.keep("rank-sum"), scoring.keep("rank-sum"))
@@ -292,7 +295,25 @@ def test_steps_do_not_pay_for_the_first_pass_twice():
     scoring.keep("his-steps")
     assert set(scoring.known) >= {"his", "his-steps", "gradients-seconds", "steps-seconds"}
     total = float(scoring.known["gradients-seconds"] + scoring.known["steps-seconds"])
-    assert scoring.seconds_for("his-steps") == pytest.approx(total)
+    assert scoring.cost_of("his-steps").seconds == pytest.approx(total)
+
+
+def test_every_method_that_uses_a_pass_is_charged_its_peak_memory():
+    known = {"gradients-seconds": 2.0, "gradients-peak-memory-mb": 700.0, "attention-seconds": 1.0}
+    known |= {"attention-peak-memory-mb": 300.0, "his": 1.0, "entropy": 1.0, "confidence": 1.0}
+    scoring = make_scoring(known={name: torch.tensor(value, dtype=torch.float64) for name, value in known.items()})
+    assert scoring.cost_of("his") == scoring.cost_of("his-raw") == Cost(2.0, 700.0)
+    assert scoring.cost_of("confidence") == Cost(1.0, 300.0)
+    assert scoring.cost_of("rank-sum") == Cost(3.0, 700.0)
+    del scoring.known["gradients-peak-memory-mb"]  # scores from before it was kept
+    assert scoring.cost_of("his") == Cost(2.0)
+
+
+def test_a_pass_measures_its_peak_memory():
+    scoring = make_scoring()
+    peak = scoring.cost_of("confidence").peak_memory_mb
+    assert (peak is not None) == Path("/proc/self/status").exists()
+    assert peak is None or peak > 10
 
 
 def test_the_pruner_is_left_as_it_was_even_with_frozen_weights():
