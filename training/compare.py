@@ -28,6 +28,7 @@ from training.comparison_options import (
     BudgetOption,
     check_budgets,
     parse_budget,
+    parse_prices,
     parse_seeds,
     parse_stages,
     split,
@@ -58,6 +59,13 @@ def build_parser() -> ArgumentParser:
     }
     for name, (default, what) in text.items():
         parser.add_argument(f"--{name}", type=str | int | float | list[Any], default=default, help=what)
+    parser.add_argument(
+        "--prices",
+        type=str | int | float | list[Any] | None,
+        default=None,
+        help="Prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken "
+        "(default: --model.price alone).",
+    )
     parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
     parser.add_argument("--cells", type=str | None, default=None, help="Where finished cells lie (default: RUN_DIR/cells).")
     parser.add_class_arguments(SwapSearch, "swap")
@@ -84,6 +92,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
     methods = parse_methods(split(config.methods))
     seeds = parse_seeds(split(config.seeds))
     stages = parse_stages(split(config.stages))
+    prices = parse_prices([] if config.prices is None else split(config.prices))
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
     cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
@@ -109,7 +118,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
             distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
-            choices = Choices(cells, budgets, SwapSearch(**config.swap.as_dict()), distil)
+            choices = Choices(cells, budgets, SwapSearch(**config.swap.as_dict()), distil, prices)
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))

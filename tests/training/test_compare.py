@@ -163,6 +163,8 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--budgets", "few"], "--budgets has 'few'"),
         (["--seeds", "0,-1"], "--seeds has -1"),
         (["--seeds", "0,0"], "each once"),
+        (["--prices", "0.1,-1"], "--prices has -1"),
+        (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
         (["--stages", "settled,later"], "--stages has 'later'"),
         (["--swap.passes", "1"], "expected at least 2"),
         (["--model.steering", "multipliers"], "needs --model.steering projection"),
