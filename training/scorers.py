@@ -24,7 +24,7 @@ from gates.ranking import RankingName, budget_mask, keep_scores
 from gates.replacement import MeanHeadOutput
 from gates.rescale import rescaled_gates
 from training.cost import NOTHING, Cost, measured
-from training.score_passes import PASSES, pass_of
+from training.score_passes import PASSES, VARIANTS, pass_of
 from training.scoring import batches_on_device, ready_to_score
 
 if TYPE_CHECKING:
@@ -222,6 +222,20 @@ def _by_raw(name: str, raw: str, source: str, what: str, *, by_layer: bool = Fal
     return Scorer(name, source, what, (raw,), lambda scoring, *_: scoring.by_layer(raw) if by_layer else scoring.raw(raw))
 
 
+def _his(name: str) -> Scorer:
+    """A variant of HIS with all heads open."""
+    variant = VARIANTS[name]
+    what = OF_HIS[variant.raw][1] + (", normalised by layer" if variant.by_layer else "")
+    return _by_raw(name, variant.raw, OF_HIS[variant.raw][0], what, by_layer=variant.by_layer)
+
+
+def _in_steps(name: str) -> Scorer:
+    """A variant of HIS that is found again as heads go."""
+    raw, found = VARIANTS[name].raw, f"{name}-steps"
+    what = f"{name} again after every tenth of the heads"
+    return Scorer(found, OF_HIS[raw][0], what, (raw, found), lambda scoring, *_: scoring.raw(found))
+
+
 def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -> Scorer:
     """A method of :data:`gates.ranking.RANKINGS`; of HIS and entropy only what it needs is computed."""
 
@@ -235,16 +249,15 @@ def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
 KWON, VOITA = "Kwon et al. 2022", "Voita et al. 2019"
+OF_HIS = {
+    "his": (MICHEL, "E|dL/dz| per example"),
+    "his-token": (f"{MICHEL} (code)", "absolute values per token"),
+    "his-batch": (f"{DSP} (code)", "absolute values per batch"),
+}
+"""Source of each raw HIS and what it is, in one line."""
 _ALL = (
-    _by_raw("his", "his", MICHEL, "E|dL/dz| per example, normalised by layer", by_layer=True),
-    _by_raw("his-raw", "his", MICHEL, "E|dL/dz| per example"),
-    _by_raw("his-token", "his-token", f"{MICHEL} (code)", "absolute values per token, normalised by layer", by_layer=True),
-    _by_raw("his-token-raw", "his-token", f"{MICHEL} (code)", "absolute values per token"),
-    _by_raw("his-batch", "his-batch", f"{DSP} (code)", "absolute values per batch, normalised by layer", by_layer=True),
-    _by_raw("his-batch-raw", "his-batch", f"{DSP} (code)", "absolute values per batch"),
-    Scorer(
-        "his-steps", MICHEL, "HIS again after every tenth of the heads", ("his", "his-steps"), lambda s, *_: s.raw("his-steps")
-    ),
+    *(_his(name) for name in VARIANTS),
+    *(_in_steps(name) for name in VARIANTS),
     _ranking("his-inverted", ("his",), "control", "keeps what HIS gives up first"),
     _by_raw("attention-his", "attention-his", "lecture notes", "E sum|dL/dA| over the attention weights A"),
     _by_raw("fisher", "fisher", KWON, "diagonal Fisher information of the gates"),
