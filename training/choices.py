@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gates.closing import closing_ranking
+from gates.draws import spread_ranks
 from gates.files import replacing
 from gates.objective import Budget
 from gates.ranking import budget_mask
@@ -20,7 +21,7 @@ from training.cells import Cells
 from training.comparison_options import BudgetOption, PriceOption
 from training.cost import Cost, measured
 from training.methods import Learned, Method
-from training.refine import SwapSearch
+from training.refine import DrawSearch, SwapSearch
 from training.scorers import SCORERS, Scoring
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -55,7 +56,7 @@ class Choices:
     Args:
         cells: of the seed.
         budgets: all budgets of the comparison, as options of the module.
-        search: how swaps are searched.
+        swaps, draws: how better masks are searched.
         distil: options of the module that ``+distil`` stands for.
         prices: of open heads, from which methods that train with a price choose; by default the configuration's alone.
     """
@@ -64,11 +65,13 @@ class Choices:
         self,
         cells: Cells,
         budgets: Sequence[BudgetOption],
-        search: SwapSearch,
+        swaps: SwapSearch,
+        draws: DrawSearch,
         distil: Mapping[str, float],
         prices: Sequence[PriceOption] = (),
     ) -> None:
-        self.cells, self.search, self.distil, self.prices = cells, search, dict(distil), list(prices)
+        self.cells, self.swaps, self.draws = cells, swaps, draws
+        self.distil, self.prices = dict(distil), list(prices)
         gates = cells.pruner.gates
         self.sizes = gates.kind_sizes()
         self.smallest = min(budgets, key=lambda value: Budget.parse(value, self.sizes).total)
@@ -85,6 +88,8 @@ class Choices:
             choice = self._learned(method.learned, budget, options)
         else:
             choice = self._scored(method.base, budget, options)
+        if "draws" in method.modifiers:
+            choice = self._drawn(choice, budget, has_logits=method.is_learned and method.learned.has_logits)
         if "swap" in method.modifiers:
             choice = self._swapped(choice, budget)
         if "rescale" in method.modifiers:
@@ -198,11 +203,23 @@ class Choices:
         cell = self.cells.do("rescaling", determined_by, make)
         return replace(_with_cost(choice, cell), values=torch.tensor(cell.result["values"]))
 
+    def _drawn(self, choice: Choice, budget: BudgetOption, *, has_logits: bool) -> Choice:
+        assert choice.keep is not None
+        scores = choice.keep if has_logits else spread_ranks(choice.keep)
+        at = Budget.parse(budget, self.sizes)
+        cell = self.cells.draw(choice.mask, scores, at, self.draws, start=choice.start, options=choice.options)
+        return _searched(choice, cell)
+
     def _swapped(self, choice: Choice, budget: BudgetOption) -> Choice:
         at = Budget.parse(budget, self.sizes)
-        cell = self.cells.swap(choice.mask, at, self.search, start=choice.start, options=choice.options)
-        mask = torch.tensor(cell.result["mask"])
-        return replace(_with_cost(choice, cell), mask=mask, values=mask, keep=None)  # a search ranks no heads
+        cell = self.cells.swap(choice.mask, at, self.swaps, start=choice.start, options=choice.options)
+        return _searched(choice, cell)
+
+
+def _searched(choice: Choice, cell: Cell) -> Choice:
+    """The choice with the mask of a search, which ranks no heads."""
+    mask = torch.tensor(cell.result["mask"])
+    return replace(_with_cost(choice, cell), mask=mask, values=mask, keep=None)
 
 
 def _with_cost(choice: Choice, cell: Cell) -> Choice:

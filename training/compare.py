@@ -38,7 +38,7 @@ from training.fit import build_parser as build_fit_parser
 from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
 from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.progress import cell_progress
-from training.refine import SwapSearch
+from training.refine import DrawSearch, SwapSearch
 from training.report.page import write_report
 from training.report.reading import read_contents
 from training.run_directory import RunDirectory
@@ -69,6 +69,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
     parser.add_argument("--cells", type=str | None, default=None, help="Where finished cells lie (default: RUN_DIR/cells).")
     parser.add_class_arguments(SwapSearch, "swap")
+    parser.add_class_arguments(DrawSearch, "draws")
     parser.add_argument("--distil.weight", type=float, default=0.5, help="With +distil, of the dense model's answers.")
     parser.add_argument("--distil.hidden", type=float, default=0.0, help="With +distil, of the dense model's hidden states.")
     return parser
@@ -117,8 +118,9 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             if seed == seeds[0]:
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
+            swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
             distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
-            choices = Choices(cells, budgets, SwapSearch(**config.swap.as_dict()), distil, prices)
+            choices = Choices(cells, budgets, swaps, draws, distil, prices)
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))
