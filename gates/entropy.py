@@ -12,12 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from gates.sites import AttentionSite
-
-BLOCK = 256
-"""Queries per block where the fused operator is not to be had."""
+from gates.attention_metric import AttentionMetric, score_blocks
 
 
 @torch.no_grad()
@@ -49,8 +45,7 @@ def attention_entropy(
         if fused is not None:
             mean_key, log_sum_exp = fused
             return _from_moments(log_sum_exp, (query * mean_key).sum(-1) * scale, sink).clamp(min=0)
-        blocks = [slice(at, at + BLOCK) for at in range(0, query.shape[2], BLOCK)]
-        return torch.cat([_explicit(query[:, :, at], key, scale, _rows(bias, at), softcap, sink) for at in blocks], dim=2)
+        return torch.cat([_explicit(scores, sink) for scores in score_blocks(query, key, scale, bias, softcap)], dim=2)
 
 
 def _from_moments(log_sum_exp: Tensor, mean_score: Tensor, sink: Tensor | None) -> Tensor:
@@ -62,25 +57,14 @@ def _from_moments(log_sum_exp: Tensor, mean_score: Tensor, sink: Tensor | None) 
     return whole - (1 - p_sink) * mean_score - p_sink * sink
 
 
-def _rows(bias: Tensor | None, at: slice) -> Tensor | None:
-    return bias if bias is None or bias.shape[2] == 1 else bias[:, :, at]
-
-
 def _is_binary(bias: Tensor) -> bool:
     """Whether a bias only hides keys; a finite bias (T5, ALiBi) changes the entropy identity."""
     hidden = bias <= torch.finfo(bias.dtype).min
     return bool((hidden | (bias == 0)).all())
 
 
-def _explicit(
-    query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None, sink: Tensor | None
-) -> Tensor:
-    """The definition, for a block of queries: O(block * keys) memory."""
-    scores = query @ key.transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
-    if bias is not None:
-        scores = scores + bias
+def _explicit(scores: Tensor, sink: Tensor | None) -> Tensor:
+    """The definition, for a block of queries."""
     if sink is not None:
         scores = torch.cat([scores, sink.unsqueeze(-1).expand(*scores.shape[:-1], 1)], dim=-1)
     log_p = scores.log_softmax(-1)
@@ -131,68 +115,16 @@ def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible > 1, entropy / visible.clamp(min=2).float().log(), torch.zeros_like(entropy))
 
 
-def _entropy_update(entropy: Tensor, visible: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum of normalised entropies ``[heads]`` and the number of queries counted.
+class AttentionEntropy(AttentionMetric):
+    """Mean normalised attention entropy of every head; queries that see one key do not count."""
 
-    Padded queries (``valid`` False, ``[batch, query]``) and queries that see one key do not count.
-    """
-    counted = visible.expand(entropy.shape[0], 1, entropy.shape[2]) > 1
-    if valid is not None:
-        counted = counted & valid.bool().unsqueeze(1)
-    total = torch.where(counted, normalised_entropy(entropy, visible), 0.0).double().sum((0, 2))
-    return total, counted.sum()
-
-
-def _entropy_compute(total: Tensor, count: Tensor) -> Tensor:
-    return total / count.clamp(min=1)
-
-
-class AttentionEntropy(Metric):
-    """Mean normalised attention entropy of every head, over all queries that count; exact under DDP.
-
-    Args:
-        sites: of the model that is observed.
-        kwargs: passed to :class:`torchmetrics.Metric`.
-    """
-
-    full_state_update = False
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._slices = head_slices(sites)
-        self.add_state("total", torch.zeros(sum(site.heads for site in sites), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
+    least_keys = 2
 
     def from_scores(self, query: Tensor, key: Tensor, scale: float, bias: Tensor | None, **more: Any) -> Tensor:
-        """:func:`attention_entropy`, for :func:`gates.observe.observe_attention`."""
         return attention_entropy(query, key, scale, bias, **more)
 
     def from_matrix(self, weights: Tensor) -> Tensor:
-        """Entropy in nats ``[batch, heads, query]`` of weights ``[batch, heads, query, key]``, float32."""
         return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
 
-    def update(self, site: int, entropy: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site.
-
-        Args:
-            site: index of the site.
-            entropy: ``[batch, heads, query]``.
-            visible: keys each query sees, broadcastable to ``[batch, 1, query]``.
-            valid: queries that are not padding, ``[batch, query]``.
-        """
-        total, count = _entropy_update(entropy, visible, valid)
-        self.total[self._slices[site]] += total
-        self.count[site] += count
-
-    def compute(self) -> Tensor:
-        """Mean normalised entropy, ``[heads]``."""
-        sizes = [piece.stop - piece.start for piece in self._slices]
-        return _entropy_compute(self.total, self.count.repeat_interleave(torch.tensor(sizes, device=self.count.device)))
-
-
-def head_slices(sites: tuple[AttentionSite, ...]) -> list[slice]:
-    """Where the heads of each site are in a flat vector ``[heads]``."""
-    ends = torch.tensor([site.heads for site in sites]).cumsum(0).tolist()
-    return [slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)]
+    def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
+        return normalised_entropy(values, visible)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
+from gates.attention_metric import AttentionMetric
 from gates.entropy import AttentionEntropy
 from gates.errors import GateError
 from gates.intercept import (
@@ -44,28 +45,6 @@ def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit
     slopes = any(getattr(getattr(site.core, "config", None), "alibi", False) for site in sites)
     plain = all(known) and not slopes and not any(getattr(site.core, name, None) for site in sites for name in changed)
     return "fast" if plain else "explicit"
-
-
-class AttentionMetric(Protocol):
-    """What a measure of attention distributions has, such as :class:`gates.entropy.AttentionEntropy`."""
-
-    def from_scores(
-        self,
-        query: Tensor,
-        key: Tensor,
-        scale: float,
-        bias: Tensor | None,
-        *,
-        softcap: float | None = None,
-        sink: Tensor | None = None,
-    ) -> Tensor:
-        """The measure of every query, ``[batch, heads, query]``; arguments as of :func:`gates.entropy.attention_entropy`."""
-
-    def from_matrix(self, weights: Tensor) -> Tensor:
-        """The same from attention weights ``[batch, heads, query, key]``."""
-
-    def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site."""
 
 
 @contextmanager

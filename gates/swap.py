@@ -1,9 +1,9 @@
 """Refine a mask by swaps: give up a kept head for a dropped one wherever that lowers the loss. No training.
 
 The gradient of the loss with respect to the gates, at the mask, says to first order what adding each dropped head and
-giving up each kept one would do. The most promising pairs race on parts of the calibration data (successive halving;
-Jamieson and Talwalkar 2016), and those in front are taken if the loss on all of it falls. Gradient and loss should come from
-disjoint examples, so that a swap has to prove itself on data that did not propose it.
+giving up each kept one would do. The most promising pairs race on parts of the calibration data (:mod:`gates.racing`), and
+those in front are taken if the loss on all of it falls. Gradient and loss should come from disjoint examples, so that a swap
+has to prove itself on data that did not propose it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
+from gates.racing import Loss, Metered, race
 
-CANDIDATES, FINALISTS = 16, 4
-"""Swaps that race for each gradient, and those of them that are tried on all data."""
-FIRST_SHARE, SECOND_SHARE = 1 / 8, 1 / 4
-"""Shares of the data on which all candidates, and then twice as many as finalists, are compared."""
+CANDIDATES = 16
+"""Swaps that race for each gradient."""
 
 Swap = tuple[int, int]
 
@@ -74,7 +73,7 @@ class Limits:
 def refine_by_swaps(
     mask: Tensor,
     *,
-    loss: Callable[[Tensor, float], float],
+    loss: Loss,
     gradient: Callable[[Tensor], Tensor],
     limits: Limits | None = None,
     passes: float = 40.0,
@@ -83,7 +82,7 @@ def refine_by_swaps(
 
     Args:
         mask: 0/1 ``[gates]`` to start from.
-        loss: of a mask on a share of the calibration data, above 0 and at most 1; the same examples for the same share.
+        loss: see :data:`gates.racing.Loss`.
         gradient: of the loss with respect to the gates at a mask, ``[gates]``, on other data.
         limits: which swaps are allowed; any by default.
         passes: over the calibration data at most; the search ends earlier when no proposed swap helps.
@@ -94,14 +93,15 @@ def refine_by_swaps(
     if passes < 2:
         raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least 2")
     limits = Limits() if limits is None else limits
-    meter = _Metered(loss)
+    meter = Metered(loss)
     mask = mask.detach().clone()
     losses, swaps = [meter(mask, 1.0)], []
     found = True
     while found and meter.passes < passes:
         found = False
         proposed = list(islice(_promising(gradient(mask), limits.allow(mask)), CANDIDATES))
-        for added, dropped in _race(mask, proposed, meter):
+        for number in race([_swapped(mask, *swap) for swap in proposed], meter):
+            added, dropped = proposed[number]
             if meter.passes >= passes:
                 break
             if not bool(limits.allow(mask)[added, dropped]):  # another swap of this round has taken one of the two
@@ -112,17 +112,6 @@ def refine_by_swaps(
                 losses.append(value)
                 swaps.append((added, dropped))
     return Refinement(mask, tuple(losses), tuple(swaps), meter.passes)
-
-
-class _Metered:
-    """A loss that counts the passes it takes."""
-
-    def __init__(self, loss: Callable[[Tensor, float], float]) -> None:
-        self.loss, self.passes = loss, 0.0
-
-    def __call__(self, mask: Tensor, share: float) -> float:
-        self.passes += share
-        return self.loss(mask, share)
 
 
 def _promising(gradient: Tensor, allowed: Tensor) -> Iterator[Swap]:
@@ -138,15 +127,6 @@ def _promising(gradient: Tensor, allowed: Tensor) -> Iterator[Swap]:
             for gate in pair:
                 seen[gate] = seen.get(gate, 0) + 1
             yield pair
-
-
-def _race(mask: Tensor, swaps: list[Swap], loss: Callable[[Tensor, float], float]) -> list[Swap]:
-    """The swaps in front after two rounds on parts of the data, best first."""
-    for share, survivors in ((FIRST_SHARE, 2 * FINALISTS), (SECOND_SHARE, FINALISTS)):
-        if len(swaps) > survivors:
-            values = [loss(_swapped(mask, *swap), share) for swap in swaps]
-            swaps = [swaps[index] for index in sorted(range(len(swaps)), key=values.__getitem__)[:survivors]]
-    return swaps
 
 
 def _swapped(mask: Tensor, added: int, dropped: int) -> Tensor:

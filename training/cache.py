@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from gates.errors import GateError
 
@@ -41,6 +43,7 @@ class CellCache:
     """Finished cells in ``path/KEY``; cells under way in ``path/.KEY``, which become finished ones by a rename.
 
     Work that is killed leaves its folder under way behind, and finds its files (a checkpoint to go on from) there again.
+    Of several processes that need the same cell one makes it, and the others wait; the lock ends with its process.
 
     Args:
         path: of the cache.
@@ -75,16 +78,20 @@ class CellCache:
         found = self.get(determined_by)
         if found is not None:
             return found
+        lock = self.path / f".{key_of(determined_by)}.lock"
+        self.path.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            cell = self.get(determined_by) or self._make(determined_by, make)  # another process may have made it meanwhile
+            with suppress(OSError):  # Windows keeps open files
+                lock.unlink()  # a finished cell needs none: whoever comes later finds it before working
+        return cell
+
+    def _make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Cell:
         key = key_of(determined_by)
         working = self.path / f".{key}"
-        working.mkdir(parents=True, exist_ok=True)
+        working.mkdir(exist_ok=True)
         (working / DETERMINED_BY).write_text(json.dumps(determined_by, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         result = make(working)
         (working / RESULT).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        try:
-            os.replace(working, self.path / key)
-        except OSError:  # another process finished the same cell in the meantime
-            if not (self.path / key).is_dir():
-                raise
-            shutil.rmtree(working, ignore_errors=True)
+        os.replace(working, self.path / key)
         return Cell(key, self.path / key, result)

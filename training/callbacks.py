@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from gates.errors import GateError
 from gates.sites import KINDS
+from training.cost import Cost
 from training.module import HeadPruner
 from training.plots import figure_image, gate_heat_map
 from training.schedule import Phase
@@ -144,6 +147,27 @@ class Predictions(pl.Callback):
         predicted = {f"{split}_prediction": np.array(texts) for split, texts in self._texts.items()}
         true = {f"{split}_target": np.array([texts[row] for row in sorted(texts)]) for split, texts in self._references.items()}
         return classes | predicted | true
+
+
+class CostInCheckpoints(pl.Callback):
+    """Keep in every checkpoint what the work has cost so far, so that work which is stopped and goes on counts whole.
+
+    Args:
+        so_far: says it.
+    """
+
+    KEY = "cost"
+
+    def __init__(self, so_far: Callable[[], Cost]) -> None:
+        self.so_far = so_far
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[self.KEY] = asdict(self.so_far())
+
+    @classmethod
+    def read(cls, path: Path) -> Cost:
+        """What a checkpoint says; nothing if it says none."""
+        return Cost(**torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(cls.KEY, {}))
 
 
 class LastGoodCheckpoint(pl.Callback):

@@ -3,6 +3,7 @@
 ========== =====================================================================
 dense      warm-up, from which everything else starts
 learn      the prune phase of a learned method
+draw       the best of masks drawn around a ranking
 swap       refinement of a mask by swaps
 post hoc   evaluation of the dense model with a mask
 settle     training on with a fixed mask, to the end of the schedule
@@ -29,13 +30,13 @@ from transformers import PreTrainedModel
 from gates.objective import Budget
 from gates.replacement import mean_replacement, uniform_replacement
 from training.cache import Cell, CellCache
-from training.callbacks import EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
-from training.cost import measured
+from training.callbacks import CostInCheckpoints, EndOfPhase, GateLog, LastGoodCheckpoint, Predictions
+from training.cost import NOTHING, measured
 from training.data.base import TaskData
 from training.evaluation import SPLITS, TrainerFactory, evaluate
 from training.module import HeadPruner
 from training.progress import CellProgress, TrainingSteps
-from training.refine import SwapSearch, refine
+from training.refine import DrawSearch, SwapSearch, draw, refine
 from training.scorers import Scoring
 
 FORMAT = 2
@@ -131,6 +132,26 @@ class Cells:
             return cost | found | {"mask": pruner.learned_mask().tolist()}
 
         return self._cell(f"learning, budget {settings['budget']}", determined_by, make)
+
+    def draw(
+        self, mask: Tensor, scores: Tensor, budget: Budget, search: DrawSearch, *, start: Cell, options: Mapping[str, Any]
+    ) -> Cell:
+        """The best of a mask and of masks drawn by scores ``[gates]`` within its budget, on the weights of the dense cell or of
+        a learned one."""
+        minimum = self.pruner.hparams["minimum_per_layer"]
+        determined_by = {
+            "cell": "draw", "start": start.key, "mask": mask.tolist(), "scores": scores.tolist(), "search": asdict(search),
+            "seed": self.seed, "kinds": sorted(budget.per_kind), "minimum_per_layer": minimum,
+        }  # fmt: skip
+
+        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+            pruner = self.with_weights(start, options)
+            trainer = self.make_trainer()
+            with measured(trainer.strategy.root_device) as cost:
+                found = draw(pruner, self.data, trainer, mask, scores, search, budget=budget, seed=self.seed)
+            return {"mask": found.mask.tolist(), "losses": found.losses, "passes": found.passes} | cost.as_row()
+
+        return self._cell(f"drawing {int(mask.sum())} heads", determined_by, make)
 
     def swap(self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Cell, options: Mapping[str, Any]) -> Cell:
         """A mask refined by swaps within a budget, on the weights of the dense cell or of a learned one."""
@@ -253,14 +274,14 @@ class Cells:
         return pruner
 
     def _train(self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Any]:
-        """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost.
-
-        Of work that was stopped, the time before is not counted.
-        """
+        """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost in all; steps that are
+        made twice, since they were after the last checkpoint, count once."""
         last = folder / "last.ckpt"
         pruner.train()  # Lightning keeps the mode it finds
-        trainer = self.make_trainer(*callbacks, LastGoodCheckpoint(last, every=self.save_every), limit_val_batches=0)
-        with measured(trainer.strategy.root_device) as cost:
+        kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.save_every))
+        trainer = self.make_trainer(*callbacks, *kept, limit_val_batches=0)
+        before = CostInCheckpoints.read(last) if last.is_file() else NOTHING
+        with measured(trainer.strategy.root_device, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if last.is_file() else start, weights_only=True)
         last.unlink(missing_ok=True)
         first = 0 if start is None else torch.load(start, map_location="cpu", weights_only=True, mmap=True)["global_step"]

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from gates.closing import closing_ranking
+from gates.draws import spread_ranks
 from gates.files import replacing
 from gates.objective import Budget
 from gates.ranking import budget_mask
 from training.cache import Cell
 from training.cells import Cells
-from training.comparison_options import BudgetOption
-from training.cost import measured
+from training.comparison_options import BudgetOption, PriceOption
+from training.cost import Cost, measured
 from training.methods import Learned, Method
-from training.refine import SwapSearch
+from training.refine import DrawSearch, SwapSearch
 from training.scorers import SCORERS, Scoring
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -55,12 +56,22 @@ class Choices:
     Args:
         cells: of the seed.
         budgets: all budgets of the comparison, as options of the module.
-        search: how swaps are searched.
+        swaps, draws: how better masks are searched.
         distil: options of the module that ``+distil`` stands for.
+        prices: of open heads, from which methods that train with a price choose; by default the configuration's alone.
     """
 
-    def __init__(self, cells: Cells, budgets: Sequence[BudgetOption], search: SwapSearch, distil: Mapping[str, float]) -> None:
-        self.cells, self.search, self.distil = cells, search, dict(distil)
+    def __init__(
+        self,
+        cells: Cells,
+        budgets: Sequence[BudgetOption],
+        swaps: SwapSearch,
+        draws: DrawSearch,
+        distil: Mapping[str, float],
+        prices: Sequence[PriceOption] = (),
+    ) -> None:
+        self.cells, self.swaps, self.draws = cells, swaps, draws
+        self.distil, self.prices = dict(distil), list(prices)
         gates = cells.pruner.gates
         self.sizes = gates.kind_sizes()
         self.smallest = min(budgets, key=lambda value: Budget.parse(value, self.sizes).total)
@@ -77,6 +88,8 @@ class Choices:
             choice = self._learned(method.learned, budget, options)
         else:
             choice = self._scored(method.base, budget, options)
+        if "draws" in method.modifiers:
+            choice = self._drawn(choice, budget, has_logits=method.is_learned and method.learned.has_logits)
         if "swap" in method.modifiers:
             choice = self._swapped(choice, budget)
         if "rescale" in method.modifiers:
@@ -84,19 +97,36 @@ class Choices:
         return choice
 
     def _learned(self, learned: Learned, budget: BudgetOption, options: Mapping[str, Any]) -> Choice:
-        trained_for = {"each": budget, "once": self.smallest, "price": None}[learned.decides]
-        options = {**learned.options, **options, "budget": trained_for}
-        cell = self.cells.learn(options)
-        result = cell.result
-        keep = torch.tensor(result["log_alpha"])
         if learned.decides == "price":
-            keep = closing_ranking(torch.tensor(result["closing_step"]), keep)
-        mask, cost = self._mask(keep, budget), [result[name] for name in ("steps", "seconds", "peak_memory_mb")]
-        return Choice(mask, mask, cell, options, keep, *cost)
+            return self._priced({**learned.options, **options}, budget)
+        options = {**learned.options, **options, "budget": budget if learned.decides == "each" else self.smallest}
+        cell = self.cells.learn(options)
+        keep = torch.tensor(cell.result["log_alpha"])
+        mask = self._mask(keep, budget)
+        return Choice(mask, mask, cell, options, keep, *_cost(cell))
+
+    def _priced(self, options: Mapping[str, Any], budget: BudgetOption) -> Choice:
+        """Heads rank by when they closed. Of several prices each is trained with, the mask of the best one is taken, and all of
+        them are paid for."""
+        tried = [{**options, "price": price} for price in self.prices] or [dict(options)]
+        cells = [self.cells.learn(one) for one in tried]
+        keeps = [
+            closing_ranking(torch.tensor(cell.result["closing_step"]), torch.tensor(cell.result["log_alpha"])) for cell in cells
+        ]
+        masks = [self._mask(keep, budget) for keep in keeps]
+        best, seconds = self._best(masks)
+        choice = Choice(masks[best], masks[best], cells[best], tried[best], keeps[best], 0, seconds, None)
+        for cell in cells:
+            choice = _with_cost(choice, cell)
+        return choice
 
     def _scored(self, base: str, budget: BudgetOption, options: Mapping[str, Any]) -> Choice:
         dense = self.cells.dense()
-        alpha, seconds = self._best_alpha(budget) if base == "hies" else (0.5, 0.0)
+        alpha, seconds = 0.5, 0.0
+        if base == "hies":
+            masks = [torch.tensor(self._score_cell(base, budget, alpha).result["mask"]) for alpha in ALPHAS]
+            best, seconds = self._best(masks)
+            alpha = ALPHAS[best]
         cell = self._score_cell(base, budget, alpha)
         mask, keep = torch.tensor(cell.result["mask"]), cell.result["keep"]
         return Choice(
@@ -120,13 +150,13 @@ class Choices:
 
         def make(folder: Path) -> dict[str, Any]:
             scoring = self._scoring()
-            with measured(scoring.device) as cost:
+            passes = scoring.cost_of(base)
+            with measured(scoring.device, before=passes) as cost:
                 seed = self.cells.seed
                 at = Budget.parse(budget, self.sizes)
                 mask = scoring.mask(base, at, alpha=alpha, seed=seed, minimum_per_layer=self.minimum)
                 keep = scoring.keep(base, alpha=alpha, seed=seed).tolist() if SCORERS[base].ranks else None
-            row = cost.as_row() | {"seconds": round(scoring.seconds_for(base), 2)}
-            return row | {"mask": mask.tolist(), "keep": keep}
+            return cost.as_row() | {"mask": mask.tolist(), "keep": keep}
 
         return self.cells.do(f"scoring by {base}", determined_by, make)
 
@@ -141,16 +171,15 @@ class Choices:
         """Every raw score that was needed so far, by name."""
         return dict(ScoreFiles(self.cells.cache.path / f"scores-{self.cells.dense().key}"))
 
-    def _best_alpha(self, budget: BudgetOption) -> tuple[float, float]:
-        """The weight of HIS in ``hies`` with the best post hoc result on the selection split, the first of equals, and the
-        seconds that it took to find."""
+    def _best(self, masks: Sequence[Tensor]) -> tuple[int, float]:
+        """Which of several masks has the best post hoc result on the selection split, the first of equals, and the seconds that
+        it took to find; a single one is not tried."""
+        if len(masks) == 1:
+            return 0, 0.0
         metric = f"select_{self.cells.pruner.task.main_metric}"
-        tried = {}
-        for alpha in ALPHAS:
-            mask = torch.tensor(self._score_cell("hies", budget, alpha).result["mask"])
-            tried[alpha] = self.cells.post_hoc(mask, splits=("select",)).result
-        best = max(ALPHAS, key=lambda alpha: tried[alpha][metric])
-        return best, sum(result["seconds"] for result in tried.values())
+        tried = [self.cells.post_hoc(mask, splits=("select",)).result for mask in masks]
+        best = max(range(len(masks)), key=lambda index: tried[index][metric])
+        return best, sum(result["seconds"] for result in tried)
 
     def _mask(self, keep: Tensor, budget: BudgetOption) -> Tensor:
         return budget_mask(
@@ -174,17 +203,34 @@ class Choices:
         cell = self.cells.do("rescaling", determined_by, make)
         return replace(_with_cost(choice, cell), values=torch.tensor(cell.result["values"]))
 
+    def _drawn(self, choice: Choice, budget: BudgetOption, *, has_logits: bool) -> Choice:
+        assert choice.keep is not None
+        scores = choice.keep if has_logits else spread_ranks(choice.keep)
+        at = Budget.parse(budget, self.sizes)
+        cell = self.cells.draw(choice.mask, scores, at, self.draws, start=choice.start, options=choice.options)
+        return _searched(choice, cell)
+
     def _swapped(self, choice: Choice, budget: BudgetOption) -> Choice:
         at = Budget.parse(budget, self.sizes)
-        cell = self.cells.swap(choice.mask, at, self.search, start=choice.start, options=choice.options)
-        mask = torch.tensor(cell.result["mask"])
-        return replace(_with_cost(choice, cell), mask=mask, values=mask, keep=None)  # a search ranks no heads
+        cell = self.cells.swap(choice.mask, at, self.swaps, start=choice.start, options=choice.options)
+        return _searched(choice, cell)
+
+
+def _searched(choice: Choice, cell: Cell) -> Choice:
+    """The choice with the mask of a search, which ranks no heads."""
+    mask = torch.tensor(cell.result["mask"])
+    return replace(_with_cost(choice, cell), mask=mask, values=mask, keep=None)
 
 
 def _with_cost(choice: Choice, cell: Cell) -> Choice:
     """The choice with the cost of a further cell."""
-    peaks = [peak for peak in (choice.peak_memory_mb, cell.result["peak_memory_mb"]) if peak is not None]
-    return replace(choice, seconds=choice.seconds + cell.result["seconds"], peak_memory_mb=max(peaks, default=None))
+    steps, seconds, peak = _cost(cell)
+    cost = Cost(choice.seconds, choice.peak_memory_mb).then(Cost(seconds, peak))
+    return replace(choice, steps=choice.steps + steps, seconds=cost.seconds, peak_memory_mb=cost.peak_memory_mb)
+
+
+def _cost(cell: Cell) -> tuple[int, float, float | None]:
+    return cell.result["steps"], cell.result["seconds"], cell.result["peak_memory_mb"]
 
 
 class ScoreFiles(MutableMapping[str, Tensor]):

@@ -28,6 +28,7 @@ from training.comparison_options import (
     BudgetOption,
     check_budgets,
     parse_budget,
+    parse_prices,
     parse_seeds,
     parse_stages,
     split,
@@ -37,7 +38,7 @@ from training.fit import build_parser as build_fit_parser
 from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
 from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.progress import cell_progress
-from training.refine import SwapSearch
+from training.refine import DrawSearch, SwapSearch
 from training.report.page import write_report
 from training.report.reading import read_contents
 from training.run_directory import RunDirectory
@@ -58,9 +59,17 @@ def build_parser() -> ArgumentParser:
     }
     for name, (default, what) in text.items():
         parser.add_argument(f"--{name}", type=str | int | float | list[Any], default=default, help=what)
+    parser.add_argument(
+        "--prices",
+        type=str | int | float | list[Any] | None,
+        default=None,
+        help="Prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken "
+        "(default: --model.price alone).",
+    )
     parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
     parser.add_argument("--cells", type=str | None, default=None, help="Where finished cells lie (default: RUN_DIR/cells).")
     parser.add_class_arguments(SwapSearch, "swap")
+    parser.add_class_arguments(DrawSearch, "draws")
     parser.add_argument("--distil.weight", type=float, default=0.5, help="With +distil, of the dense model's answers.")
     parser.add_argument("--distil.hidden", type=float, default=0.0, help="With +distil, of the dense model's hidden states.")
     return parser
@@ -84,6 +93,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
     methods = parse_methods(split(config.methods))
     seeds = parse_seeds(split(config.seeds))
     stages = parse_stages(split(config.stages))
+    prices = parse_prices([] if config.prices is None else split(config.prices))
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
     cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
@@ -108,14 +118,15 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             if seed == seeds[0]:
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
+            swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
             distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
-            choices = Choices(cells, budgets, SwapSearch(**config.swap.as_dict()), distil)
+            choices = Choices(cells, budgets, swaps, draws, distil, prices)
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))
             results.scores.append(score_columns(cells, choices, methods))
             results.pruner = cells.pruner
-    write_tables(run, config, results, methods, seeds, command)
+    write_tables(run, config, results, methods, budgets, seeds, command)
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
     write_report([read_contents(run.path)], run.path / "report.html")
     send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
@@ -188,6 +199,8 @@ def run_seed(
         heads = cells.pruner.gates.open_heads(choice.mask)
         total = int(choice.mask.sum())
         results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, "mask": choice.mask.int().tolist()})
+        if choice.keep is not None:
+            results.rankings[total, method.name, cells.seed] = choice.keep
         if method.is_learned:
             course = pd.read_csv(choice.start.path / "gates_over_time.csv")
             whose = pd.DataFrame({"seed": cells.seed, "method": method.name, "budget": total}, index=course.index)

@@ -1,7 +1,8 @@
-"""Methods, budgets, seeds and stages as they stand on the command line."""
+"""Methods, budgets, seeds, prices and stages as they stand on the command line."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from gates.errors import GateError
 from gates.objective import Budget
 
 BudgetOption = int | float | dict[str, int | float]
+PriceOption = float | dict[str, float]
 STAGES = ("post hoc", "post hoc with means", "post hoc with uniform attention", "settled", "from scratch")
 """In the second and third, closed heads are not zero but have their mean output, or attend uniformly."""
 
@@ -48,6 +50,17 @@ def parse_budget(value: Any) -> BudgetOption:
     if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
         raise GateError(f"--budgets has {value!r}; expected numbers of heads, fractions, or one of these per kind")
     return value
+
+
+def parse_prices(values: list[Any]) -> list[PriceOption]:
+    for index, value in enumerate(values):
+        of_kinds = value.values() if isinstance(value, dict) else [value]
+        for price in of_kinds:
+            if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < math.inf:
+                raise GateError(f"--prices has {value!r}; expected numbers from 0, or one of these per kind")
+        if value in values[:index]:
+            raise GateError(f"--prices has {value!r} twice; give each price once")
+    return values
 
 
 def check_budgets(budgets: Sequence[BudgetOption], sizes: Mapping[str, int]) -> None:

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jsonargparse import Namespace
+from torch import Tensor
 
+from gates.objective import Budget
 from training.cells import Cells
 from training.choices import Choices
+from training.comparison_options import BudgetOption
 from training.methods import Method
 from training.module import HeadPruner
 from training.run_directory import RunDirectory
-from training.statistics import agreement, compare_methods, rank_methods, summarise
+from training.statistics import Mask, agreement, compare_methods, rank_methods, summarise
 from training.tracking import code_version, machine, versions
 from training.verdict import verdict
 
@@ -28,6 +31,7 @@ class Results:
     Args:
         rows: of ``comparison.csv``.
         masks: of ``masks.json``.
+        rankings: scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates: parts of ``scores.csv`` and ``gates_over_time.csv``.
         predictions: file with the predictions behind each row, by cell.
         pruner: of the last seed.
@@ -35,6 +39,7 @@ class Results:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     masks: list[dict[str, Any]] = field(default_factory=list)
+    rankings: dict[Mask, Tensor] = field(default_factory=dict)
     scores: list[pd.DataFrame] = field(default_factory=list)
     gates: list[pd.DataFrame] = field(default_factory=list)
     predictions: dict[str, Path] = field(default_factory=dict)
@@ -70,6 +75,7 @@ def write_tables(
     config: Namespace,
     results: Results,
     methods: Sequence[Method],
+    budgets: Sequence[BudgetOption],
     seeds: Sequence[int],
     command: str,
 ) -> None:
@@ -87,7 +93,9 @@ def write_tables(
         run.write_table("gates_over_time.csv", pd.concat(results.gates, ignore_index=True))
     run.write_table("summary.csv", summary)
     run.write_table("statistics.csv", tests)
-    run.write_table("agreement.csv", agreement(results.masks, scores))
+    parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
+    quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
+    run.write_table("agreement.csv", agreement(results.masks, results.rankings, quotas=quotas))
     run.write_json(
         "sites.json",
         [

@@ -34,6 +34,11 @@ class Learned:
     options: Mapping[str, Any] = field(default_factory=dict)
     decides: Decides = "each"
 
+    @property
+    def has_logits(self) -> bool:
+        """Whether it ranks by log-weights, whose differences mean something."""
+        return self.decides != "price" and self.options["gate"] != "clamped-linear"
+
 
 JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
 """A method is what its name says, whatever a configuration has for single runs."""
@@ -75,6 +80,7 @@ LEARNED: dict[str, Learned] = {
 }
 
 MODIFIERS = {
+    "draws": "the best of masks drawn around the ranking, by training data, without training",
     "swap": "the mask is refined by swaps on training data, without training",
     "rescale": "kept heads are rescaled by least squares (Kwon et al. 2022)",
     "distil": "trained with distillation from the dense model",
@@ -112,6 +118,8 @@ class Method:
             raise GateError(f"the method {name!r} names a modifier twice; give each once")
         if base == "dense" and set(modifiers) - {"distil"}:
             raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
+        if "draws" in modifiers and base in SCORERS and not SCORERS[base].ranks:
+            raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
         return cls(base, frozenset(modifiers))
 
     @property
@@ -124,8 +132,8 @@ class Method:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this project came up with it; swaps are its own whatever mask they start from."""
-        return "swap" in self.modifiers or (self.is_learned and self.learned.source == OURS)
+        """Whether this project came up with it; its searches for a better mask are its own whatever mask they start from."""
+        return bool(self.modifiers & {"draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
 
     @property
     def learned(self) -> Learned:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gates.ablation import ablate, leave_one_out_masks
+from gates.attach import Granularity
 from gates.attention_importance import attention_gradients
 from gates.confidence import AttentionConfidence
 from gates.entropy import AttentionEntropy
@@ -28,6 +29,19 @@ from gates.taylor import MeanGradients, output_weights, weight_taylor
 
 if TYPE_CHECKING:
     from training.scorers import Scoring
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way over the scoring data.
+
+    Args:
+        raws: names of the raw scores it yields.
+        run: yields them, each ``[gates]`` but for the Fisher matrix.
+    """
+
+    raws: tuple[str, ...]
+    run: Callable[[Scoring], dict[str, Tensor]]
 
 
 def _gradients(scoring: Scoring) -> dict[str, Tensor]:
@@ -78,20 +92,54 @@ def _attention_gradients(scoring: Scoring) -> dict[str, Tensor]:
     return {"attention-his": gates.to_gates(importance.compute().his)}
 
 
-def _steps(scoring: Scoring) -> dict[str, Tensor]:
-    """HIS again after every tenth of the gates; one pass per step, the first of which is that of HIS."""
-    gates = scoring.pruner.gates
+@dataclass(frozen=True)
+class Variant:
+    """A variant of HIS: where absolute values are taken, and whether it is normalised.
 
-    def scores_at(mask: Tensor) -> Tensor:
-        if bool((mask == 1).all()):
-            return scoring.by_layer("his")
-        importance = HeadImportance(gates.size).to(scoring.device)
-        with gates.use(mask.to(scoring.device)):
-            for batch in scoring.batches("scoring heads in steps"):
-                importance.update(head_gradients(gates, lambda batch=batch: scoring.losses(batch)))  # type: ignore[misc]
-        return normalise_by_layer(importance.compute().his, gates.layer_index())
+    Args:
+        raw: the raw score with all gates open.
+        granularity: of its gradients.
+        by_layer: whether it is divided by its norm over each layer.
+    """
 
-    return {"his-steps": removal_ranking(scores_at, gates.size)}
+    raw: str
+    granularity: Granularity
+    by_layer: bool
+
+
+GRANULARITIES: dict[str, Granularity] = {"his": "example", "his-token": "token", "his-batch": "batch"}
+VARIANTS = {
+    raw if by_layer else f"{raw}-raw": Variant(raw, granularity, by_layer)
+    for raw, granularity in GRANULARITIES.items()
+    for by_layer in (True, False)
+}
+"""Of HIS, by the name of the method that ranks by it."""
+
+
+def _steps(name: str) -> Pass:
+    """A variant of HIS again after every tenth of the gates; one pass per step, the first of which is that of the variant."""
+    variant, found = VARIANTS[name], f"{name}-steps"
+
+    def run(scoring: Scoring) -> dict[str, Tensor]:
+        gates = scoring.pruner.gates
+        layers = gates.layer_index().cpu()
+
+        def his_at(mask: Tensor) -> Tensor:
+            if bool((mask == 1).all()):
+                return scoring.raw(variant.raw)
+            importance = HeadImportance(gates.size).to(scoring.device)
+            with gates.use(mask.to(scoring.device)):
+                for batch in scoring.batches("scoring heads in steps"):
+                    rows = head_gradients(gates, lambda batch=batch: scoring.losses(batch), variant.granularity)  # type: ignore[misc]
+                    importance.update(rows)
+            return importance.compute().his.cpu()
+
+        def scores_at(mask: Tensor) -> Tensor:
+            return normalise_by_layer(his_at(mask), layers) if variant.by_layer else his_at(mask)
+
+        return {found: removal_ranking(scores_at, gates.size)}
+
+    return Pass((found,), run)
 
 
 def _left_out(scoring: Scoring) -> dict[str, Tensor]:
@@ -105,19 +153,6 @@ def _left_out(scoring: Scoring) -> dict[str, Tensor]:
     return {"leave-one-out": effects.compute().signed}
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One way over the scoring data.
-
-    Args:
-        raws: names of the raw scores it yields.
-        run: yields them, each ``[gates]`` but for the Fisher matrix.
-    """
-
-    raws: tuple[str, ...]
-    run: Callable[[Scoring], dict[str, Tensor]]
-
-
 PASSES: dict[str, Pass] = {
     "gradients": Pass(
         ("his", "his_standard_error", "signed", "fisher", "fisher-matrix", "his-token", "his-batch", "taylor-weights"),
@@ -125,7 +160,7 @@ PASSES: dict[str, Pass] = {
     ),
     "attention": Pass(("entropy", "confidence"), _attention),
     "attention-gradients": Pass(("attention-his",), _attention_gradients),
-    "steps": Pass(("his-steps",), _steps),
+    **{f"{name}-steps".removeprefix("his-"): _steps(name) for name in VARIANTS},
     "left-out": Pass(("leave-one-out",), _left_out),
 }
 

@@ -6,7 +6,6 @@ gate, higher kept first, or searches a mask for each budget.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +23,8 @@ from gates.objective import Budget
 from gates.ranking import RankingName, budget_mask, keep_scores
 from gates.replacement import MeanHeadOutput
 from gates.rescale import rescaled_gates
-from training.score_passes import PASSES, pass_of
+from training.cost import NOTHING, Cost, measured
+from training.score_passes import PASSES, VARIANTS, pass_of
 from training.scoring import batches_on_device, ready_to_score
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from training.module import HeadPruner
 
 Batch = dict[str, Tensor]
+SECONDS, PEAK_MEMORY = "seconds", "peak-memory-mb"
 
 
 class Scoring:
@@ -44,8 +45,8 @@ class Scoring:
         pruner: built, with the dense model's weights.
         data: its data.
         trainer: says on which device and in how many processes.
-        known: where raw scores are kept, in memory by default. Besides the scores it holds the seconds of each pass
-            (``gradients-seconds``, a scalar) and the Fisher matrix ``[gates, gates]``.
+        known: where raw scores are kept, in memory by default. Besides the scores it holds the cost of each pass
+            (``gradients-seconds`` and ``gradients-peak-memory-mb``, scalars) and the Fisher matrix ``[gates, gates]``.
     """
 
     def __init__(
@@ -71,11 +72,14 @@ class Scoring:
             self._run(pass_of(name))
         return self.known[name]
 
-    def seconds_for(self, method: str) -> float:
-        """Seconds that the passes behind a method took when they were run; 0 for a method that needs none."""
+    def cost_of(self, method: str) -> Cost:
+        """What the passes behind a method cost when they were run, for whichever method; nothing for one that needs none."""
         self._need(method)
-        passes = dict.fromkeys(pass_of(raw) for raw in scorer(method).raws)
-        return sum(float(self.known.get(f"{name}-seconds", 0.0)) for name in passes)
+        total = NOTHING
+        for name in dict.fromkeys(pass_of(raw) for raw in scorer(method).raws):
+            seconds, peak = (self.known.get(f"{name}-{what}") for what in (SECONDS, PEAK_MEMORY))
+            total = total.then(Cost(0.0 if seconds is None else float(seconds), None if peak is None else float(peak)))
+        return total
 
     def keep(self, method: str, *, alpha: float = 0.5, seed: int = 0) -> Tensor:
         """The scores by which a method ranks, ``[gates]`` float64, higher kept first.
@@ -173,12 +177,13 @@ class Scoring:
             self.raw(raw)
 
     def _run(self, name: str) -> None:
-        """Go over the data once and remember what came out, and how long it took."""
-        start = time.perf_counter()
-        with ready_to_score(self.pruner, self.trainer):
+        """Go over the data once and remember what came out, and what it cost."""
+        with measured(self.device) as meter, ready_to_score(self.pruner, self.trainer):
             found = PASSES[name].run(self)
-        # The time first: a process killed in between would leave scores that cost nothing.
-        self.known[f"{name}-seconds"] = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        # The cost first: a process killed in between would leave scores that cost nothing.
+        for what, value in ((SECONDS, meter.cost.seconds), (PEAK_MEMORY, meter.cost.peak_memory_mb)):
+            if value is not None:
+                self.known[f"{name}-{what}"] = torch.tensor(value, dtype=torch.float64)
         for score, values in found.items():
             self.known[score] = values.detach().double().cpu()
 
@@ -217,6 +222,20 @@ def _by_raw(name: str, raw: str, source: str, what: str, *, by_layer: bool = Fal
     return Scorer(name, source, what, (raw,), lambda scoring, *_: scoring.by_layer(raw) if by_layer else scoring.raw(raw))
 
 
+def _his(name: str) -> Scorer:
+    """A variant of HIS with all heads open."""
+    variant = VARIANTS[name]
+    what = OF_HIS[variant.raw][1] + (", normalised by layer" if variant.by_layer else "")
+    return _by_raw(name, variant.raw, OF_HIS[variant.raw][0], what, by_layer=variant.by_layer)
+
+
+def _in_steps(name: str) -> Scorer:
+    """A variant of HIS that is found again as heads go."""
+    raw, found = VARIANTS[name].raw, f"{name}-steps"
+    what = f"{name} again after every tenth of the heads"
+    return Scorer(found, OF_HIS[raw][0], what, (raw, found), lambda scoring, *_: scoring.raw(found))
+
+
 def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -> Scorer:
     """A method of :data:`gates.ranking.RANKINGS`; of HIS and entropy only what it needs is computed."""
 
@@ -230,16 +249,15 @@ def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
 KWON, VOITA = "Kwon et al. 2022", "Voita et al. 2019"
+OF_HIS = {
+    "his": (MICHEL, "E|dL/dz| per example"),
+    "his-token": (f"{MICHEL} (code)", "absolute values per token"),
+    "his-batch": (f"{DSP} (code)", "absolute values per batch"),
+}
+"""Source of each raw HIS and what it is, in one line."""
 _ALL = (
-    _by_raw("his", "his", MICHEL, "E|dL/dz| per example, normalised by layer", by_layer=True),
-    _by_raw("his-raw", "his", MICHEL, "E|dL/dz| per example"),
-    _by_raw("his-token", "his-token", f"{MICHEL} (code)", "absolute values per token, normalised by layer", by_layer=True),
-    _by_raw("his-token-raw", "his-token", f"{MICHEL} (code)", "absolute values per token"),
-    _by_raw("his-batch", "his-batch", f"{DSP} (code)", "absolute values per batch, normalised by layer", by_layer=True),
-    _by_raw("his-batch-raw", "his-batch", f"{DSP} (code)", "absolute values per batch"),
-    Scorer(
-        "his-steps", MICHEL, "HIS again after every tenth of the heads", ("his", "his-steps"), lambda s, *_: s.raw("his-steps")
-    ),
+    *(_his(name) for name in VARIANTS),
+    *(_in_steps(name) for name in VARIANTS),
     _ranking("his-inverted", ("his",), "control", "keeps what HIS gives up first"),
     _by_raw("attention-his", "attention-his", "lecture notes", "E sum|dL/dA| over the attention weights A"),
     _by_raw("fisher", "fisher", KWON, "diagonal Fisher information of the gates"),

@@ -82,7 +82,7 @@ def holm(p_values: ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class RankTest:
-    """A test on ranks over cells (stage, budget and seed).
+    """A test on ranks over cells (budget and seed).
 
     Args:
         statistic, p: None where there are too few cells.

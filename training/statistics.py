@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from gates.errors import GateError
 from training.bootstrap import RESAMPLES, resample_metric, resampled_difference
@@ -25,12 +26,12 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
 
     Args:
         comparison: one row per cell: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
-            and ``peak_memory_mb``.
+            and ``peak_memory_mb``; ``select_METRIC`` where there is a selection split.
         main_metric: such as ``accuracy``.
 
     Returns:
-        Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, and the mean steps, seconds and
-        peak memory; in the order in which they first come.
+        Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, ``select_mean`` of that on the
+        selection split, and the mean steps, seconds and peak memory; in the order in which they first come.
 
     Raises:
         GateError: if the metric is not in the table.
@@ -39,9 +40,10 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     rows = []
     for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
         mean, std, low, high, seeds = interval(cells[column])
-        cost: dict[Any, Any] = {name: cells[name].mean() for name in ("steps", "seconds", "peak_memory_mb") if name in cells}
+        averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in ("steps", "seconds", "peak_memory_mb")}
+        means: dict[Any, Any] = {title: cells[name].mean() for name, title in averaged.items() if name in cells}
         where: dict[Any, Any] = {"stage": stage, "method": method, "budget": budget}
-        rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **cost})
+        rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **means})
     return pd.DataFrame(rows)
 
 
@@ -98,17 +100,22 @@ def compare_methods(
     return pd.DataFrame(rows, columns=names)
 
 
-def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[pd.DataFrame, RankTest]:
-    """Friedman's test of the methods, but for the dense model and those that miss more than half of the cells (stage, budget,
-    seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
+def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[pd.DataFrame, RankTest]]:
+    """At each stage, Friedman's test of the methods, but for the dense model and those that miss more than half of the cells
+    (budget and seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
 
     Returns:
-        Columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their number; NaN for
-        the first, and where too few cells differ), and Friedman's test.
+        By stage: columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their
+        number; NaN for the first, and where too few cells differ), and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~is_dense(comparison["method"])]
-    table = rows.pivot_table(index=["stage", "budget", "seed"], columns="method", values=column, sort=False)
+    return {str(stage): _rank(of_stage, column) for stage, of_stage in rows.groupby("stage", sort=False)}
+
+
+def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
+    """Average ranks and tests of the methods of one stage."""
+    table = rows.pivot_table(index=["budget", "seed"], columns="method", values=column, sort=False)
     table = table.loc[:, table.notna().mean() >= 0.5].dropna()
     test = friedman(table.to_numpy())
     ranks = pd.DataFrame({"method": table.columns, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
@@ -122,38 +129,44 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> tuple[pd.DataFra
     return ranks, test
 
 
-def agreement(masks: Sequence[Mapping[str, Any]], scores: pd.DataFrame) -> pd.DataFrame:
+Mask = tuple[int, str, int]
+"""Budget, method and seed."""
+
+
+def agreement(
+    masks: Sequence[Mapping[str, Any]],
+    rankings: Mapping[Mask, ArrayLike],
+    *,
+    quotas: Mapping[int, Sequence[int]] | None = None,
+) -> pd.DataFrame:
     """How much masks and rankings have in common, between methods and between seeds.
 
     Args:
         masks: one mapping per mask with ``seed``, ``method``, ``budget`` and the 0/1 ``mask`` per gate.
-        scores: one row per seed and gate, with a column ``ranking:METHOD`` for each method that ranks, higher kept first.
+        rankings: scores behind the masks ``[gates]``, higher kept first, for each budget, method and seed that has them: a
+            method that is trained for every budget has other ones at each.
+        quotas: of a budget that has a quota per kind, by its total: the kind of each gate, as numbers ``[gates]``.
 
     Returns:
         One row per budget and ordered pair: ``jaccard`` of the masks beside its expectation for random masks of the same
-        sizes, Kendall's tau-b and Spearman's rho of the rankings (NaN where a method has none), each the mean over seeds;
-        where ``method == other``, the mean over pairs of seeds.
+        sizes (with quotas, of the same sizes in every kind), Kendall's tau-b and Spearman's rho of the rankings at that budget
+        (NaN where a method has none), each the mean over seeds; where ``method == other``, the mean over pairs of seeds.
     """
     by_cell = {
         (row["budget"], row["method"], row["seed"]): np.asarray(row["mask"], dtype=int)
         for row in masks
         if row["method"] != DENSE
     }
-    rankings = {
-        (column.removeprefix("ranking:"), seed): rows[column].to_numpy(dtype=float)
-        for seed, rows in scores.groupby("seed", sort=False)
-        for column in map(str, scores.columns)
-        if column.startswith("ranking:")
-    }
-    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+    groups = {budget: np.asarray(kinds, dtype=int) for budget, kinds in (quotas or {}).items()}
+    known: dict[frozenset[Mask], tuple[float, ...]] = {}
 
-    def correlations(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[float, float]:
-        if first not in rankings or second not in rankings:
-            return np.nan, np.nan
-        key = (first, second) if str(first) <= str(second) else (second, first)
-        if key not in known:
-            known[key] = rank_correlations(rankings[first], rankings[second])
-        return known[key]
+    def compared(first: Mask, second: Mask) -> tuple[float, ...]:
+        pair = frozenset((first, second))
+        if pair not in known:
+            both = [rankings[mask] for mask in (first, second) if mask in rankings]
+            correlations = rank_correlations(*both) if len(both) == 2 else (np.nan, np.nan)
+            known[pair] = (*_overlap(by_cell[first], by_cell[second], groups.get(first[0])), *correlations)
+        return known[pair]
 
     rows = []
     for budget in dict.fromkeys(budget for budget, _, _ in by_cell):
@@ -163,16 +176,19 @@ def agreement(masks: Sequence[Mapping[str, Any]], scores: pd.DataFrame) -> pd.Da
         for method, own in of_method.items():
             for other, theirs in of_method.items():
                 pairs = list(combinations(own, 2)) if method == other else [(seed, seed) for seed in own if seed in theirs]
-                found = []
-                for seed, paired in pairs:
-                    mask, against = by_cell[budget, method, seed], by_cell[budget, other, paired]
-                    chance = chance_jaccard(int(mask.sum()), int(against.sum()), len(mask))
-                    shared, either = int((mask & against).sum()), int((mask | against).sum())
-                    found.append((shared / either if either else 1.0, chance, *correlations((method, seed), (other, paired))))
+                found = [compared((budget, method, seed), (budget, other, paired)) for seed, paired in pairs]
                 means = np.mean(found, axis=0) if found else np.full(4, np.nan)
                 names = ("jaccard", "chance_jaccard", "kendall", "spearman")
                 rows.append({"budget": budget, "method": method, "other": other, **dict(zip(names, means, strict=True))})
     return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard", "kendall", "spearman"])
+
+
+def _overlap(mask: Any, other: Any, groups: Any | None) -> tuple[float, float]:
+    """The Jaccard index of two 0/1 masks ``[gates]``, and its expectation for random ones that keep as many of each group."""
+    places = np.zeros(len(mask), dtype=int) if groups is None else np.unique(groups, return_inverse=True)[1]
+    kept_a, kept_b, heads = (np.bincount(places, weights).astype(int).tolist() for weights in (mask, other, None))
+    shared, either = int((mask & other).sum()), int((mask | other).sum())
+    return shared / either if either else 1.0, chance_jaccard(kept_a, kept_b, heads)
 
 
 def _metric_column(comparison: pd.DataFrame, metric: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,6 +14,13 @@ DENSE = "dense"
 SIGNIFICANCE = 0.05
 LEVEL_MEANS = 5e-4
 """Means that differ by less print as the same number."""
+CHOICE = {
+    "select_mean": "The best of this project's own methods is the one of the highest mean on the selection split; it stands "
+    "against the best rival on test.",
+    "mean": "There is no result on a selection split, so the best of this project's own methods is chosen on test, which "
+    "favours it.",
+}
+"""What is said of the column of the summary by which this project's own methods are chosen from."""
 
 
 def is_dense(methods: pd.Series) -> pd.Series:
@@ -27,29 +34,33 @@ def verdict(
     *,
     main_metric: str | None = None,
     ours: Sequence[str] = ("learned",),
-    ranks: tuple[pd.DataFrame, RankTest] | None = None,
+    ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
 ) -> str:
     """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
 
     A winner is named only if every rival is significantly behind (paired bootstrap, Holm) *and* no interval over seeds
-    overlaps with its own.
+    overlaps with its own. Of this project's own methods, which are tried in several forms, the one that does best on the
+    selection split stands against the best rival on test: a choice made on test would favour it.
 
     Args:
-        summary: as :func:`training.statistics.summarise` returns it.
+        summary: as :func:`training.statistics.summarise` returns it; without ``select_mean``, for a comparison without a
+            selection split, that choice has to be made on test.
         statistics: as :func:`training.statistics.compare_methods` returns it.
         main_metric: such as ``accuracy``, to name it.
         ours: this project's own methods; the others are the rivals.
-        ranks: as :func:`training.statistics.rank_methods` returns them.
+        ranks: by stage, as :func:`training.statistics.rank_methods` returns them.
 
     Returns:
         Markdown.
     """
+    has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
+    chosen_by = "select_mean" if has_selection else "mean"
     lines = [
         "# Verdict",
         "",
         f"Numbers are test {main_metric or 'results'} x 100, means over seeds, with 95 % intervals (Student's t over seeds) in "
         f"brackets. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds, corrected by "
-        "Holm's method for all pairs of methods tested at that stage and budget.",
+        f"Holm's method for all pairs of methods tested at that stage and budget. {CHOICE[chosen_by]}",
     ]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
@@ -63,11 +74,13 @@ def verdict(
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
-            cell = _Cell(own, tests, dense, ours)
+            cell = _Cell(own, tests, dense, ours, chosen_by)
             lines.append(f"- **Budget {budget}**: {' '.join(cell.sentences())}")
-            if cell.own is not None and cell.rival is not None:
+            if cell.own is not None and cell.rivals:
                 compared += 1
                 held += cell.own_holds
+        if ranks is not None and stage in ranks:
+            lines += ["", _ranks(*ranks[str(stage)])]
         if compared:
             counts.append(f"{held} of {compared} budgets {stage}")
     if counts:
@@ -75,15 +88,15 @@ def verdict(
             "",
             f"The mean of the best of this project's own methods is at or above every rival's at {', '.join(counts)}.",
         ]
-    if ranks is not None:
-        lines += ["", _ranks(*ranks)]
     return "\n".join(lines) + "\n"
 
 
 class _Cell:
     """One stage and budget: the methods by their means, and what the tests say about pairs of them."""
 
-    def __init__(self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, ours: Sequence[str]) -> None:
+    def __init__(
+        self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, ours: Sequence[str], chosen_by: str
+    ) -> None:
         self.methods = methods.sort_values("mean", ascending=False, kind="stable").set_index("method")
         self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
         self.dense = dense
@@ -93,17 +106,15 @@ class _Cell:
         }
         highest = max(self.mean.values())
         self.best = [name for name, mean in self.mean.items() if highest - mean < 1e-9]
-        own = [name for name in self.mean if name in ours]
-        rivals = [name for name in self.mean if name not in own]
-        self.own = own[0] if own else None  # the best of them, since they come in order
-        self.rival = rivals[0] if rivals else None
+        own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
+        self.own = None if own.empty else str(own.idxmax())  # of equals the first in the table, whose order knows no results
+        self.rivals = [name for name in self.mean if name not in own.index]  # in order
 
     @property
     def own_holds(self) -> bool:
         """Whether the best of this project's own methods is at or above every rival."""
         assert self.own is not None
-        assert self.rival is not None
-        return self.mean[self.own] >= self.mean[self.rival] - 1e-9
+        return self.mean[self.own] >= self.mean[self.rivals[0]] - 1e-9
 
     def sentences(self) -> list[str]:
         best = self.best[0]
@@ -142,13 +153,13 @@ class _Cell:
         return f"{best} wins."
 
     def _own_against_rivals(self) -> list[str]:
-        if self.own is None or self.rival is None:
+        if self.own is None or not self.rivals:
             return []
         if self.own_holds:
-            gap = self.mean[self.own] - self.mean[self.rival]
+            gap = self.mean[self.own] - self.mean[self.rivals[0]]
             where = "level with" if gap < LEVEL_MEANS else f"{100 * gap:.1f} above"
-            return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rival}."]
-        ahead = [name for name, mean in self.mean.items() if mean > self.mean[self.own] + 1e-9]
+            return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rivals[0]}."]
+        ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + 1e-9]
         rivals = [
             f"{name} by {100 * (self.mean[name] - self.mean[self.own]):.1f}"
             + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
@@ -186,7 +197,7 @@ def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
         return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
     behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
-        f"Average ranks over {test.cells} cells (stage, budget and seed; 1 is best): {listed}. Friedman's test that all "
+        f"Average ranks over {test.cells} cells (budget and seed; 1 is best): {listed}. Friedman's test that all "
         f"methods are alike has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction {', '.join(behind) or 'none'} "
         f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since cells of one seed share a "
         "dense model."

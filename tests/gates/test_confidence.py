@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gates import confidence as module
+from gates import attention_metric as module
 from gates.confidence import AttentionConfidence, attention_confidence
 from gates.entropy import AttentionEntropy
 from gates.observe import observe_attention

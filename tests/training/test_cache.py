@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -61,6 +62,47 @@ def test_killed_work_finds_its_files_again(tmp_path):
     assert cache.get({"x": 1}) is None
     cell = cache.get_or_make({"x": 1}, lambda folder: {"found": (folder / "last.ckpt").read_text()})
     assert cell.result == {"found": "half way"}
+
+
+def test_of_two_processes_one_makes_the_cell_and_both_have_it(tmp_path):
+    """Both are at the same cell at the same time: the second starts while the first is at work."""
+    code = """
+        import sys, time
+        from pathlib import Path
+        from training.cache import CellCache
+
+        folder, name = Path(sys.argv[1]), sys.argv[2]
+
+        def make(working):
+            (folder / f"{name}.makes").touch()
+            while not (folder / "go on").exists():
+                time.sleep(0.01)
+            return {"made by": name}
+
+        (folder / f"{name}.starts").touch()
+        print(CellCache(folder / "cells").get_or_make({"x": 1}, make).result["made by"])
+    """
+
+    def start(name):
+        command = [sys.executable, "-c", textwrap.dedent(code), tmp_path, name]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    first = start("first")
+    wait_for(tmp_path / "first.makes")
+    second = start("second")
+    wait_for(tmp_path / "second.starts")
+    time.sleep(0.3)  # for it to come to the lock
+    (tmp_path / "go on").touch()
+    assert [process.communicate(timeout=120)[0].strip() for process in (first, second)] == ["first", "first"]
+    assert not (tmp_path / "second.makes").exists()
+    assert len(list((tmp_path / "cells").iterdir())) == 1  # no lock is left
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_damaged_result_is_named(tmp_path):

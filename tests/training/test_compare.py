@@ -137,7 +137,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*LEARNED, *SCORERS, "learned+distil+swap", "his+rescale", "dense+distil"])
+@pytest.mark.parametrize("method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "his+rescale", "dense+distil"])
 def test_every_method_fills_its_cells(method, finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
@@ -163,7 +163,11 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--budgets", "few"], "--budgets has 'few'"),
         (["--seeds", "0,-1"], "--seeds has -1"),
         (["--seeds", "0,0"], "each once"),
+        (["--prices", "0.1,-1"], "--prices has -1"),
+        (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
         (["--stages", "settled,later"], "--stages has 'later'"),
+        (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
+        (["--draws.temperature", "0"], "--draws.temperature is 0"),
         (["--swap.passes", "1"], "expected at least 2"),
         (["--model.steering", "multipliers"], "needs --model.steering projection"),
     ],

@@ -1,12 +1,13 @@
-"""Swaps on a real model: against losses computed by hand, and nothing left changed."""
+"""Swaps and draws on a real model: against losses computed by hand, and nothing left changed."""
 
 import pytest
 import torch
 
+from gates.draws import draw_masks
 from gates.errors import GateError
 from gates.objective import Budget
 from tests.training.runs import make_data, make_pruner, make_trainer
-from training.refine import SwapSearch, refine
+from training.refine import DrawSearch, SwapSearch, draw, refine
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +73,39 @@ def test_budgets_of_kinds_are_kept(trained):
     assert torch.equal(per_kind, plain)
 
 
+def test_the_best_draw_is_that_of_the_deciding_half(trained):
+    """With so few draws that all are finalists, against the losses of all of them."""
+    pruner, data = trained
+    scores, mask = torch.linspace(1, -1, 8), torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0])
+    pruner.train()
+    before = {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    options = {"count": 4, "temperature": 1.0}
+    found = draw(pruner, data, make_trainer(), mask, scores, DrawSearch(rows=128, **options), budget=Budget(3, {}), seed=1)
+    assert pruner.backbone.training
+    assert all(parameter.requires_grad for parameter in pruner.backbone.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor))
+    gates = pruner.gates
+    places = {"kind_index": gates.kind_index(), "layer_index": gates.layer_index()}
+    others = draw_masks(scores, Budget(3, {}), **places, **options, seed=1)
+    assert any(not torch.equal(other, mask) for other in others)
+    pruner.eval()
+    _, deciding = data.calibration_dataloaders(128)
+    losses = [mean_loss(pruner, data, deciding, one) for one in (mask, *others)]
+    assert found.losses == pytest.approx((losses[0], min(losses)), abs=1e-5)
+    assert mean_loss(pruner, data, deciding, found.mask) == pytest.approx(found.losses[1], abs=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"rows": 1}, {"passes": 1}])
 def test_a_search_that_can_do_nothing_is_refused(options):
     with pytest.raises(GateError, match="expected at least 2"):
         SwapSearch(**options)
+
+
+@pytest.mark.parametrize("options", [{"rows": 1}, {"count": 0}, {"temperature": 0.0}])
+def test_draws_that_can_do_nothing_are_refused(options):
+    (name,) = options
+    with pytest.raises(GateError, match=f"--draws.{name} is"):
+        DrawSearch(**options)
 
 
 def test_a_run_can_end_its_prune_phase_with_swaps(tmp_path):

@@ -1,5 +1,6 @@
 """Every raw score against loops over single examples, and what methods make of them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 
 from gates.errors import GateError
 from gates.fisher import removal_cost
-from gates.importance import normalise_by_layer
+from gates.importance import head_gradients, normalise_by_layer
 from gates.objective import Budget
 from gates.ranking import budget_mask, jaccard
 from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
-from training.score_passes import PASSES
+from training.cost import Cost
+from training.score_passes import PASSES, VARIANTS
 from training.scorers import SCORERS, Scoring, scorer
 from training.scoring import score_heads
 
@@ -182,6 +184,26 @@ def test_stepwise_his_by_hand(scoring):
     assert scoring.keep("his-steps").argsort().tolist() == order
 
 
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "his"])
+def test_every_variant_of_his_in_steps(scoring, name):
+    gates, variant = scoring.pruner.gates, VARIANTS[name]
+    scoring.pruner.eval()
+    mask, order = torch.ones(gates.size), []
+    while mask.any():
+        with gates.use(mask):
+            rows = [
+                head_gradients(gates, lambda batch=batch: scoring.losses(batch), variant.granularity)
+                for batch in scoring.data.score_dataloader()
+            ]
+        his = torch.cat(rows).double().abs().mean(0)
+        scores = normalise_by_layer(his, gates.layer_index()) if variant.by_layer else his
+        worst = min((float(scores[gate]), gate) for gate in range(gates.size) if mask[gate])[1]
+        mask[worst] = 0.0
+        order.append(worst)
+    scoring.pruner.train()
+    assert scoring.keep(f"{name}-steps").argsort().tolist() == order
+
+
 def test_it_agrees_with_the_scores_of_a_run(scoring):
     expected = score_heads(scoring.pruner, scoring.data.score_dataloader(), scoring.trainer)
     close(scoring.raw("his"), expected.importance.his)
@@ -279,8 +301,9 @@ def test_one_pass_serves_many_scores_and_is_remembered(monkeypatch):
     scoring.keep("confidence")
     assert count[0] == 6
     assert known["his"] is scoring.raw("his")
-    assert scoring.seconds_for("random") == 0
-    assert scoring.seconds_for("rank-sum") == pytest.approx(float(known["gradients-seconds"] + known["attention-seconds"]))
+    assert scoring.cost_of("random") == Cost()
+    seconds = float(known["gradients-seconds"] + known["attention-seconds"])
+    assert scoring.cost_of("rank-sum").seconds == pytest.approx(seconds)
     again = make_scoring(known=dict(known))
     monkeypatch.setattr(again.pruner.task, "losses", lambda *arguments: pytest.fail("computed twice"))
     assert torch.equal(again.keep("rank-sum"), scoring.keep("rank-sum"))
@@ -292,7 +315,25 @@ def test_steps_do_not_pay_for_the_first_pass_twice():
     scoring.keep("his-steps")
     assert set(scoring.known) >= {"his", "his-steps", "gradients-seconds", "steps-seconds"}
     total = float(scoring.known["gradients-seconds"] + scoring.known["steps-seconds"])
-    assert scoring.seconds_for("his-steps") == pytest.approx(total)
+    assert scoring.cost_of("his-steps").seconds == pytest.approx(total)
+
+
+def test_every_method_that_uses_a_pass_is_charged_its_peak_memory():
+    known = {"gradients-seconds": 2.0, "gradients-peak-memory-mb": 700.0, "attention-seconds": 1.0}
+    known |= {"attention-peak-memory-mb": 300.0, "his": 1.0, "entropy": 1.0, "confidence": 1.0}
+    scoring = make_scoring(known={name: torch.tensor(value, dtype=torch.float64) for name, value in known.items()})
+    assert scoring.cost_of("his") == scoring.cost_of("his-raw") == Cost(2.0, 700.0)
+    assert scoring.cost_of("confidence") == Cost(1.0, 300.0)
+    assert scoring.cost_of("rank-sum") == Cost(3.0, 700.0)
+    del scoring.known["gradients-peak-memory-mb"]  # scores from before it was kept
+    assert scoring.cost_of("his") == Cost(2.0)
+
+
+def test_a_pass_measures_its_peak_memory():
+    scoring = make_scoring()
+    peak = scoring.cost_of("confidence").peak_memory_mb
+    assert (peak is not None) == Path("/proc/self/status").exists()
+    assert peak is None or peak > 10
 
 
 def test_the_pruner_is_left_as_it_was_even_with_frozen_weights():
@@ -358,5 +399,5 @@ def test_two_processes_find_what_one_finds(tmp_path):
     for rank in range(2):
         found = torch.load(tmp_path / "two" / f"{rank}.pt", weights_only=True)
         for name, value in expected.items():
-            if name != "his-batch":  # other batches
+            if not name.startswith("his-batch"):  # other batches
                 torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-3)

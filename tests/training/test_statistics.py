@@ -221,34 +221,44 @@ def test_masks_larger_than_the_model_are_refused():
 
 def test_agreement_between_methods_and_between_seeds():
     random = np.random.default_rng(3)
-    scores = pd.DataFrame(
-        {"seed": np.repeat([0, 1, 2], 8), "ranking:his": random.random(24), "ranking:learned": random.random(24)}
-    )
+    his = [random.random(8) for _ in range(3)]
+    rankings = {(budget, "his", seed): his[seed] for budget in (4, 2) for seed in range(3)}
+    rankings |= {(budget, "learned", seed): random.random(8) for budget in (4, 2) for seed in range(3)}
 
-    def top(seed, column, budget):
-        values = scores.loc[scores["seed"] == seed, column].to_numpy()
-        return (np.argsort(np.argsort(-values)) < budget).astype(int).tolist()
+    def top(budget, method, seed):
+        return (np.argsort(np.argsort(-rankings[budget, method, seed])) < budget).astype(int).tolist()
 
-    masks = [
-        {"seed": seed, "method": method, "budget": budget, "mask": top(seed, f"ranking:{method}", budget)}
-        for seed in range(3)
-        for method in ("his", "learned")
-        for budget in (4, 2)
-    ]
-    masks.append({"seed": 0, "method": "his+swap", "budget": 4, "mask": top(0, "ranking:his", 4)})
-    found = agreement(masks, scores).set_index(["budget", "method", "other"])
-    between = [jaccard(*(torch.tensor(top(seed, f"ranking:{m}", 4)) for m in ("his", "learned"))) for seed in range(3)]
+    masks = [{"seed": cell[2], "method": cell[1], "budget": cell[0], "mask": top(*cell)} for cell in rankings]
+    masks.append({"seed": 0, "method": "his+swap", "budget": 4, "mask": top(4, "his", 0)})
+    found = agreement(masks, rankings).set_index(["budget", "method", "other"])
+    between = [jaccard(*(torch.tensor(top(4, method, seed)) for method in ("his", "learned"))) for seed in range(3)]
     assert found.loc[(4, "his", "learned"), "jaccard"] == pytest.approx(np.mean(between))
     assert found.loc[(4, "learned", "his")].equals(found.loc[(4, "his", "learned")])
     assert found.loc[(4, "his", "his"), "chance_jaccard"] == pytest.approx(chance_jaccard(4, 4, 8))
-    seeds = [torch.tensor(scores.loc[scores["seed"] == seed, "ranking:his"].to_numpy()) for seed in range(3)]
-    correlations = [rank_correlation(x, y) for x, y in itertools.combinations(seeds, 2)]
-    np.testing.assert_allclose(
-        found.loc[(2, "his", "his"), ["kendall", "spearman"]].to_numpy(dtype=float), np.mean(correlations, axis=0), rtol=1e-5
-    )
+    for budget in (4, 2):  # each budget's own rankings
+        learned = [torch.tensor(rankings[budget, "learned", seed]) for seed in range(3)]
+        expected = {
+            "learned": [rank_correlation(x, y) for x, y in itertools.combinations(learned, 2)],
+            "his": [rank_correlation(x, torch.tensor(y)) for x, y in zip(learned, his, strict=True)],
+        }
+        for other, correlations in expected.items():
+            row = found.loc[(budget, "learned", other), ["kendall", "spearman"]].to_numpy(dtype=float)
+            np.testing.assert_allclose(row, np.mean(correlations, axis=0), rtol=1e-5, atol=1e-7)
     assert found.loc[(4, "his+swap", "his"), "jaccard"] == 1
     assert np.isnan(found.loc[(4, "his+swap", "his"), "kendall"])  # a mask without a ranking
     assert np.isnan(found.loc[(4, "his+swap", "his+swap"), "jaccard"])  # one seed
+
+
+def test_chance_knows_the_quotas_of_kinds():
+    masks = [
+        {"seed": 0, "method": name, "budget": 3, "mask": kept} for name, kept in (("a", [1, 1, 0, 1]), ("b", [1, 1, 1, 0]))
+    ]
+    plain = agreement(masks, {}).set_index(["method", "other"]).loc[("a", "b")]
+    by_kind = agreement(masks, {}, quotas={3: [0, 0, 2, 2]}).set_index(["method", "other"]).loc[("a", "b")]
+    assert plain["jaccard"] == by_kind["jaccard"] == 0.5
+    assert plain["chance_jaccard"] == pytest.approx((1 + 3 * 0.5) / 4)  # the one head that is missing is the same in 1 of 4
+    assert by_kind["chance_jaccard"] == pytest.approx((1 + 0.5) / 2)  # and in 1 of 2 where both kinds have their quota
+    assert np.isnan(by_kind["kendall"])
 
 
 # -- tables of a comparison ----------------------------------------------------------------------------------------
@@ -266,7 +276,8 @@ def comparison(accuracies, *, seeds=3, examples=800, budget=4, stage="settled"):
             predictions[cell] = {"test_prediction": made, "test_target": targets}
             row = {"seed": seed, "method": method, "stage": stage, "budget": 8 if method == "dense" else budget, "cell": cell}
             cost = {"steps": 10 + seed, "seconds": 1.5, "peak_memory_mb": 100.0}
-            rows.append(row | {"test_accuracy": (made == targets).mean()} | cost)
+            metrics = {"select_accuracy": accuracy, "test_accuracy": (made == targets).mean()}
+            rows.append(row | metrics | cost)
     return pd.DataFrame(rows), predictions
 
 
@@ -281,6 +292,8 @@ def test_the_summary_has_means_intervals_and_costs():
     assert found.loc["his", "std"] == pytest.approx(own.std())
     assert found.loc["his", "high"] == pytest.approx(own.mean() + stats.t.ppf(0.975, 2) * own.sem())
     assert (found.loc["his", "steps"], found.loc["his", "seeds"], found.loc["dense", "budget"]) == (11, 3, 8)
+    assert found.loc["his", "select_mean"] == pytest.approx(CLEAR["his"])
+    assert "select_mean" not in summarise(table.drop(columns="select_accuracy"), "accuracy")
     with pytest.raises(GateError, match="no metric 'f1'; it has accuracy"):
         summarise(table, "f1")
 
@@ -346,6 +359,26 @@ def test_a_learned_method_that_is_behind_is_said_to_be():
     assert "at 0 of 1 budgets settled" in text
 
 
+def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival_on_test():
+    rows = {"learned": (0.80, 0.90), "learned+swap": (0.95, 0.85), "his": (0.85, 0.80), "random": (0.7, 0.99)}
+    summary = pd.DataFrame(
+        [
+            {"stage": "settled", "method": name, "budget": 4, "seeds": 1, "mean": test, "select_mean": select}
+            for name, (test, select) in rows.items()
+        ]
+    )
+    tests, ours = pd.DataFrame(columns=["stage", "budget"]), ("learned", "learned+swap")
+    text = verdict(summary, tests, ours=ours)
+    assert "highest mean on the selection split" in text
+    assert "The best of this project's own methods, learned, is below his by 5.0." in text
+    assert "at 0 of 1 budgets settled" in text
+    text = verdict(summary.drop(columns="select_mean"), tests, ours=ours)
+    assert "no result on a selection split, so the best of this project's own methods is chosen on test" in text
+    assert "own methods, learned+swap, is 10.0 above the best rival, his." in text
+    tied = summary.assign(select_mean=0.9)
+    assert "own methods, learned, is below his" in verdict(tied, tests, ours=ours)  # test does not decide among equals
+
+
 def test_one_seed_claims_no_winner():
     text = spoken(CLEAR, seeds=1)
     assert "(one seed)" in text
@@ -377,7 +410,7 @@ def test_methods_with_the_same_predictions_share_the_best_mean():
 def test_ranks_over_enough_cells():
     parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 3, 2)]
     table = pd.concat(parts, ignore_index=True)
-    ranks, test = rank_methods(table, "accuracy")
+    ranks, test = rank_methods(table, "accuracy")["settled"]
     assert list(ranks["method"]) == ["learned", "his", "random"]
     assert list(ranks["average_rank"]) == [1, 2, 3]
     assert test.cells == 9
@@ -385,16 +418,36 @@ def test_ranks_over_enough_cells():
     cells = {name: rows["test_accuracy"].to_numpy() for name, rows in table.groupby("method")}
     p = [stats.wilcoxon(cells["learned"] - cells[name], method="exact").pvalue for name in ("his", "random")]
     np.testing.assert_allclose(ranks["p_holm"], [np.nan, *holm(p)])
-    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks=(ranks, test))
-    assert "Average ranks over 9 cells (stage, budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
+    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks={"settled": (ranks, test)})
+    assert "Average ranks over 9 cells (budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
     assert "with Holm's correction his, random rank behind learned." in text
     assert "Not tested against it: his" in text
 
 
+def test_ranks_are_tested_at_each_stage_alone():
+    """A method that is best post hoc and worst settled is so in the one test and in the other; its cells are not pooled."""
+    turned = {"learned": 0.6, "his": 0.8, "random": 0.94}
+    parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 2)]
+    parts += [comparison(turned, budget=budget, stage="post hoc")[0] for budget in (4, 2)]
+    table = pd.concat(parts, ignore_index=True)
+    found = rank_methods(table, "accuracy")
+    assert {stage: list(ranks["method"]) for stage, (ranks, _) in found.items()} == {
+        "settled": ["learned", "his", "random"],
+        "post hoc": ["random", "his", "learned"],
+    }
+    assert all(test.cells == 6 for _, test in found.values())
+    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks=found)
+    settled, post_hoc = text.index("learned 1.0, his 2.0"), text.index("random 1.0, his 2.0")
+    assert text.index("## Settled") < settled < text.index("## Post hoc") < post_hoc
+
+
 def test_ranks_without_a_common_cell():
-    ranks, test = rank_methods(comparison(CLEAR)[0].iloc[:0], "accuracy")
-    assert len(ranks) == 0
+    table, _ = comparison({"learned": 0.9, "his": 0.8})
+    apart = table["seed"] == table["method"].map({"learned": 0, "his": 1})
+    ranks, test = rank_methods(table[apart], "accuracy")["settled"]
+    assert set(ranks["method"]) == {"learned", "his"}
     assert test.reason == "no cell has all methods"
+    assert rank_methods(table.iloc[:0], "accuracy") == {}
 
 
 @settings(deadline=None, max_examples=20)
