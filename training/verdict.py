@@ -7,12 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from training.report.numbers import IN_PERCENT, shown
 from training.significance import RankTest
 
 DENSE = "dense"
 """Method of the model that keeps all heads."""
 SIGNIFICANCE = 0.05
-LEVEL_MEANS = 5e-4
+LEVEL_MEANS = 0.05
 """Means that differ by less print as the same number."""
 CHOICE = {
     "select_mean": "The best of this project's own methods is the one of the highest mean on the selection split; it stands "
@@ -32,7 +33,7 @@ def verdict(
     summary: pd.DataFrame,
     statistics: pd.DataFrame,
     *,
-    main_metric: str | None = None,
+    main_metric: str = "accuracy",
     ours: Sequence[str] = ("learned",),
     ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
 ) -> str:
@@ -46,21 +47,23 @@ def verdict(
         summary: as :func:`training.statistics.summarise` returns it; without ``select_mean``, for a comparison without a
             selection split, that choice has to be made on test.
         statistics: as :func:`training.statistics.compare_methods` returns it.
-        main_metric: such as ``accuracy``, to name it.
+        main_metric: such as ``accuracy``.
         ours: this project's own methods; the others are the rivals.
         ranks: by stage, as :func:`training.statistics.rank_methods` returns them.
 
     Returns:
         Markdown.
     """
+    summary = summary.assign(**{name: shown(main_metric, summary[name]) for name in ("mean", "low", "high") if name in summary})
     has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
     chosen_by = "select_mean" if has_selection else "mean"
     lines = [
         "# Verdict",
         "",
-        f"Numbers are test {main_metric or 'results'} x 100, means over seeds, with 95 % intervals (Student's t over seeds) in "
-        f"brackets. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds, corrected by "
-        f"Holm's method for all pairs of methods tested at that stage and budget. {CHOICE[chosen_by]}",
+        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}, means over seeds, with 95 % intervals "
+        f"(Student's t over seeds) in brackets. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test "
+        f"examples and seeds, corrected by Holm's method for all pairs of methods tested at that stage and budget. "
+        f"{CHOICE[chosen_by]}",
     ]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
@@ -126,7 +129,7 @@ class _Cell:
         groups: dict[str, list[str]] = {"behind": [], "level": [], "untested": []}
         for name in self.mean:
             if name not in self.best:
-                groups[self._standing(best, name)].append(f"{name} ({100 * (self.mean[name] - self.mean[best]):+.1f})")
+                groups[self._standing(best, name)].append(f"{name} ({self.mean[name] - self.mean[best]:+.1f})")
         titles = {"behind": "Significantly behind", "level": "Level, as far as this shows", "untested": "Not tested against it"}
         found += [f"{titles[group]}: {', '.join(names)}." for group, names in groups.items() if names]
         found.append(self._winner(best, bool(groups["level"] or groups["untested"])))
@@ -157,11 +160,11 @@ class _Cell:
             return []
         if self.own_holds:
             gap = self.mean[self.own] - self.mean[self.rivals[0]]
-            where = "level with" if gap < LEVEL_MEANS else f"{100 * gap:.1f} above"
+            where = "level with" if gap < LEVEL_MEANS else f"{gap:.1f} above"
             return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rivals[0]}."]
         ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + 1e-9]
         rivals = [
-            f"{name} by {100 * (self.mean[name] - self.mean[self.own]):.1f}"
+            f"{name} by {self.mean[name] - self.mean[self.own]:.1f}"
             + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
             for name in ahead
         ]
@@ -175,7 +178,7 @@ class _Cell:
         certainty = "" if p is None else ", significantly" if p < SIGNIFICANCE else ", not significantly"
         if abs(gap) < LEVEL_MEANS:
             return ["The best mean is level with the dense model's."]
-        return [f"The best mean is {100 * abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
+        return [f"The best mean is {abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -186,8 +189,8 @@ def _value(row: Any) -> str:
     """A mean with its interval and seeds."""
     seeds = int(row["seeds"])
     if seeds < 2:
-        return f"{100 * row['mean']:.1f} (one seed)"
-    return f"{100 * row['mean']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f}, {seeds} seeds)"
+        return f"{row['mean']:.1f} (one seed)"
+    return f"{row['mean']:.1f} ({row['low']:.1f} to {row['high']:.1f}, {seeds} seeds)"
 
 
 def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:

@@ -63,3 +63,10 @@ def test_all_methods_pay_the_same_and_are_tested_in_bleu(finished):
 def test_the_page_is_in_bleu(finished):
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert "test BLEU" in page or "test bleu" in page
+
+
+def test_the_verdict_is_in_points(finished):
+    said = (finished / "verdict.md").read_text(encoding="utf-8")
+    assert "Numbers are test bleu, means over seeds" in said
+    dense = pd.read_csv(finished / "summary.csv").query("method == 'dense' and stage == 'settled'")["mean"].item()
+    assert f"Dense, with all 16: {dense:.1f} (" in said.split("## Settled")[1]
