@@ -89,13 +89,35 @@ def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None)
 
 
 def report(options: argparse.Namespace) -> str:
-    """The table with a line that says what it shows."""
+    """The table with a line that says what it shows, or the verdict."""
+    if options.verdict:
+        return "\n\n".join(read_verdict(path, options.stage) for path in options.runs)
     rows = choose(read_runs(options.runs), options.stage, options.methods.split(",") if options.methods else None)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
     what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
     if len(seeds) > 1:
         what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
     return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
+
+
+def read_verdict(path: Path, stage: str | None) -> str:
+    """What a comparison's ``verdict.md`` says, of one stage or of all, without its headings of first order.
+
+    Raises:
+        GateError: if there is no verdict, or none of that stage.
+    """
+    try:
+        text = (path / "verdict.md").read_text(encoding="utf-8")
+    except OSError as error:
+        raise GateError(f"{str(path)!r} does not hold a finished comparison: verdict.md is missing") from error
+    if stage is None:
+        return re.sub(r"^# .*\n+", "", text).replace("\n## ", "\n#### ").strip()
+    found = re.search(
+        rf"^## {re.escape(stage)}\n+(.*?)(?=^## |^The mean of the best|\Z)", text, re.DOTALL | re.MULTILINE | re.IGNORECASE
+    )
+    if found is None:
+        raise GateError(f"the verdict in {str(path)!r} says nothing of the stage {stage!r}")
+    return found[1].strip()
 
 
 def _name(column: str) -> str:
@@ -129,6 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="*", type=Path, help="directories of training.fit or training.compare")
     parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv; fractions are shown in percent")
     parser.add_argument("--stage", help="post hoc, settled or from scratch; all by default")
+    parser.add_argument("--verdict", action="store_true", help="what verdict.md says, instead of a table")
     parser.add_argument("--methods", help="some methods only, separated by commas, in this order")
     parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="make the tables of this document anew")
     return parser

@@ -26,6 +26,18 @@ def test_means_and_spreads_over_seeds(tmp_path, capsys):
     assert "2 seeds (0, 1)" in out
 
 
+def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
+    stages = "## Post hoc\n\n- **Budget 4**: a.\n\n## Settled\n\n- **Budget 4**: b.\n\n"
+    (tmp_path / "verdict.md").write_text(f"# Verdict\n\nNumbers.\n\n{stages}The mean of the best of x.\n")
+    assert main([str(tmp_path), "--verdict"]) == 0
+    assert capsys.readouterr().out.startswith("Numbers.\n\n#### Post hoc\n\n- **Budget 4**: a.")
+    assert main([str(tmp_path), "--verdict", "--stage", "settled"]) == 0
+    assert capsys.readouterr().out == "- **Budget 4**: b.\n"
+    assert main([str(tmp_path), "--verdict", "--stage", "other"]) == 2
+    assert "says nothing of the stage 'other'" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere"), "--verdict"]) == 2
+
+
 def test_bleu_is_in_points(tmp_path, capsys):
     folder = tmp_path / "a"
     folder.mkdir()
