@@ -27,6 +27,7 @@ from gates.family import GateFamily
 from gates.files import replacing
 from gates.hard_concrete import Stretch
 from gates.model_card import stated_base_model
+from gates.sites import KINDS
 
 CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
@@ -35,7 +36,7 @@ CARD_TAG = "tags: [head-gates]"
 CHOICES: dict[str, tuple[str, ...]] = {
     "unit": get_args(Unit), "draw_per": get_args(DrawPer), "family": get_args(GateFamily),
 }  # fmt: skip
-ADDED_LATER = ("family", "budget")
+ADDED_LATER = ("family", "budget", "kinds")
 """Fields that older artefacts lack: with their defaults they are not written, nor part of a checksum."""
 
 
@@ -54,6 +55,7 @@ class GateConfig:
         base_model: name of the model the gates belong to, for the reader.
         family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
         budget: heads that the two top-k families keep, as a count, a fraction or one of these per kind; None for all.
+        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all.
 
     Raises:
         GateError: for a field of another type or outside its range.
@@ -74,6 +76,7 @@ class GateConfig:
     base_model: str = ""
     family: GateFamily = "hard-concrete"
     budget: int | float | dict[str, int | float] | None = None
+    kinds: list[str] | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -86,6 +89,9 @@ class GateConfig:
             elif field.name == "budget":
                 is_budget = isinstance(value, (int, float, dict, type(None))) and not isinstance(value, bool)
                 expected = "" if is_budget else "a number of heads, a fraction, or one of these per kind"
+            elif field.name == "kinds":
+                is_list = value is None or (isinstance(value, list) and all(kind in KINDS for kind in value))
+                expected = "" if is_list else f"a list of some of {', '.join(map(repr, KINDS))}"
             else:
                 expected = "" if isinstance(value, type(example)) else f"a value such as {example!r}"
             if expected:
@@ -112,6 +118,7 @@ class GateConfig:
             draw_per=self.draw_per,
             family=self.family,
             budget=self.budget,
+            kinds=self.kinds,
         )
 
     def to_json_file(self, path: str | os.PathLike[str]) -> None:

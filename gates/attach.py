@@ -7,7 +7,7 @@ papers exactly, and independent of the attention implementation (eager, SDPA, fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Self, get_args
@@ -52,6 +52,8 @@ class HeadGates(nn.Module):
             (:class:`gates.clamped_linear.ClampedLinear`).
         budget: for the two top-k families, how many gates they keep: a count (18), a fraction (0.25) or one of these per
             kind ({"encoder": 10}); None for all. Other families have none.
+        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
+            in mode ``"stochastic"``, and take fixed masks and values like the rest.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
             example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
             Either way all positions share it.
@@ -74,6 +76,7 @@ class HeadGates(nn.Module):
     """
 
     mask: Tensor
+    is_learned: Tensor | None
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class HeadGates(nn.Module):
         straight_through_from: float = 1.0,
         family: GateFamily = "hard-concrete",
         budget: int | float | Mapping[str, int | float] | None = None,
+        kinds: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         if unit not in get_args(Unit):
@@ -102,6 +106,7 @@ class HeadGates(nn.Module):
         self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
         self.family: GateFamily = family
         self.register_buffer("mask", torch.ones(self.size))
+        self.register_buffer("is_learned", self._of_kinds(kinds), persistent=False)
         # Named after the first family, of whatever family it is: checkpoints know log_alpha by this name.
         self.hard_concrete = self._learned_of(
             family,
@@ -125,6 +130,17 @@ class HeadGates(nn.Module):
         self._fired: set[int] = set()
         self._gated: set[int] = set()  # in the present call of each attention module
         self.to(next(model.parameters()).device)
+
+    def _of_kinds(self, kinds: Collection[str] | None) -> Tensor | None:
+        """Which gates are of these kinds, ``[gates]``; None if all are."""
+        sizes = self.kind_sizes()
+        for kind in kinds or ():
+            if kind not in sizes:
+                raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
+        if kinds is None or set(sizes) <= set(kinds):
+            return None
+        learned = torch.tensor([kind in kinds for kind in KINDS])
+        return learned.to(self.mask.device)[self.kind_index()]
 
     def _learned_of(self, family: GateFamily, budget: Budget, hard_concrete: HardConcrete) -> LearnedGates:
         match family:
@@ -212,9 +228,17 @@ class HeadGates(nn.Module):
             return self.mask.clone()
         was_training = self.learned.training
         try:
-            return self.learned.eval()().detach()
+            return self._one_elsewhere(self.learned.eval()()).detach()
         finally:
             self.learned.train(was_training)
+
+    def open_probability(self) -> Tensor:
+        """P(z > 0) of every gate as learned, ``[gates]``, with a gradient; one for kinds that are not."""
+        return self._one_elsewhere(self.learned.open_probability())
+
+    def _one_elsewhere(self, values: Tensor) -> Tensor:
+        """Values ``[..., gates]`` with ones for gates that are not learned."""
+        return values if self.is_learned is None else torch.where(self.is_learned, values, 1.0)
 
     def to_heads(self, values: Tensor) -> Tensor:
         """Values per gate as values per head: each gate's for all heads it scales.
@@ -360,13 +384,14 @@ class HeadGates(nn.Module):
         if self.mode == "masked":
             return self.mask.split(self.sizes)[index]
         if not self.training:
-            return self.learned().split(self.sizes)[index]
+            return self._one_elsewhere(self.learned()).split(self.sizes)[index]
         if self._drawn is None:  # a part of the model was called on its own
             self._drawn = self._draw(None)
         return self._drawn.split(self.sizes, dim=-1)[index]
 
     def _draw(self, batch: int | None) -> Tensor:
-        return self.learned(self.generator, draws=batch if self.draw_per == "example" else None)
+        drawn = self.learned(self.generator, draws=batch if self.draw_per == "example" else None)
+        return self._one_elsewhere(drawn)
 
     def _leaf(self, index: int, heads: Tensor) -> Tensor:
         assert self._probe is not None

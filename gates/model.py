@@ -111,7 +111,7 @@ class GatedModel(nn.Module):
         Args:
             price: of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
         """
-        return l0_penalty(self.gates.learned.open_probability(), price)
+        return l0_penalty(self.gates.open_probability(), price)
 
     def parameter_groups(self, learning_rate: float, gate_learning_rate: float = 0.05) -> list[dict[str, Any]]:
         """Trainable parameters for an optimiser: the model's, and the gates', which need far longer steps and no decay."""

@@ -234,7 +234,7 @@ class GateLog(pl.Callback):
         self.values.append(values)
         open_gates = (values > 0).float()
         stochastic = gates.mode == "stochastic"
-        expected = gates.learned.open_probability().cpu() if stochastic else open_gates
+        expected = gates.open_probability().cpu() if stochastic else open_gates
         kinds = gates.kind_index().cpu()
         logged = {}
         for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -21,7 +21,7 @@ from gates.importance import normalise_by_layer
 from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
 from gates.ranking import budget_mask
 from gates.relaxed_topk import TopKGates
-from gates.sites import KINDS, find_attention
+from gates.sites import KINDS, Kind, find_attention
 from gates.surgery import check_removable
 from training.distillation import Teacher, distillation_terms, recorded_outputs
 from training.refine import SwapSearch, refine
@@ -218,7 +218,9 @@ class HeadPruner(pl.LightningModule):
         self.task = task
         trust = {name: hparams[name] for name in ("trust_remote_code", "allow_pickle")}
         backbone = self.task.build(self.backbone_name, hparams["from_scratch"], tokenizer, **trust)
-        check_removable(find_attention(backbone))
+        sites = find_attention(backbone)
+        check_removable(sites)
+        self.kinds = self._kinds_to_prune([kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = HeadGates(
             backbone,
             hparams["unit"],
@@ -230,6 +232,7 @@ class HeadPruner(pl.LightningModule):
             straight_through_from=hparams["straight_through_from"],
             family=hparams["gate"],
             budget=hparams["budget"] if hparams["gate"] in TOP_K_FAMILIES else None,
+            kinds=self.kinds,
         )
         heads = self.gates.kind_sizes()
         self.budget = None if hparams["budget"] is None else Budget.parse(hparams["budget"], heads)
@@ -255,6 +258,16 @@ class HeadPruner(pl.LightningModule):
         self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)
         self.metrics = torch.nn.ModuleDict({split: self.task.metrics(split) for split in ("select", "test")})
 
+    def _kinds_to_prune(self, known: Collection[Kind]) -> list[Kind] | None:
+        """Those with a budget, or without one with a price; None for all. The others stay whole, and are not drawn, so that
+        what pruning leaves alone is trained as it will be used."""
+        budget, price = self.hparams["budget"], self.hparams["price"]
+        if isinstance(budget, Mapping):
+            return [kind for kind in known if kind in budget]
+        if budget is None and isinstance(price, Mapping):
+            return [kind for kind in known if price.get(kind)]
+        return None
+
     def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
         """The price of each gate, ``[gates]``."""
         prices = dict.fromkeys(heads, price) if not isinstance(price, Mapping) else dict(price)
@@ -266,7 +279,9 @@ class HeadPruner(pl.LightningModule):
             if not value >= 0:
                 raise GateError(f"the price of {kind} heads is {value!r}; expected a number of at least 0")
         table = torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
-        return table[self.gates.kind_index().cpu()]
+        table = table[self.gates.kind_index().cpu()]
+        learned = self.gates.is_learned
+        return table if learned is None else table * learned.cpu()  # what is not learned costs nothing
 
     def _matching(self, patterns: list[str]) -> list[torch.nn.Parameter]:
         """The backbone's parameters whose name a pattern matches; every pattern must match some."""
@@ -320,8 +335,15 @@ class HeadPruner(pl.LightningModule):
             return self.mask_within_budget(log_alpha, self.budget)
         self.gates.mode = "stochastic"
         minimum = self.hparams["minimum_per_layer"]
-        count = max(int((self.gates.values() > 0).sum()), sum(min(minimum, size) for size in self.gates.sizes))
-        return self.mask_within_budget(log_alpha, Budget(count, {}))
+        is_open, least = self.gates.values() > 0, [min(minimum, size) for size in self.gates.sizes]
+        if self.kinds is None:
+            return self.mask_within_budget(log_alpha, Budget(max(int(is_open.sum()), sum(least)), {}))
+        counts: dict[str, int | float] = {}
+        for kind in self.kinds:
+            of_kind = is_open[self.gates.kind_index() == KINDS.index(kind)]
+            minimum = sum(count for count, site in zip(least, self.gates.sites, strict=True) if site.kind == kind)
+            counts[kind] = max(int(of_kind.sum()), minimum)
+        return self.mask_within_budget(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
 
     # -- phases ------------------------------------------------------------------------------------------------
 
@@ -518,13 +540,13 @@ class HeadPruner(pl.LightningModule):
         parameter has a gradient in every process."""
         ramp = self.ramp(self.global_step)
         if self.budget is None or self.hparams["gate"] == "clamped-linear":
-            probability = self.gates.learned.open_probability()
+            probability = self.gates.open_probability()
             return ramp * l0_penalty(probability, self.prices.to(probability))
         if not self.has_multipliers:
             return 0.0 * self.gates.log_alpha.sum()
         active = 1.0 if ramp > 0 else 0.0
         assert self.target is not None
-        return active * self.target(self.gates.learned.open_probability(), self.gates.kind_index(), ramp)
+        return active * self.target(self.gates.open_probability(), self.gates.kind_index(), ramp)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's

@@ -387,3 +387,34 @@ def test_attention_that_goes_round_its_output_projection_is_an_error():
     gates = HeadGates(model)
     with gates.attached(), pytest.raises(GateError, match=r"encoder\.layer\.1.*goes round its output projection"):
         logits(model, inputs("bert"))
+
+
+@pytest.mark.parametrize("draw_per", ["batch", "example"])
+@pytest.mark.parametrize("family", ["hard-concrete", "clamped-linear"])
+def test_gates_of_kinds_that_are_not_learned_are_one(family, draw_per):
+    model, batch = build("bart"), inputs("bart")
+    gates = HeadGates(model, family=family, draw_per=draw_per, kinds=["encoder"]).attach().train()
+    encoder = gates.kind_index() == 0
+    with torch.no_grad():
+        gates.log_alpha.fill_(-1.0)  # would close, or nearly so
+    model(**batch)
+    assert gates._drawn is not None
+    assert (gates._drawn[..., ~encoder] == 1).all()
+    assert (gates._drawn[..., encoder] != 1).any()
+    assert (gates.values()[~encoder] == 1).all()
+    assert (gates.open_probability()[~encoder] == 1).all()
+    assert (gates.open_probability()[encoder] < 1).all()
+    model(**batch)[0].square().mean().backward()
+    assert gates.log_alpha.grad is not None
+    assert (gates.log_alpha.grad[~encoder] == 0).all()
+    gates.eval()
+    with_learned = logits(model, batch)
+    with gates.use(torch.where(encoder, gates.values(), torch.ones_like(gates.mask))):
+        assert torch.equal(logits(model, batch), with_learned)
+    gates.set_mask_(torch.zeros_like(gates.mask))  # fixed masks are of all gates
+    assert not torch.equal(logits(model, batch), with_learned)
+
+
+def test_kinds_that_the_model_lacks_are_named():
+    with pytest.raises(GateError, match="gates of kind 'cross' are to be learned; this model has 'encoder' only"):
+        HeadGates(build("bert"), kinds=["cross"])

@@ -202,3 +202,26 @@ def test_a_pruned_translator_without_heads_in_a_layer_is_pruned_on_and_reloads(d
     mask[4:6] = 0
     expected = data.task.translate(zero_heads_(pruner.backbone, mask), batch_of(data), beams=2)
     assert data.task.translate(load_pruned(tmp_path / "second"), batch_of(data), beams=2) == expected
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"gate": "clamped-linear", "price": 0.5}, {"budget": None, "price": {"encoder": 0.5}}]
+)
+def test_kinds_that_are_not_pruned_are_trained_whole(settings, data):
+    """What keeps all its heads has no noise on them while others are pruned, and costs nothing."""
+    pruner = make_pruner(data, **settings)
+    gates, encoder = pruner.gates, pruner.gates.kind_index() == 0
+    gates.mode = "stochastic"
+    pruner.train()
+    with torch.no_grad():
+        gates.log_alpha.fill_(-1.0)
+    pruner.task.losses(pruner.backbone, next(iter(data.val_dataloader())))
+    assert (gates._drawn[..., ~encoder] == 1).all()
+    assert (gates._drawn[..., encoder] != 1).any()
+    assert (pruner.prices[~encoder] == 0).all()
+    mask = pruner.learned_mask()
+    assert (mask[~encoder] == 1).all()
+    if settings.get("budget", 3) is None:
+        assert mask[encoder].sum() == (gates.values()[encoder] > 0).sum()
+    else:
+        assert mask[encoder].sum() == 3
