@@ -67,7 +67,11 @@ def check_budgets(budgets: Sequence[BudgetOption], sizes: Mapping[str, int]) -> 
     totals = [Budget.parse(value, sizes).total for value in budgets]
     for index, total in enumerate(totals):
         if total in totals[:index]:
-            raise GateError(f"--budgets names {total} heads twice; give each number of heads once")
+            same = f"{budgets[totals.index(total)]} and {budgets[index]}"
+            raise GateError(
+                f"--budgets has {same}, which both keep {total} heads in all; tables tell budgets by this number, so give each "
+                "number once, or make a comparison of each"
+            )
         if total in (0, sum(sizes.values())):
             raise GateError(f"--budgets has {budgets[index]!r}, which is {total} heads; nothing can be compared there")
     if not totals:

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gates.errors import GateError
 from tests.training.runs import run_fit, write_config
 from training.compare import main
+from training.comparison_options import check_budgets
 from training.methods import LEARNED, Method
 from training.scorers import SCORERS
 
@@ -158,7 +160,7 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--methods", "his,his"], "given twice"),
         (["--methods", "dense+swap"], "dense keeps all heads"),
         (["--budgets", "4,99"], "expected a whole number from 0 to 8"),
-        (["--budgets", "4,0.5"], "names 4 heads twice"),
+        (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads in all"),
         (["--budgets", "8"], "nothing can be compared there"),
         (["--budgets", "few"], "--budgets has 'few'"),
         (["--seeds", "0,-1"], "--seeds has -1"),
@@ -179,6 +181,11 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_pa
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "run" / "comparison.csv").exists()
+
+
+def test_budgets_of_the_same_total_are_refused_by_their_names():
+    with pytest.raises(GateError, match=r"\{'encoder': 10\} and \{'decoder': 10\}, which both keep 106 heads in all"):
+        check_budgets([{"encoder": 10}, {"decoder": 10}], {"encoder": 48, "decoder": 48, "cross": 48})
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
