@@ -14,8 +14,11 @@ import json
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -41,30 +44,70 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
         if "seed" not in table:
             table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
-        tables.append(table)
+        known = kinds_kept(path)
+        tables.append(table.assign(kinds=[known.get(heads, "") for heads in table["heads"]]))
     return pd.concat(tables, ignore_index=True)
 
 
+def kinds_kept(path: Path) -> dict[int, str]:
+    """What is left of the kinds of attention that a comparison prunes, such as ``encoder 10``, by the heads that it keeps in
+    all; nothing where no kind stays whole, or where masks of as many heads differ in it.
+
+    Args:
+        path: of a comparison; of anything else nothing is known.
+
+    Raises:
+        GateError: if its files do not belong together.
+    """
+    files = [path / "sites.json", path / "masks.json"]
+    if not all(file.is_file() for file in files):
+        return {}
+    found: dict[int, set[str]] = {}
+    try:
+        sites, masks = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+        heads: Counter[str] = Counter()
+        for site in sites:
+            heads[site["kind"]] += site["heads"]
+        for row in masks:
+            kept = _heads_kept(sites, row["mask"])
+            pruned = [f"{kind} {count}" for kind, count in kept.items() if count < heads[kind]]
+            found.setdefault(kept.total(), set()).add(", ".join(pruned) if len(pruned) < len(heads) else "")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GateError(f"sites.json and masks.json in {str(path)!r} do not belong together") from error
+    return {total: names.pop() for total, names in found.items() if len(names) == 1}
+
+
+def _heads_kept(sites: list[dict[str, Any]], mask: list[int]) -> Counter[str]:
+    """Heads of each kind that a mask ``[gates]`` keeps."""
+    kept: Counter[str] = Counter()
+    gates = iter(mask)
+    for site in sites:
+        kept[site["kind"]] += sum(islice(gates, site["gates"])) * site["heads"] // site["gates"]
+    return kept
+
+
 def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Mean and standard deviation over seeds: one row per stage and method, one column per budget, as text."""
+    """Mean and standard deviation over seeds: one row per stage and method, one column per number of heads with their kinds, as
+    text."""
     if metric not in rows:
         raise GateError(f"no column {metric!r} in the runs; they have {', '.join(map(str, rows.filter(like='test_').columns))}")
-    rows = rows.drop_duplicates(["method", "stage", "heads", "seed", metric]).copy()
-    values = rows.groupby(["stage", "method", "heads"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
+    rows = rows.drop_duplicates(["method", "stage", "heads", "kinds", "seed", metric]).copy()
+    values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     for column in ("mean", "std"):
         values[column] = shown(_name(metric), values[column])
     values["text"] = [
         f"{mean:.1f}" + (f" ± {spread:.1f}" if count > 1 else "")
         for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
     ]
-    table = values.pivot(index=["stage", "method"], columns="heads", values="text")
+    table = values.pivot(index=["stage", "method"], columns=["heads", "kinds"], values="text")
     order = list(dict.fromkeys(zip(values["stage"], values["method"], strict=True)))
     return table.reindex(order)[sorted(table.columns, reverse=True)].fillna("")
 
 
 def markdown(table: pd.DataFrame) -> str:
     """A summary as a Markdown table."""
-    heads = [f"{column} heads" for column in table.columns]
+    levels = [table.columns.get_level_values(name) for name in ("heads", "kinds")]
+    heads = [f"{heads} heads" + (f" ({kinds})" if kinds else "") for heads, kinds in zip(*levels, strict=True)]
     lines = ["| stage | method | " + " | ".join(heads) + " |", "| --- | --- |" + " --: |" * len(heads)]
     for (stage, method), cells in zip(table.index, table.to_numpy(), strict=True):
         lines.append(f"| {stage} | {method} | " + " | ".join(cells) + " |")

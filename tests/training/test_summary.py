@@ -51,6 +51,53 @@ def test_bleu_is_in_points(tmp_path, capsys):
     assert "percent" not in out
 
 
+def comparison(folder, masks, *, metric="test_bleu"):
+    """Two kinds of attention: 2 sites of 3 gates for 6 heads each, and one of 4."""
+    folder.mkdir()
+    sites = [
+        {"kind": kind, "heads": heads, "gates": gates} for kind, heads, gates in (("encoder", 6, 3),) * 2 + (("cross", 4, 4),)
+    ]
+    (folder / "sites.json").write_text(json.dumps(sites))
+    (folder / "metrics.json").write_text(json.dumps({"heads": 16}))
+    (folder / "masks.json").write_text(json.dumps([{"method": name, "mask": mask} for name, mask in masks.items()]))
+    rows = [(0, name, "settled", sum(mask[:6]) * 2 + sum(mask[6:]), 20.0) for name, mask in masks.items()]
+    table = pd.DataFrame(rows, columns=["seed", "method", "stage", "heads", metric])
+    table.to_csv(folder / "comparison.csv", index=False)
+    return str(folder)
+
+
+DENSE = [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("masks", "title"),
+    [
+        ({"dense": DENSE, "his": [1, 0, 0, 0, 0, 1] + [1] * 4}, "8 heads (encoder 4)"),
+        ({"dense": DENSE, "his": [1] * 6 + [0, 1, 0, 0]}, "13 heads (cross 1)"),
+        ({"dense": DENSE, "his": [1, 1, 0, 1, 1, 0, 0, 1, 0, 0]}, "9 heads"),  # no kind is whole
+        ({"dense": DENSE, "his": [1, 0, 0, 0, 0, 1] + [1] * 4, "random": [1, 1, 0, 1, 0, 0, 0, 1, 1, 0]}, "8 heads"),
+    ],
+)
+def test_kinds_are_named_where_others_stay_whole(masks, title, tmp_path, capsys):
+    assert main([comparison(tmp_path / "a", masks), "--metric", "test_bleu"]) == 0
+    assert f"| stage | method | 16 heads | {title} |" in capsys.readouterr().out
+
+
+def test_budgets_of_different_kinds_are_different_columns(tmp_path, capsys):
+    """12 of 16 heads either way: no mean of the two is taken."""
+    encoder, cross = [1, 1, 1, 1, 0, 0] + [1] * 4, [1] * 10
+    paths = [comparison(tmp_path / "a", {"his": encoder}), comparison(tmp_path / "b", {"his": cross[:6] + [0] * 4})]
+    assert main([*paths, "--metric", "test_bleu"]) == 0
+    assert "| 12 heads (encoder 8) | 12 heads (cross 0) |" in capsys.readouterr().out
+
+
+def test_masks_of_other_sites_are_named(tmp_path, capsys):
+    path = comparison(tmp_path / "a", {"his": DENSE})
+    (tmp_path / "a" / "masks.json").write_text('[{"mask": 3}]')
+    assert main([path, "--metric", "test_bleu"]) == 2
+    assert f"sites.json and masks.json in {path!r} do not belong together" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"]])
 def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
     good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
