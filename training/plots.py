@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gates.ranking import jaccard
 from gates.sites import KINDS, AttentionSite
+from training.statistics import overlap
 
 INK = "#1c1f23"
 """Colour of text, axes and the dense model; a page may replace it by the colour of its own text."""
@@ -118,14 +119,18 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
 
 
 @styled
-def mask_agreement(masks: dict[str, Tensor]) -> Figure:
-    """Jaccard index of every pair of masks, beside what two random masks of this size would share."""
+def mask_agreement(masks: dict[str, Tensor], kinds: Tensor | None = None) -> Figure:
+    """Jaccard index of every pair of masks, beside what two random masks of this size would share.
+
+    Args:
+        masks: 0/1 ``[gates]``, all of one budget.
+        kinds: of each gate as a number ``[gates]``, if that budget is one per kind: random masks keep as many of each then.
+    """
     names = list(masks)
     grid = np.array([[jaccard(masks[row], masks[column]) for column in names] for row in names])
-    share = float(next(iter(masks.values())).mean())
-    return agreement_matrix(
-        names, grid, title=f"Heads in both masks over heads in either\n(by chance: {share / (2 - share):.2f})"
-    )
+    any_mask = next(iter(masks.values())).cpu().int().numpy()
+    _, chance = overlap(any_mask, any_mask, None if kinds is None else kinds.cpu().numpy())
+    return agreement_matrix(names, grid, title=f"Heads in both masks over heads in either\n(by chance: {chance:.2f})")
 
 
 @styled

@@ -74,9 +74,10 @@ def write_results(
     for method, mask in result.masks.items():
         save_mask(run.path / "masks" / f"{method}.json", gates.to_heads(mask), gates.sites, method=method)
     main = pruner.task.main_metric
+    per_kind = pruner.budget is not None and bool(pruner.budget.per_kind)
     figures = {
         "gates": gate_heat_map(gates.sites, gates.to_heads(gates.mask).cpu(), title="heads kept"),
-        "agreement": mask_agreement(result.masks),
+        "agreement": mask_agreement(result.masks, gates.kind_index() if per_kind else None),
     }
     if gate_log.values and pruner.boundaries[0] < pruner.boundaries[1]:
         figures["gates_before_settling"] = gate_heat_map(

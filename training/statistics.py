@@ -18,7 +18,7 @@ from training.bootstrap import RESAMPLES, resample_metric, resampled_difference
 from training.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
 from training.verdict import DENSE, is_dense, verdict
 
-__all__ = ["agreement", "compare_methods", "rank_methods", "summarise", "verdict"]
+__all__ = ["agreement", "compare_methods", "overlap", "rank_methods", "summarise", "verdict"]
 
 
 def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
@@ -165,7 +165,7 @@ def agreement(
         if pair not in known:
             both = [rankings[mask] for mask in (first, second) if mask in rankings]
             correlations = rank_correlations(*both) if len(both) == 2 else (np.nan, np.nan)
-            known[pair] = (*_overlap(by_cell[first], by_cell[second], groups.get(first[0])), *correlations)
+            known[pair] = (*overlap(by_cell[first], by_cell[second], groups.get(first[0])), *correlations)
         return known[pair]
 
     rows = []
@@ -183,8 +183,14 @@ def agreement(
     return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard", "kendall", "spearman"])
 
 
-def _overlap(mask: Any, other: Any, groups: Any | None) -> tuple[float, float]:
-    """The Jaccard index of two 0/1 masks ``[gates]``, and its expectation for random ones that keep as many of each group."""
+def overlap(mask: Any, other: Any, groups: Any | None = None) -> tuple[float, float]:
+    """The Jaccard index of two masks, and its expectation for random ones of the same sizes.
+
+    Args:
+        mask, other: 0/1, integers ``[gates]``.
+        groups: of each gate as a number or name ``[gates]``, where a budget has a quota for each: the random masks keep as
+            many of every group then.
+    """
     places = np.zeros(len(mask), dtype=int) if groups is None else np.unique(groups, return_inverse=True)[1]
     kept_a, kept_b, heads = (np.bincount(places, weights).astype(int).tolist() for weights in (mask, other, None))
     shared, either = int((mask & other).sum()), int((mask | other).sum())

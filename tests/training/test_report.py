@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from scipy.stats import hypergeom
 
 from gates.errors import GateError
 from tests.training.report_fixture import METHODS, write_comparison, write_run
-from training.plots import line_style
+from training.plots import line_style, mask_agreement
 from training.report import captions, figures
 from training.report.__main__ import main
 from training.report.contents import Course, Site, Values
@@ -279,6 +280,17 @@ def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp
         assert pairs["jaccard"][one, other] == len(both) / len(either)
         assert pairs["chance_jaccard"][one, other] == pytest.approx(chance)
     assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_with_a_budget_per_kind_random_masks_keep_it_too():
+    """Of 4 heads of the first kind 2 stay, of the other kind all: if two share i of the former, they share 2 + i of 6 - i."""
+    masks = {"a": torch.tensor([1.0, 1, 0, 0, 1, 1]), "b": torch.tensor([0.0, 1, 1, 0, 1, 1])}
+    of_kinds, of_all = (
+        float(re.search(r"by chance: ([\d.]+)", mask_agreement(masks, kinds).axes[0].get_title())[1])
+        for kinds in (torch.tensor([0, 0, 0, 0, 1, 1]), None)
+    )
+    assert of_kinds == pytest.approx(sum(hypergeom.pmf(i, 4, 2, 2) * (2 + i) / (6 - i) for i in range(3)), abs=0.005)
+    assert of_all == pytest.approx(sum(hypergeom.pmf(i, 6, 4, 4) * i / (8 - i) for i in range(5)), abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from gates.errors import GateError, first_line
 from training.report.contents import CELL, Contents, Course, Site, group_labels
-from training.statistics import chance_jaccard
+from training.statistics import overlap
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
@@ -40,9 +41,9 @@ def read_contents(path: Path) -> Contents:
     if not metrics:
         contents.missing.append("There is no metrics.json, so the command, the machine and the versions are unknown.")
     contents.metric = _main_metric(contents)
+    contents.config = _text(path, "config.yaml")
     _read_tables(contents)
     _read_heads(contents)
-    contents.config = _text(path, "config.yaml")
     if contents.config is None:
         contents.missing.append("There is no config.yaml, so the configuration is not shown.")
     return contents
@@ -154,14 +155,26 @@ def _run_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
 
 def _run_agreement(contents: Contents) -> pd.DataFrame:
     """How much the masks of a run's methods share, beside what random masks of their sizes would."""
-    rows = []
-    for ((method, budget), (_, mask)), ((other, _), (_, others)) in combinations(contents.masks.items(), 2):
-        kept, both = mask[0] > 0, others[0] > 0
-        if len(kept) == len(both) and kept.sum() == both.sum() > 0:
-            jaccard = float((kept & both).sum() / (kept | both).sum())
-            chance = chance_jaccard(int(kept.sum()), int(both.sum()), len(kept))
+    rows, per_kind = [], _has_budget_per_kind(contents)
+    for ((method, budget), (sites, mask)), ((other, _), (_, others)) in combinations(contents.masks.items(), 2):
+        kept, theirs = (mask[0] > 0).astype(int), (others[0] > 0).astype(int)
+        if len(kept) == len(theirs) and kept.sum() == theirs.sum() > 0:
+            kinds = np.repeat([site.kind for site in sites], [site.gates for site in sites]) if per_kind else None
+            jaccard, chance = overlap(kept, theirs, kinds)
             rows.append({"budget": budget, "method": method, "other": other, "jaccard": jaccard, "chance_jaccard": chance})
     return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard"])
+
+
+def _has_budget_per_kind(contents: Contents) -> bool:
+    """Whether a run's configuration gives a number of heads for each kind, within which random masks have to stay too."""
+    try:
+        config = yaml.safe_load(contents.config or "")
+    except (yaml.YAMLError, ValueError):  # shown as it is, and read for nothing else
+        return False
+    match config:
+        case {"model": {"budget": dict()}}:
+            return True
+    return False
 
 
 def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame | None:
