@@ -100,7 +100,7 @@ def build_parser(
         "--curve",
         type=list[float],
         default=[0.75, 0.5, 0.25, 0.125],
-        help="Budgets of the post hoc curve, as fractions of all heads.",
+        help="Budgets of the post hoc curve, as fractions of all heads; with a budget per kind, of each pruned kind.",
     )
     parser.add_class_arguments(HeadPruner, "model", skip={"seed"})
     parser.add_subclass_arguments(TaskData, "data", required=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ def compare(
         learned_row: the learned method's settled result.
         settled: methods to train on with their mask, for as many steps as the learned one; ``dense`` among them is the
             control that keeps all heads.
-        curve_fractions: budgets of the post hoc curve, as fractions of all heads.
+        curve_fractions: budgets of the post hoc curve, see :func:`curve_budget`.
         show_progress: whether to draw bars.
     """
     gates = pruner.gates
@@ -128,7 +128,7 @@ def compare(
             result.rows.append(cells.post_hoc("dense", dense))
             result.rows += [cells.post_hoc(method, mask) for method, mask in result.masks.items()]
             for fraction in curve_fractions:
-                at = Budget.parse(max(1, round(fraction * gates.size)), sizes)
+                at = curve_budget(budget, fraction, sizes)
                 result.curve += [
                     cells.post_hoc(method, mask(scores, at, 0), splits=("select",)) for method, scores in result.keep.items()
                 ]
@@ -139,6 +139,21 @@ def compare(
         pruner.load_state_dict(learned_state, strict=False)
         gates.set_mask_(learned_mask.to(pruner.device))
     return result
+
+
+def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> Budget:
+    """The budget of a point of the curve: a fraction of all heads or, where the run has a budget per kind, of the heads of each
+    kind that it prunes; the other kinds stay whole, as in the run.
+
+    Args:
+        budget: the run's.
+        fraction: above 0, at most 1; at least one head is kept.
+        sizes: heads of each kind in the model.
+    """
+    if not budget.per_kind:
+        return Budget.parse(max(1, round(fraction * sum(sizes.values()))), sizes)
+    pruned = [kind for kind, kept in budget.per_kind.items() if kept < sizes[kind]]
+    return Budget.parse({kind: max(1, round(fraction * sizes[kind])) for kind in pruned}, sizes)
 
 
 def _load_dense(pruner: HeadPruner, run: RunDirectory) -> None:
@@ -161,7 +176,7 @@ class _Cells:
         self.pruner, self.data, self.make_trainer, self.progress = pruner, data, make_trainer, progress
         self.run, self.dense_path = run, run.checkpoint("dense")
         self.evaluator = make_trainer()
-        self.settled: dict[tuple[float, ...], dict[str, Any]] = {}
+        self.settled: dict[tuple[float, ...], tuple[dict[str, Any], dict[str, list[str]]]] = {}
 
     def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
         """Mask only, no training."""
@@ -170,7 +185,8 @@ class _Cells:
         row: dict[str, Any] = {"method": method, "stage": "post hoc", "heads": self.pruner.gates.open_heads(mask)}
         with self.progress.cell(f"{method}, post hoc, {row['heads']} heads"):
             row |= evaluate(self.evaluator, self.pruner, self.data, splits)
-        self._save_outputs(row, splits)
+        if "test" in splits:
+            self._save_outputs(row, self.pruner.outputs.get("test", {}))
         return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
 
     def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
@@ -179,8 +195,15 @@ class _Cells:
         Methods that chose the same mask share one training: it would be the same to the last bit.
         """
         key = tuple(mask.tolist())
-        if key in self.settled:
-            return self.settled[key] | {"method": method}
+        if key not in self.settled:
+            self.settled[key] = self._train_on(method, mask)
+        row, outputs = self.settled[key]
+        row = row | {"method": method}
+        self._save_outputs(row, outputs)
+        return row
+
+    def _train_on(self, method: str, mask: Tensor) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """The row of the table, and the translations of the test split by search; none for other tasks."""
         start = time.perf_counter()
         self.pruner.fixed_mask = mask
         self.pruner.train()  # Lightning keeps the mode it finds
@@ -189,11 +212,10 @@ class _Cells:
             trainer = self.make_trainer(steps_shown, limit_val_batches=0)
             trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)
             row |= evaluate(self.evaluator, self.pruner, self.data)
-        self._save_outputs(row)
         steps = trainer.global_step - self.pruner.boundaries[0]
-        self.settled[key] = row | {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
-        return self.settled[key]
+        row |= {"steps": steps, "seconds": round(time.perf_counter() - start, 2)}
+        return row, dict(self.pruner.outputs.get("test", {}))
 
-    def _save_outputs(self, row: dict[str, Any], splits: Sequence[str] = ("test",)) -> None:
-        if "test" in splits and self.evaluator.is_global_zero:
-            save_translations(self.run, self.data, f"{row['method']}.{row['stage']}", self.pruner.outputs.get("test", {}))
+    def _save_outputs(self, row: dict[str, Any], outputs: dict[str, list[str]]) -> None:
+        if self.evaluator.is_global_zero:
+            save_translations(self.run, self.data, f"{row['method']}.{row['stage']}", outputs)

@@ -9,6 +9,7 @@ import sys
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import hypergeom
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.training.runs import run_fit
@@ -16,6 +17,7 @@ from tests.training.translation_runs import make_data, write_config
 from training.benchmark import main as benchmark
 from training.export import main as export
 from training.fit import main
+from training.report.reading import read_contents
 from training.translate import main as translate
 from training.translations import read_texts
 
@@ -53,6 +55,32 @@ def test_methods_are_compared_in_bleu_at_equal_steps(run):
     scratch = table[table["stage"] == "from scratch"].iloc[0]
     assert scratch["heads"] == 11
     assert scratch["steps"] == round(settled.loc["learned", "steps"] * 3 / 2)  # the warm-up's steps too
+
+
+def test_the_curve_is_of_the_kinds_that_the_run_prunes(run):
+    curve = pd.read_csv(run / "curve.csv")
+    assert set(curve["heads"]) == {8 // 2 + 4 + 4}
+
+
+def test_masks_are_compared_with_random_ones_of_their_kinds(run):
+    """Encoder heads are chosen, 3 of 8 each; the 8 of the decoder are in every mask."""
+    chance = sum(hypergeom.pmf(i, 8, 3, 3) * (8 + i) / (8 + 6 - i) for i in range(4))
+    agreement = read_contents(run).agreement
+    assert len(agreement) > 0
+    assert agreement["chance_jaccard"].tolist() == pytest.approx([chance] * len(agreement))
+
+
+def test_methods_with_the_same_mask_have_the_same_translations(tmp_path):
+    same = ["--model.budget", "{encoder: 0}", "--compare", "full", "--settled", "[his,random]", "--curve", "[]"]
+    assert main(["--config", write_config(tmp_path), *same, "--run_dir", str(tmp_path / "run")]) == 0
+    settled = pd.read_csv(tmp_path / "run" / "comparison.csv").query("stage == 'settled'").set_index("method")
+    assert settled.loc["random", "seconds"] == settled.loc["his", "seconds"]  # one training for both
+    folder = tmp_path / "run" / "translations"
+    for search in ("greedy", "beam"):
+        texts = [(folder / f"{method}.settled.{search}.txt").read_bytes() for method in ("his", "random")]
+        assert texts[0] == texts[1]
+    systems = pd.read_csv(folder / "significance.csv")["system"]
+    assert {"his.settled", "random.settled"} <= set(systems)
 
 
 def test_the_budget_is_of_encoder_heads_and_the_decoder_has_not_moved(run):
