@@ -125,7 +125,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
                 results.rows.append(row)
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))
             results.scores.append(score_columns(cells, choices, methods))
-            results.pruner = cells.pruner
+            results.pruner, results.data = cells.pruner, cells.data
     write_tables(run, config, results, methods, budgets, seeds, command)
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
     write_report([read_contents(run.path)], run.path / "report.html")

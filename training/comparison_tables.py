@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from gates.objective import Budget
 from training.cells import Cells
 from training.choices import Choices
 from training.comparison_options import BudgetOption
+from training.data.base import TaskData
+from training.data.translation import TranslationData
 from training.methods import Method
 from training.module import HeadPruner
 from training.run_directory import RunDirectory
 from training.statistics import Mask, agreement, compare_methods, rank_methods, summarise
 from training.tracking import code_version, machine, versions
+from training.translation_metrics import signatures
+from training.translations import SAMPLES
 from training.verdict import verdict
 
 
@@ -34,7 +38,7 @@ class Results:
         rankings: scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates: parts of ``scores.csv`` and ``gates_over_time.csv``.
         predictions: file with the predictions behind each row, by cell.
-        pruner: of the last seed.
+        pruner, data: of the last seed.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -44,6 +48,7 @@ class Results:
     gates: list[pd.DataFrame] = field(default_factory=list)
     predictions: dict[str, Path] = field(default_factory=dict)
     pruner: HeadPruner | None = None
+    data: TaskData | None = None
 
     @property
     def main_metric(self) -> str:
@@ -70,6 +75,30 @@ def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method]) -> 
     return pd.DataFrame(columns)
 
 
+def sample_translations(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame | None:
+    """The first sentences of the test split, their references, and what each cell of the first seed made of them.
+
+    Args:
+        results: with all rows.
+        predictions: ``test_prediction``, the translations of the split in its order, of each cell.
+
+    Returns:
+        Columns ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, the systems; None for other tasks, and where only a part
+        of the split was translated.
+    """
+    if not isinstance(results.data, TranslationData):
+        return None
+    pairs, seed = results.data.texts["test"], results.rows[0]["seed"]
+    systems = {
+        f"{row['method']}.{row['stage']}.{row['budget']}": predictions[row["cell"]]["test_prediction"]
+        for row in results.rows
+        if row["seed"] == seed
+    }
+    if any(len(texts) != len(pairs.source) for texts in systems.values()):
+        return None
+    return pd.DataFrame({"source": pairs.source, "reference": pairs.target, **systems}).head(SAMPLES)
+
+
 def write_tables(
     run: RunDirectory,
     config: Namespace,
@@ -91,6 +120,10 @@ def write_tables(
     run.write_json("masks.json", results.masks)
     if results.gates:
         run.write_table("gates_over_time.csv", pd.concat(results.gates, ignore_index=True))
+    samples = sample_translations(results, predictions)
+    if samples is not None:
+        with run.replacing("samples.tsv") as partial:
+            samples.to_csv(partial, index=False, sep="\t")
     run.write_table("summary.csv", summary)
     run.write_table("statistics.csv", tests)
     parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
@@ -103,6 +136,7 @@ def write_tables(
             for site, size in zip(gates.sites, gates.sizes, strict=True)
         ],
     )
+    ours = [method.name for method in methods if method.is_ours]
     run.write_json(
         "metrics.json",
         {
@@ -112,13 +146,14 @@ def write_tables(
             "budgets": sorted({row["budget"] for row in results.masks if row["method"] != "dense"}, reverse=True),
             "seeds": list(seeds),
             "methods": [method.name for method in methods],
+            "ours": ours,
+            **({"signatures": signatures()} if main_metric == "bleu" else {}),
             "command": command,
             "machine": machine(),
             "versions": versions(),
             "code": code_version(),
         },
     )
-    ours = [method.name for method in methods if method.is_ours]
     run.write_text(
         "verdict.md", verdict(summary, tests, main_metric=main_metric, ours=ours, ranks=rank_methods(table, main_metric))
     )

@@ -18,7 +18,17 @@ from pytorch_lightning.loggers import WandbLogger
 
 from gates.files import replacing
 
-PACKAGES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "datasets", "safetensors", "wandb")
+PACKAGES = (
+    "torch",
+    "pytorch-lightning",
+    "transformers",
+    "torchmetrics",
+    "datasets",
+    "safetensors",
+    "tokenizers",
+    "sacrebleu",
+    "wandb",
+)
 
 
 @dataclass

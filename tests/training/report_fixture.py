@@ -131,6 +131,22 @@ def write_comparison(
     return folder
 
 
+def write_samples(folder: Path, **texts: list[str]) -> Path:
+    """Write the translations that ``training.compare`` leaves, with the given columns in place of the generated ones."""
+    rows = range(20)
+    systems = {
+        f"{method}.{stage}.{budget}": [f"{method} {stage} {budget}: {row}" for row in rows]
+        for stage in ("post hoc", "settled")
+        for method, budget in [("dense", 8), *((method, budget) for budget in (4, 2) for method in METHODS)]
+    }
+    generated = {"source": [f"source {row}" for row in rows], "reference": [f"reference {row}" for row in rows], **systems}
+    pd.DataFrame(generated | texts).to_csv(folder / "samples.tsv", index=False, sep="\t")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    signatures = {"accuracy": "nrefs:1|version:<b>", "chrf": "nrefs:1|nc:6"}
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"signatures": signatures}))
+    return folder
+
+
 def summarise(comparison: pd.DataFrame) -> pd.DataFrame:
     """Mean over seeds and its 95 % interval by Student's t."""
     rows = []

@@ -16,14 +16,15 @@ from PIL import Image
 from scipy.stats import hypergeom
 
 from gates.errors import GateError
-from tests.training.report_fixture import METHODS, write_comparison, write_run
+from tests.training.report_fixture import METHODS, write_comparison, write_run, write_samples
 from training.plots import line_style, mask_agreement
 from training.report import captions, figures
 from training.report.__main__ import main
 from training.report.contents import Course, Site, Values
-from training.report.numbers import duration, quantity
+from training.report.numbers import NONE, duration, quantity
 from training.report.pictures import figures_for
 from training.report.reading import read_contents
+from training.report.translations import systems_shown
 
 DEFAULT = Path(__file__).parents[2] / "notebooks" / "results" / "default"
 HOSTILE = ("<script>alert(1)</script>", 'quote" onload="alert(2)', "$\\frac$ & --> ]]>", "_underscore")
@@ -351,6 +352,68 @@ def test_names_that_look_like_code_stay_text(tmp_path):
         assert page.text.count(method) >= 8  # in tables, captions and pictures
 
 
+def test_translations_stand_side_by_side(comparison, tmp_path):
+    """The dense model, the first learned method and the best of its rivals in the mean, at the middle budget."""
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    rivals = read_contents(folder).summary.query("stage == 'settled' and budget == 2 and method in ('his', 'random')")
+    best = rivals.loc[rivals["mean"].idxmax(), "method"]
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    rows = page.table("samples")
+    assert list(rows[0]) == ["source", "reference", "dense.settled.8", "learned.settled.2", f"{best}.settled.2"]
+    assert [row["learned.settled.2"]["text"] for row in rows] == [f"learned settled 2: {row}" for row in range(6)]
+    assert f"dense, learned and {best}, settled, at 2 heads" in page.text
+    assert page.text.count("nrefs:1|version:<b>") == 2
+
+
+def test_the_best_rival_is_no_method_of_our_own(comparison, tmp_path):
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"ours": ["learned", "his"]}))
+    assert list(systems_shown(read_contents(folder))) == ["dense", "learned", "random"]
+
+
+def test_translations_that_look_like_code_stay_text(comparison, tmp_path):
+    texts = [*HOSTILE, "NA", "", "tab\there", *["plain"] * 13]
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")), **{"source": texts, "learned.settled.2": texts})
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert page.tags.count("script") == 1
+    assert "b" not in page.tags
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    for column in ("source", "learned.settled.2"):
+        assert [row[column]["text"] for row in page.table("samples")] == texts[:6]
+
+
+def test_translations_of_a_run_come_with_their_tests(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "translations").mkdir()
+    systems = {
+        f"{name}.settled.greedy": [f"{name} {row}" for row in range(8)] for name in ("dense", "his", "learned", "random")
+    }
+    samples = pd.DataFrame({"source": list("abcdefgh"), "reference": list("ABCDEFGH"), **systems})
+    samples.to_csv(run / "translations" / "samples.tsv", index=False, sep="\t")
+    tested = [("dense.settled", None), ("learned.settled", 0.01), ("his.settled", 0.2), ("random.settled", 0.0005)]
+    rows = [
+        {"search": "greedy", "baseline": "dense.settled", "system": system, "bleu": 20.0, "bleu_interval": 1.25, "bleu_p": p}
+        for system, p in tested
+    ]
+    pd.DataFrame(rows).to_csv(run / "translations" / "significance.csv", index=False)
+    (run / "translations" / "signatures.json").write_text('{"bleu": "nrefs:1"}')
+    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert len(page.table("samples")) == 6
+    assert page.table("samples")[2]["learned.settled.greedy"]["text"] == "learned 2"
+    shown = {row["system"]["text"]: row["bleu_p"]["text"] for row in page.table("significance")}
+    assert shown == {"dense.settled": NONE, "learned.settled": "0.010", "his.settled": "0.200", "random.settled": "< 0.001"}
+    assert "In BLEU p < 0.05 for 2 of 3 systems (greedy)." in page.text
+    assert "nrefs:1" in page.text
+
+
+def test_without_translations_nothing_is_said_of_them(report):
+    assert "ranslation" not in Page(report).text
+
+
 def test_several_directories_have_a_part_each(tmp_path):
     out = tmp_path / "out" / "report.html"
     assert main([str(DEFAULT), str(DEFAULT), str(write_run(tmp_path / "run")), "--out", str(out)]) == 0
@@ -381,6 +444,7 @@ def test_a_directory_of_something_else_is_refused_in_one_sentence(tmp_path, caps
         ("metrics.json", '{"main_metric": "bleu"}'),
         ("comparison.csv", 'method,stage\n"open,\x00'),
         ("verdict.md", b"\xff\xfe\xff"),
+        ("samples.tsv", "source\nonly\n"),
     ],
 )
 def test_damaged_files_are_named(comparison, tmp_path, capsys, name, content):

@@ -94,6 +94,10 @@ class Contents:
         scores: a row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
         masks: of each method and budget ``[seeds, gates]``.
         courses: of each learned method and budget its gates over training.
+        samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET (of a run as
+            METHOD.STAGE.greedy), what each system made of them.
+        significance: of a run, the paired bootstrap of its translations against the dense model's.
+        signatures: settings and version of sacrebleu for each of its metrics.
         missing: what the report leaves out and why.
     """
 
@@ -109,6 +113,9 @@ class Contents:
     scores: pd.DataFrame | None = None
     masks: dict[tuple[str, int], tuple[tuple[Site, ...], np.ndarray]] = field(default_factory=dict)
     courses: dict[tuple[str, int], Course] = field(default_factory=dict)
+    samples: pd.DataFrame | None = None
+    significance: pd.DataFrame | None = None
+    signatures: dict[str, str] = field(default_factory=dict)
     verdict: str | None = None
     config: str | None = None
     missing: list[str] = field(default_factory=list)
@@ -131,6 +138,16 @@ class Contents:
         if not len(self.comparison):
             return list(dict.fromkeys(method for method, _ in self.masks))
         return list(dict.fromkeys(self.comparison.loc[~is_dense(self.comparison), "method"]))
+
+    @property
+    def ours(self) -> list[str]:
+        """This project's own methods; the others are the rivals."""
+        stated = self.metrics.get("ours")
+        return (
+            list(map(str, stated))
+            if isinstance(stated, list)
+            else [name for name in self.methods if name.startswith("learned")]
+        )
 
     @property
     def budgets(self) -> list[int]:

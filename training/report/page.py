@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from gates.files import replacing
-from training.report import captions, tables
+from training.report import captions, tables, translations
 from training.report.contents import Contents
 from training.report.drawing import data_uri, gate_animation, inline_svg, save_figure
 from training.report.numbers import counted, slug, unit
@@ -172,6 +172,7 @@ def _tables(contents: Contents) -> dict[str, Table]:
         found.append(tables.statistics_table(contents))
     if contents.agreement is not None and len(contents.agreement):
         found.append(tables.agreement_table(contents))
+    found += translations.tables_of(contents)
     return {table.name: table for table in found}
 
 

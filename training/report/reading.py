@@ -44,6 +44,7 @@ def read_contents(path: Path) -> Contents:
     contents.config = _text(path, "config.yaml")
     _read_tables(contents)
     _read_heads(contents)
+    _read_translations(contents)
     if contents.config is None:
         contents.missing.append("There is no config.yaml, so the configuration is not shown.")
     return contents
@@ -108,6 +109,30 @@ def _read_heads(contents: Contents) -> None:
             gates = gates.assign(seed=0, method="learned", budget=learned[0])
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
             contents.courses[str(method), int(str(budget))] = _course(rows)
+
+
+def _read_translations(contents: Contents) -> None:
+    """For translation, sample sentences with the signatures of their metrics; of a run also the tests of its systems."""
+    compared = contents.kind == "comparison"
+    name = "samples.tsv" if compared else "translations/samples.tsv"
+    contents.samples = _table(contents.path, name, sep="\t", dtype=str, keep_default_na=False)
+    _check_columns(contents, name, contents.samples, {"source", "reference"})
+    if contents.samples is None and contents.metric == "bleu":
+        contents.missing.append(f"There is no {name}, so no translations are shown.")
+    stated = contents.metrics.get("signatures") if compared else _json(contents.path, "translations/signatures.json")
+    if isinstance(stated, dict):
+        contents.signatures = {str(metric): str(signature) for metric, signature in stated.items()}
+    if not compared:
+        contents.significance = _table(contents.path, "translations/significance.csv")
+        needed = {"search", "baseline", "system", "bleu", "bleu_p"}
+        _check_columns(contents, "translations/significance.csv", contents.significance, needed)
+
+
+def _check_columns(contents: Contents, name: str, table: pd.DataFrame | None, needed: set[str]) -> None:
+    """Raises :class:`GateError` for a table without columns that it needs."""
+    lacking = sorted(needed - set(table.columns)) if table is not None else []
+    if lacking:
+        raise GateError(f"{str(contents.path / name)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
 
 
 def _course(rows: pd.DataFrame) -> Course:
@@ -184,11 +209,11 @@ def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame |
     return table
 
 
-def _table(path: Path, name: str) -> pd.DataFrame | None:
+def _table(path: Path, name: str, **how: Any) -> pd.DataFrame | None:
     """A table; None if there is no such file."""
     try:
-        return pd.read_csv(path / name)
-    except FileNotFoundError:
+        return pd.read_csv(path / name, **how)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except pd.errors.EmptyDataError:
         return pd.DataFrame()

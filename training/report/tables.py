@@ -51,6 +51,7 @@ class Table:
         columns: in order.
         rows: a cell for each column.
         shown: whether it is open from the start.
+        prose: whether its cells are sentences, whose lines break.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Table:
     columns: list[Column]
     rows: list[list[Cell]]
     shown: bool = True
+    prose: bool = False
 
 
 def results_table(contents: Contents, caption: str) -> Table:
@@ -74,7 +76,9 @@ def results_table(contents: Contents, caption: str) -> Table:
         Column("std", "st. dev."),
         Column("seeds", "seeds"),
     ]
-    return _table("results", caption, _source(contents), columns, contents.summary, metric, shown=len(contents.budgets) < 2)
+    return plain_table(
+        "results", caption, _source(contents), columns, contents.summary, metric, shown=len(contents.budgets) < 2
+    )
 
 
 def budget_table(contents: Contents, stage: str, caption: str) -> Table:
@@ -114,7 +118,7 @@ def cells_table(contents: Contents, *, shown: bool) -> Table:
     order = sorted(measured, key=lambda name: (name.endswith("_loss"), not name.startswith("test_"), not name.endswith(metric)))
     columns = first + [Column(name, name.replace("_", " ") + unit(name.split("_", 1)[1])) for name in order] + _costs(rows)
     caption = "Every evaluated cell: choices are made on the selection split, results are those of the test split."
-    return _table("cells", caption, "comparison.csv", columns, rows, metric, shown=shown)
+    return plain_table("cells", caption, "comparison.csv", columns, rows, metric, shown=shown)
 
 
 def cost_table(contents: Contents, caption: str) -> Table:
@@ -123,7 +127,7 @@ def cost_table(contents: Contents, caption: str) -> Table:
     costs = _costs(rows)
     means = rows.groupby(["method", "stage"], sort=False, as_index=False)[[column.name for column in costs]].mean()
     columns = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), *costs]
-    return _table("cost", caption, "comparison.csv (means)", columns, means, contents.metric)
+    return plain_table("cost", caption, "comparison.csv (means)", columns, means, contents.metric)
 
 
 def statistics_table(contents: Contents) -> Table:
@@ -146,7 +150,7 @@ def statistics_table(contents: Contents) -> Table:
         f"Test {contents.metric} of a method less that of its rival at the same budget: paired bootstrap over test examples "
         "and seeds. Where the interval holds 0, neither is ahead."
     )
-    return _table("statistics", caption, "statistics.csv", columns, contents.statistics, contents.metric, shown=False)
+    return plain_table("statistics", caption, "statistics.csv", columns, contents.statistics, contents.metric, shown=False)
 
 
 def agreement_table(contents: Contents) -> Table:
@@ -164,7 +168,7 @@ def agreement_table(contents: Contents) -> Table:
     columns = [Column(name, title, numeric=name not in ("method", "other")) for name, title in titles.items()]
     caption = "Agreement of masks (Jaccard index, against chance) and of rankings; a method with itself: between seeds."
     source = "agreement.csv" if contents.kind == "comparison" else "masks/*.json"
-    return _table("agreement", caption, source, columns, contents.agreement, contents.metric, shown=False)
+    return plain_table("agreement", caption, source, columns, contents.agreement, contents.metric, shown=False)
 
 
 def _costs(rows: pd.DataFrame) -> list[Column]:
@@ -172,7 +176,7 @@ def _costs(rows: pd.DataFrame) -> list[Column]:
     return [Column(name, title) for name, title in titles.items() if name in rows and rows[name].notna().any()]
 
 
-def _table(
+def plain_table(
     name: str, caption: str, source: str, columns: list[Column], rows: pd.DataFrame, metric: str, *, shown: bool = True
 ) -> Table:
     """The columns that the rows have, cell by cell."""
@@ -194,8 +198,10 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
             text = f"{shown(metric, value):+.2f}" if column.name == "difference" else number(metric, value)
         case "seconds":
             text = duration(value)
-        case "p" | "p_holm":
+        case "p" | "p_holm" | "bleu_p" | "chrf_p":
             text = f"{value:.3f}" if value >= 0.001 else "< 0.001"
+        case "bleu" | "chrf" | "bleu_interval" | "chrf_interval":
+            text = number("bleu", value)
         case "peak_memory_mb" | "steps":
             text = f"{value:.0f}"
         case name if name.startswith(("test_", "select_")):
