@@ -362,7 +362,7 @@ def test_translations_stand_side_by_side(comparison, tmp_path):
     rows = page.table("samples")
     assert list(rows[0]) == ["source", "reference", "dense.settled.8", "learned.settled.2", f"{best}.settled.2"]
     assert [row["learned.settled.2"]["text"] for row in rows] == [f"learned settled 2: {row}" for row in range(6)]
-    assert f"dense, learned and {best}, settled, at 2 heads" in page.text
+    assert f"the translations of dense, learned and {best} (settled, at 2 heads)" in page.text
     assert page.text.count("nrefs:1|version:<b>") == 2
 
 
@@ -371,6 +371,13 @@ def test_the_best_rival_is_no_method_of_our_own(comparison, tmp_path):
     metrics = json.loads((folder / "metrics.json").read_text())
     (folder / "metrics.json").write_text(json.dumps(metrics | {"ours": ["learned", "his"]}))
     assert list(systems_shown(read_contents(folder))) == ["dense", "learned", "random"]
+
+
+def test_a_dense_model_that_was_not_trained_on_is_called_so(comparison, tmp_path):
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    samples = pd.read_csv(folder / "samples.tsv", sep="\t").drop(columns="dense.settled.8")
+    samples.to_csv(folder / "samples.tsv", sep="\t", index=False)
+    assert systems_shown(read_contents(folder))["dense (post hoc)"] == "dense.post hoc.8"
 
 
 def test_translations_that_look_like_code_stay_text(comparison, tmp_path):

@@ -30,10 +30,10 @@ def samples_table(contents: Contents, samples: pd.DataFrame) -> Table:
     columns += [Column(name, method, numeric=False) for method, name in systems.items()]
     rows = [[Cell(text) for text in texts] for texts in shown[[column.name for column in columns]].itertuples(index=False)]
     where = f"{_stage(contents)}, at {contents.focus} heads" if contents.focus else _stage(contents)
-    chosen = f" {listed(list(systems))}, {where}; " if systems else " "
-    seed = ", of the first seed" if contents.kind == "comparison" else ""
+    chosen = f" and the translations of {listed(list(systems))} ({where})" if systems else ""
+    seed = ", the first seed" if contents.kind == "comparison" else ""
     caption = (
-        f"The first {counted(len(rows), 'sentence')} of the test split with their references:{chosen}greedy decoding{seed}."
+        f"The first {counted(len(rows), 'sentence')} of the test split with their references{chosen}: greedy decoding{seed}."
     )
     source = "samples.tsv" if contents.kind == "comparison" else "translations/samples.tsv"
     return Table("samples", caption, source, columns, rows, prose=True)
@@ -41,13 +41,14 @@ def samples_table(contents: Contents, samples: pd.DataFrame) -> Table:
 
 def systems_shown(contents: Contents) -> dict[str, str]:
     """The dense model, the first learned method and the best of its rivals at the middle budget, trained on with their masks
-    where there are such: columns of the samples by method, as far as they are there."""
+    where there are such: columns of the samples by method, as far as they are there. A run may have left the dense model as it
+    was."""
     assert contents.samples is not None
     names, stage = list(contents.samples.columns), _stage(contents)
     dense = [name for at in (stage, "post hoc") for name in names if name.startswith(f"dense.{at}.")]
     place = str(contents.focus) if contents.kind == "comparison" else "greedy"
     chosen = [next((name for name in contents.methods if name.startswith("learned")), ""), _best_rival(contents, stage)]
-    found = {"dense": dense[0]} if dense else {}
+    found = {"dense" if name.startswith(f"dense.{stage}.") else "dense (post hoc)": name for name in dense[:1]}
     return found | {name: column for name in chosen if (column := f"{name}.{stage}.{place}") in names}
 
 
