@@ -5,6 +5,7 @@ Reads top to bottom: parse the command line, run the cells of each seed, write t
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import sys
@@ -158,7 +159,10 @@ def show_summary(console: Console, summary: pd.DataFrame, metric: str) -> None:
         table.add_column(name, justify="left" if name in ("stage", "method") else "right")
     for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
         half = (rows["high"] - rows["low"]) / 2
-        texts = [f"{mean:.4f} ± {spread:.4f}" for mean, spread in zip(rows["mean"], half, strict=True)]
+        texts = [
+            f"{mean:.4f}" + ("" if math.isnan(spread) else f" ± {spread:.4f}")  # one seed has no interval
+            for mean, spread in zip(rows["mean"], half, strict=True)
+        ]
         found = dict(zip(rows["budget"], texts, strict=True))
         table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))
     console.print(table)
