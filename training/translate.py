@@ -27,7 +27,7 @@ from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
 from training.fit import quiet_libraries
 from training.tasks.translation import Decoding, decode, encode_sources, generate, load_encoder_decoder, positions
-from training.translation_metrics import corpus_score, paired_bootstrap, signatures
+from training.translation_metrics import SCORERS, Tokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
 
 
 def build_parser() -> ArgumentParser:
@@ -43,6 +43,9 @@ def build_parser() -> ArgumentParser:
         "--max_length", type=int, default=128, help="Longest translation in tokens, as far as the model has positions."
     )
     parser.add_argument("--batch_size", type=int, default=64, help="Sentences per batch.")
+    parser.add_argument(
+        "--bleu_tokenize", type=Tokenizer, default="13a", help="How BLEU finds words; zh for Chinese, ja-mecab for Japanese."
+    )
     parser.add_argument("--samples", type=int, default=1000, help="Of the bootstrap.")
     parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
     parser.add_argument("--out", type=str | None, default=None, help="Folder to write translations and scores into.")
@@ -68,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             source, reference = read_lines(options.source), None
         else:
             source, reference = read_aligned(options.source, options.reference)
+        make_scorer("bleu", options.bleu_tokenize)  # before the work is done
         names, device = system_names(options.systems), usable_device(options.device)
         decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         found = {}
@@ -81,16 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 batch_size=options.batch_size,
                 prefix=options.source_prefix,
             )
-        rows = score(found, reference, samples=options.samples) if reference is not None else []
+        scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
+        rows = score(found, reference, **scored) if reference is not None else []
         if options.out is not None:
-            write(Path(options.out), found, rows)
+            write(Path(options.out), found, rows, options.bleu_tokenize)
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130
-    show(Console(), found, rows)
+    show(Console(), found, rows, options.bleu_tokenize)
     return 0
 
 
@@ -194,29 +199,31 @@ def translate(
     return texts
 
 
-def score(found: dict[str, list[str]], reference: Sequence[str], *, samples: int) -> list[dict[str, Any]]:
+def score(
+    found: dict[str, list[str]], reference: Sequence[str], *, samples: int, tokenize: Tokenizer = "13a"
+) -> list[dict[str, Any]]:
     """BLEU and chrF of every system; for two and more, with the paired bootstrap against the first."""
     if len(found) > 1:
-        return paired_bootstrap(found, reference, samples=samples)
+        return paired_bootstrap(found, reference, samples=samples, tokenize=tokenize)
     return [
-        {"system": name, "bleu": corpus_score("bleu", texts, reference), "chrf": corpus_score("chrf", texts, reference)}
-        for name, texts in found.items()
+        {"system": system} | {name: corpus_score(name, texts, reference, tokenize=tokenize) for name in SCORERS}
+        for system, texts in found.items()
     ]
 
 
-def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]]) -> None:
+def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
     """``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {f"{name.replace('/', '_')}.txt": "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
     if rows:
         files["scores.csv"] = pd.DataFrame(rows).to_csv(index=False)
-        files["signatures.txt"] = "".join(f"{signature}\n" for signature in signatures().values())
+        files["signatures.txt"] = "".join(f"{signature}\n" for signature in signatures(tokenize).values())
     for name, text in files.items():
         with replacing(folder / name) as partial:
             partial.write_text(text, encoding="utf-8")
 
 
-def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]]) -> None:
+def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
     """Scores with their signatures, or the translations themselves if there is nothing to score them with."""
     if not rows:
         for texts in found.values():
@@ -227,7 +234,7 @@ def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any
     for row in rows:
         table.add_row(*("" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
-    for name, signature in signatures().items():
+    for name, signature in signatures(tokenize).items():
         console.print(f"{name}: {signature}", highlight=False, soft_wrap=True)
 
 
