@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -189,7 +188,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),
         (["--model.from_scratch.max_position_embeddings", "30"], "max_length is 40, but the encoder of the new model has 30"),
-        (["--data.length_penalty", "nan"], "length_penalty is nan"),
+        (["--data.length_penalty", ".nan"], "length_penalty is nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path, capsys):
@@ -204,7 +203,7 @@ def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path,
     [
         (translate, ["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
         (benchmark, ["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
-        (translate, ["--length_penalty", "nan"], "length_penalty is nan"),
+        (translate, ["--length_penalty", ".nan"], "length_penalty is nan"),
         (translate, ["--target_language", "de_DE"], "does not know the language 'de_DE'"),
         (benchmark, ["--target_language", "de_DE"], "does not know the language 'de_DE'"),
         (benchmark, ["--tokens", "42"], "--tokens is 42, more than the 41 positions of 'run'"),
@@ -250,11 +249,20 @@ def test_a_run_that_tests_on_a_part_keeps_no_translations_and_says_so(tmp_path, 
     assert not (tmp_path / "run" / "translations").exists()
 
 
-def test_the_user_is_told_how_many_training_pairs_are_left_out(tmp_path, capsys):
-    short = ["--data.max_ratio", "1.2", "--model.prune", "0.2", "--model.warm_up", "0.2", "--model.settle", "0.2"]
-    assert main(["--config", write_config(tmp_path), *short, "--run_dir", str(tmp_path / "run")]) == 0
-    told = re.search(r"(\d+) of 160 training pairs are left out: .*factor of more than 1.2", capsys.readouterr().out)
-    assert int(told[1]) == make_data(max_ratio=1.2).left_out > 0
+def test_the_user_is_told_how_many_pairs_are_left_out(tmp_path, capsys):
+    short = ["--data.max_length", "14", "--data.skip_unfit_pairs", "true", "--data.beam_splits", "[]"]
+    lengths = ["--model.prune", "0.2", "--model.warm_up", "0.2", "--model.settle", "0.2", "--run_dir", str(tmp_path / "run")]
+    assert main(["--config", write_config(tmp_path), *short, *lengths]) == 0
+    told = capsys.readouterr().out
+    whole, ends = make_data(), {"train": "training", "select": "select", "test": "test"}
+    for split, name in ends.items():
+        longer = [max(sides) > 14 for sides in zip(*(whole.splits[split][c] for c in ("length", "target_length")), strict=True)]
+        assert f"{sum(longer)} of {len(longer)} {name} pairs are left out: they have more than 14 tokens" in told
+        assert 0 < sum(longer) < len(longer)
+    kept = [
+        text for text, ids in zip(whole.texts["test"].source, whole.splits["test"]["source"], strict=True) if len(ids) <= 14
+    ]
+    assert read_texts(tmp_path / "run" / "translations" / "source.txt") == kept
 
 
 @pytest.mark.parametrize(("command", "more"), [(translate, []), (benchmark, [])])
