@@ -19,7 +19,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.cost import count_parameters, hardware
 from gates.errors import GateError
@@ -27,14 +27,15 @@ from gates.files import replacing
 from training.data.base import check_positive
 from training.data.parallel_text import read_lines
 from training.fit import quiet_libraries
-from training.tasks.translation import Decoding, generate
-from training.translate import load_system, system_names
+from training.tasks.translation import Decoding, generate, positions
+from training.translate import add_languages, fitting_ids, load_system, system_names, usable_device
 
 
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m training.benchmark", description="Tokens per second of translators.")
     parser.add_argument("systems", type=str, nargs="+", help="Folders of models or runs; the first is the baseline.")
     parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
+    add_languages(parser)
     parser.add_argument("--batch_sizes", type=list[int], default=[1, 8, 32], help="Sentences translated at a time.")
     parser.add_argument("--beams", type=int, default=1, help="1 for greedy decoding.")
     parser.add_argument("--tokens", type=int, default=32, help="Tokens that every translation has.")
@@ -51,16 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for size in (*options.batch_sizes, options.beams, options.tokens, options.repeats):
             check_positive(**{"a batch size, --beams, --tokens or --repeats": size})
-        lines = [line for line in read_lines(options.source) if line]
-        loaded = {name: load_system(folder) for name, folder in system_names(options.systems).items()}
-        models = {name: model.to(options.device) for name, (model, _) in loaded.items()}
+        lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
+        languages = (options.source_language, options.target_language)
+        loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}
+        for name, (model, _) in loaded.items():
+            check_tokens(name, model, options.tokens)
+        models = {name: model.to(device) for name, (model, _) in loaded.items()}  # type: ignore[arg-type]
         rows = []
         for size in options.batch_sizes:
             chosen = [lines[index % len(lines)] for index in range(size)]
-            batches = {
-                name: dict(tokenizer(chosen, padding=True, return_tensors="pt").to(options.device))
-                for name, (_, tokenizer) in loaded.items()
-            }
+            batches = {name: batch_of(*system, chosen) for name, system in loaded.items()}
             rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
         if options.out is not None:
             with replacing(Path(options.out)) as partial:
@@ -73,6 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     show(Console(), rows)
     return 0
+
+
+def check_tokens(name: str, model: PreTrainedModel, tokens: int) -> None:
+    """Raises :class:`GateError` if a model, called ``name``, has too few positions for so many tokens."""
+    limit = positions(model.config, "decoder")
+    if limit is not None and tokens > limit:
+        raise GateError(f"--tokens is {tokens}, more than the {limit} positions of {name!r}; give at most {limit}")
+
+
+def batch_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]) -> dict[str, Tensor]:
+    """``input_ids`` and ``attention_mask`` ``[source, tokens]`` on the model's device; see :func:`fitting_ids`."""
+    ids = fitting_ids(model, tokenizer, source)
+    return dict(tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device))
 
 
 def measure(

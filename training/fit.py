@@ -22,6 +22,7 @@ import torch
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
@@ -38,7 +39,7 @@ from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
 from training.run_comparison import METHODS, Comparison, check_methods, compare
 from training.run_directory import Existing, RunDirectory
-from training.tasks import stated_labels
+from training.tasks import read_config, stated_labels
 from training.tracking import WandbOptions
 from training.translations import compare_translations, save_translations
 
@@ -269,8 +270,12 @@ def open_data(config: Namespace, checkpoint: str | None = None) -> TaskData:
     data.seed += config.seed
     if checkpoint is not None:
         data.use_files_of(Path(checkpoint).resolve().parents[1])
-    backbone = config.model.backbone
-    data.build(backbone, stated_labels(backbone, trust_remote_code=config.model.trust_remote_code))
+    backbone, trusted = config.model.backbone, config.model.trust_remote_code
+    if backbone is not None:
+        data.check_backbone(read_config(backbone, trust_remote_code=trusted), backbone)
+    data.build(backbone, stated_labels(backbone, trust_remote_code=trusted))
+    for notice in data.notices:
+        rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
     return data
 
 

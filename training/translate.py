@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import pandas as pd
+import torch
 from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
@@ -21,10 +23,11 @@ from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.data.base import check_positive
 from training.data.batches import SplitBatches
+from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
 from training.fit import quiet_libraries
-from training.tasks.translation import Decoding, Translation, decode, generate
-from training.translation_metrics import corpus_score, paired_bootstrap, signatures
+from training.tasks.translation import Decoding, decode, encode_sources, generate, load_encoder_decoder, positions
+from training.translation_metrics import SCORERS, Tokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
 
 
 def build_parser() -> ArgumentParser:
@@ -33,14 +36,27 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
     parser.add_argument("--reference", type=str | None, default=None, help="Its translation, for BLEU and chrF.")
     parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
+    add_languages(parser)
     parser.add_argument("--beams", type=int, default=4, help="1 for greedy decoding.")
     parser.add_argument("--length_penalty", type=float, default=1.0, help="Power of the length that divides a beam's score.")
-    parser.add_argument("--max_length", type=int, default=128, help="Longest translation in tokens.")
+    parser.add_argument(
+        "--max_length", type=int, default=128, help="Longest translation in tokens, as far as the model has positions."
+    )
     parser.add_argument("--batch_size", type=int, default=64, help="Sentences per batch.")
+    parser.add_argument(
+        "--bleu_tokenize", type=Tokenizer, default="13a", help="How BLEU finds words; zh for Chinese, ja-mecab for Japanese."
+    )
     parser.add_argument("--samples", type=int, default=1000, help="Of the bootstrap.")
     parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
     parser.add_argument("--out", type=str | None, default=None, help="Folder to write translations and scores into.")
     return parser
+
+
+def add_languages(parser: ArgumentParser) -> None:
+    """The options of multilingual models, for every command that translates."""
+    for side in ("source", "target"):
+        help = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
+        parser.add_argument(f"--{side}_language", type=str | None, default=None, help=help)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,28 +71,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             source, reference = read_lines(options.source), None
         else:
             source, reference = read_aligned(options.source, options.reference)
-        names = system_names(options.systems)
+        make_scorer("bleu", options.bleu_tokenize)  # before the work is done
+        names, device = system_names(options.systems), usable_device(options.device)
         decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         found = {}
         for name, folder in names.items():
-            model, tokenizer = load_system(folder)
+            model, tokenizer = load_system(folder, options.source_language, options.target_language)
             found[name] = translate(
-                model.to(options.device),
+                model.to(device),  # type: ignore[arg-type]
                 tokenizer,
-                [options.source_prefix + text for text in source],
+                source,
                 decoding,
                 batch_size=options.batch_size,
+                prefix=options.source_prefix,
             )
-        rows = score(found, reference, samples=options.samples) if reference is not None else []
+        scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
+        rows = score(found, reference, **scored) if reference is not None else []
         if options.out is not None:
-            write(Path(options.out), found, rows)
+            write(Path(options.out), found, rows, options.bleu_tokenize)
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130
-    show(Console(), found, rows)
+    show(Console(), found, rows, options.bleu_tokenize)
     return 0
 
 
@@ -89,11 +108,17 @@ def system_names(folders: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def load_system(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_system(
+    folder: str, source_language: str | None = None, target_language: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, in evaluation mode, and the tokenizer of a folder, or of a run's export. No code from it is run.
 
+    Args:
+        folder: of a model with its tokenizer, or a run directory.
+        source_language, target_language: of a multilingual model; None for what the folder states.
+
     Raises:
-        GateError: if there is none, or it is not an encoder-decoder.
+        GateError: if there is none, it is not an encoder-decoder, or its tokenizer does not know a language.
     """
     path = Path(folder)
     if (path / "export").is_dir():
@@ -104,19 +129,67 @@ def load_system(folder: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise GateError(f"{str(path)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
-    model = Translation(tokenizer).build(str(path), None, tokenizer)
-    return model.eval(), tokenizer
+    model = load_encoder_decoder(str(path)).eval()
+    set_languages(tokenizer, source=source_language, target=target_language)
+    if target_language is not None and model.generation_config is not None:
+        model.generation_config.forced_bos_token_id = language_token(tokenizer, target_language)
+    return model, tokenizer
+
+
+def usable_device(name: str) -> torch.device:
+    """The device that is called so.
+
+    Raises:
+        GateError: if there is none here.
+    """
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise GateError(
+            f"--device {name!r} cannot be used here ({first_line(error)}); expected cpu, or cuda where there is a GPU"
+        ) from error
+
+
+def fitting_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], *, prefix: str = ""
+) -> list[list[int]]:
+    """Token ids of sources.
+
+    Raises:
+        GateError: if one has more tokens than the model has positions.
+    """
+    ids, limit = encode_sources(tokenizer, source, prefix=prefix), positions(model.config, "encoder")
+    for text, own in zip(source, ids, strict=True):
+        if limit is not None and len(own) > limit:
+            raise GateError(
+                f"the source {shorten(text, 60)!r} has {len(own)} tokens, more than the {limit} positions of the model; "
+                "shorten it"
+            )
+    return ids
 
 
 def translate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], decoding: Decoding, *, batch_size: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Sequence[str],
+    decoding: Decoding,
+    *,
+    batch_size: int,
+    prefix: str = "",
 ) -> list[str]:
-    """Translations of sentences, in their order; empty ones stay empty."""
-    ids: list[list[int]] = tokenizer(list(source))["input_ids"]
-    limit = getattr(model.config, "max_position_embeddings", None)
-    for line, own in enumerate(ids, start=1):
-        if isinstance(limit, int) and len(own) > limit:
-            raise GateError(f"line {line} has {len(own)} tokens, more than the {limit} positions of the model; shorten it")
+    """Translations of sentences, in their order; empty ones stay empty.
+
+    Args:
+        model, tokenizer: as :func:`load_system` gives them.
+        source: one sentence each.
+        decoding: how they are translated.
+        batch_size: sentences per batch.
+        prefix: text before every source.
+
+    Raises:
+        GateError: if a source has more tokens than the model has positions.
+    """
+    ids = fitting_ids(model, tokenizer, source, prefix=prefix)
     texts = [""] * len(ids)
     for rows in SplitBatches([len(own) for own in ids], batch_size):
         batch = tokenizer.pad({"input_ids": [ids[row] for row in rows]}, return_tensors="pt").to(model.device)
@@ -126,29 +199,31 @@ def translate(
     return texts
 
 
-def score(found: dict[str, list[str]], reference: Sequence[str], *, samples: int) -> list[dict[str, Any]]:
+def score(
+    found: dict[str, list[str]], reference: Sequence[str], *, samples: int, tokenize: Tokenizer = "13a"
+) -> list[dict[str, Any]]:
     """BLEU and chrF of every system; for two and more, with the paired bootstrap against the first."""
     if len(found) > 1:
-        return paired_bootstrap(found, reference, samples=samples)
+        return paired_bootstrap(found, reference, samples=samples, tokenize=tokenize)
     return [
-        {"system": name, "bleu": corpus_score("bleu", texts, reference), "chrf": corpus_score("chrf", texts, reference)}
-        for name, texts in found.items()
+        {"system": system} | {name: corpus_score(name, texts, reference, tokenize=tokenize) for name in SCORERS}
+        for system, texts in found.items()
     ]
 
 
-def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]]) -> None:
+def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
     """``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {f"{name.replace('/', '_')}.txt": "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
     if rows:
         files["scores.csv"] = pd.DataFrame(rows).to_csv(index=False)
-        files["signatures.txt"] = "".join(f"{signature}\n" for signature in signatures().values())
+        files["signatures.txt"] = "".join(f"{signature}\n" for signature in signatures(tokenize).values())
     for name, text in files.items():
         with replacing(folder / name) as partial:
             partial.write_text(text, encoding="utf-8")
 
 
-def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]]) -> None:
+def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
     """Scores with their signatures, or the translations themselves if there is nothing to score them with."""
     if not rows:
         for texts in found.values():
@@ -159,7 +234,7 @@ def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any
     for row in rows:
         table.add_row(*("" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
-    for name, signature in signatures().items():
+    for name, signature in signatures(tokenize).items():
         console.print(f"{name}: {signature}", highlight=False, soft_wrap=True)
 
 

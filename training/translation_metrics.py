@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,14 +16,32 @@ from torchmetrics import Metric
 from gates.errors import GateError
 
 Scorer = Literal["bleu", "chrf"]
-SCORERS: Mapping[Scorer, type[BLEU] | type[CHRF]] = {"bleu": BLEU, "chrf": CHRF}
+SCORERS: tuple[Scorer, ...] = ("bleu", "chrf")
+Tokenizer = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab"]
+"""How BLEU cuts texts into tokens: ``13a`` is for languages with spaces between words."""
 END = 0
 """The byte that ends a text; UTF-8 has it in no other character."""
 
 
-def corpus_score(name: Scorer, hypotheses: Sequence[str], references: Sequence[str]) -> float:
+def make_scorer(name: Scorer, tokenize: Tokenizer = "13a", **more: Any) -> BLEU | CHRF:
+    """sacrebleu's BLEU or chrF; chrF is of characters and has no tokens.
+
+    Raises:
+        GateError: for an unknown tokenizer, or one that needs a package which is not installed.
+    """
+    if tokenize not in get_args(Tokenizer):
+        raise GateError(f"BLEU has no tokenizer {tokenize!r} here; expected one of {', '.join(get_args(Tokenizer))}")
+    if name == "chrf":
+        return CHRF(**more)
+    try:
+        return BLEU(tokenize=tokenize, **more)
+    except (ImportError, RuntimeError) as error:
+        raise GateError(f"BLEU's tokenizer {tokenize!r} needs a package: pip install 'sacrebleu[{tokenize[:2]}]'") from error
+
+
+def corpus_score(name: Scorer, hypotheses: Sequence[str], references: Sequence[str], *, tokenize: Tokenizer = "13a") -> float:
     """BLEU or chrF of a corpus in points, 0 to 100, with sacrebleu's default settings (one reference)."""
-    return float(SCORERS[name]().corpus_score(list(hypotheses), [list(references)]).score)
+    return float(make_scorer(name, tokenize).corpus_score(list(hypotheses), [list(references)]).score)
 
 
 def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
@@ -55,18 +73,22 @@ def bleu_of_counts(sums: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(defined, 100 * np.exp(precisions + brevity), 0.0)
 
 
-def signatures() -> dict[str, str]:
+def signatures(tokenize: Tokenizer = "13a") -> dict[str, str]:
     """sacrebleu's signature of each metric: all settings and its version, to be stated with every score."""
     found: dict[str, str] = {}
-    for name, scorer in SCORERS.items():
-        metric = scorer()
+    for name in SCORERS:
+        metric = make_scorer(name, tokenize)
         metric.corpus_score(["a"], [["a"]])  # the number of references becomes known here
         found[name] = str(metric.get_signature())
     return found
 
 
 def paired_bootstrap(
-    systems: Mapping[str, Sequence[str]], references: Sequence[str], *, samples: int = 1000
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    *,
+    samples: int = 1000,
+    tokenize: Tokenizer = "13a",
 ) -> list[dict[str, Any]]:
     """Paired bootstrap resampling (Koehn 2004) of the first system against each other, as sacrebleu does it.
 
@@ -74,6 +96,7 @@ def paired_bootstrap(
         systems: translations of the same sentences by name; the first is the baseline.
         references: of these sentences.
         samples: resampled test sets.
+        tokenize: of BLEU.
 
     Returns:
         One row per system: ``system``, and for BLEU and chrF the score, the mean and half the width of the 95 % interval
@@ -90,7 +113,7 @@ def paired_bootstrap(
             )
     test = PairedTest(
         [(name, list(hypotheses)) for name, hypotheses in systems.items()],
-        {name: scorer(references=[list(references)]) for name, scorer in SCORERS.items()},
+        {name: make_scorer(name, tokenize, references=[list(references)]) for name in SCORERS},
         references=None,
         test_type="bs",
         n_samples=samples,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Console
 
 from training.data.base import TaskData
 from training.data.translation import TranslationData
@@ -17,7 +18,7 @@ SAMPLES = 20
 
 def save_translations(run: RunDirectory, data: TaskData, system: str, outputs: dict[str, list[str]]) -> None:
     """Write a system's translations of the test split, one file per search, beside sources and references; nothing for
-    tasks without translations.
+    tasks without translations, and with a notice nothing if only a part of the split was translated.
 
     Args:
         run: to write into.
@@ -28,8 +29,15 @@ def save_translations(run: RunDirectory, data: TaskData, system: str, outputs: d
     if not outputs or not isinstance(data, TranslationData):
         return
     folder = run.path / FOLDER
-    folder.mkdir(exist_ok=True)
     pairs = data.texts["test"]
+    for texts in outputs.values():
+        if len(texts) < len(pairs.source):
+            notice = (
+                f"{len(texts)} of {len(pairs.source)} test sentences were translated by {system}; its translations are not kept"
+            )
+            Console().print(notice, markup=False, highlight=False, soft_wrap=True)
+            return
+    folder.mkdir(exist_ok=True)
     own = {f"{system}.{search}": texts for search, texts in outputs.items()}
     for name, texts in {"source": pairs.source, "reference": pairs.target, **own}.items():
         run.write_text(f"{FOLDER}/{name}.txt", "".join(f"{' '.join(text.split())}\n" for text in texts))

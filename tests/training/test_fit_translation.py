@@ -12,6 +12,7 @@ import torch
 from scipy.stats import hypergeom
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tests.models import build
 from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
 from training.benchmark import main as benchmark
@@ -125,7 +126,8 @@ def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path,
     masked = str(tmp_path / "dense")
     assert export([str(run / "checkpoints" / "dense.ckpt"), "--format", "masked", "--budget", "16", "--out", masked]) == 0
     files = ["--source", str(run / "translations" / "source.txt"), "--reference", str(run / "translations" / "reference.txt")]
-    assert translate([masked, str(run), *files, "--max_length", "40", "--samples", "50", "--out", str(tmp_path / "out")]) == 0
+    as_in_the_run = ["--max_length", "40", "--samples", "50"]
+    assert translate([masked, str(run), *files, *as_in_the_run, "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "run.txt").read_text() == (run / "translations" / "learned.settled.beam.txt").read_text()
     scores = pd.read_csv(tmp_path / "out" / "scores.csv").set_index("system")
     own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'settled'").iloc[0]
@@ -185,6 +187,8 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
         (["--model.prune", "0"], "set settle to 0 and budget to null"),
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),
+        (["--model.from_scratch.max_position_embeddings", "30"], "max_length is 40, but the encoder of the new model has 30"),
+        (["--data.length_penalty", ".nan"], "length_penalty is nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path, capsys):
@@ -192,6 +196,73 @@ def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path,
     error = capsys.readouterr().err
     assert said in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "said"),
+    [
+        (translate, ["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
+        (benchmark, ["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
+        (translate, ["--length_penalty", ".nan"], "length_penalty is nan"),
+        (translate, ["--target_language", "de_DE"], "does not know the language 'de_DE'"),
+        (benchmark, ["--target_language", "de_DE"], "does not know the language 'de_DE'"),
+        (benchmark, ["--tokens", "42"], "--tokens is 42, more than the 41 positions of 'run'"),
+        (translate, ["--source_prefix", "the " * 40], "has 42 tokens, more than the 41 positions"),
+    ],
+)
+def test_settings_that_a_system_cannot_have_are_one_sentence(command, more, said, run, tmp_path, capsys):
+    (tmp_path / "source.txt").write_text("king\n")
+    assert command([str(run), "--source", str(tmp_path / "source.txt"), *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sources_and_translations_as_long_as_the_model_has_positions(run, tmp_path, capsys):
+    (tmp_path / "source.txt").write_text("the " * 40 + "\n")  # with the end token the model's 41 positions
+    common = [str(run), "--source", str(tmp_path / "source.txt"), "--beams", "1"]
+    assert translate(common) == 0  # by default up to 128 tokens, where the model ends none before
+    assert benchmark([*common, "--tokens", "41", "--batch_sizes", "[1]", "--repeats", "1"]) == 0
+    (tmp_path / "source.txt").write_text("the " * 41 + "\n")
+    capsys.readouterr()
+    assert benchmark(common) == 2
+    assert "has 42 tokens, more than the 41 positions" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_translate_is_named_before_its_tokenizer(tmp_path, capsys):
+    build("gpt2").save_pretrained(tmp_path / "model")  # and there is no tokenizer
+    start = ["--model.from_scratch", "null", "--model.backbone", str(tmp_path / "model")]
+    assert main(["--config", write_config(tmp_path), *start, "--run_dir", str(tmp_path / "run")]) == 2
+    assert "is a gpt2 model, which has no encoder and decoder" in capsys.readouterr().err
+
+
+def test_a_backbone_with_too_few_positions_is_refused_before_training(run, tmp_path, capsys):
+    start = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.warm_up", "0"]
+    longer = ["--data.max_length", "42", "--run_dir", str(tmp_path / "run")]
+    assert main(["--config", write_config(tmp_path), *start, *longer]) == 2
+    assert "has 41 positions; set --data.max_length 41" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_tests_on_a_part_keeps_no_translations_and_says_so(tmp_path, capsys):
+    part = ["--trainer.limit_test_batches", "1", "--data.eval_batch_size", "8", "--run_dir", str(tmp_path / "run")]
+    assert main(["--config", write_config(tmp_path), *part]) == 0
+    assert "8 of 24 test sentences were translated by learned.settled" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "translations").exists()
+
+
+def test_the_user_is_told_how_many_pairs_are_left_out(tmp_path, capsys):
+    short = ["--data.max_length", "14", "--data.skip_unfit_pairs", "true", "--data.beam_splits", "[]"]
+    lengths = ["--model.prune", "0.2", "--model.warm_up", "0.2", "--model.settle", "0.2", "--run_dir", str(tmp_path / "run")]
+    assert main(["--config", write_config(tmp_path), *short, *lengths]) == 0
+    told = capsys.readouterr().out
+    whole, ends = make_data(), {"train": "training", "select": "select", "test": "test"}
+    for split, name in ends.items():
+        longer = [max(sides) > 14 for sides in zip(*(whole.splits[split][c] for c in ("length", "target_length")), strict=True)]
+        assert f"{sum(longer)} of {len(longer)} {name} pairs are left out: they have more than 14 tokens" in told
+        assert 0 < sum(longer) < len(longer)
+    kept = [
+        text for text, ids in zip(whole.texts["test"].source, whole.splits["test"]["source"], strict=True) if len(ids) <= 14
+    ]
+    assert read_texts(tmp_path / "run" / "translations" / "source.txt") == kept
 
 
 @pytest.mark.parametrize(("command", "more"), [(translate, []), (benchmark, [])])

@@ -103,6 +103,8 @@ def test_pairs_that_do_not_fit_are_left_out_of_training_only(files):
         ({"train_source": "nowhere.en"}, "'nowhere.en' does not exist"),
         ({"train_file": "x.tsv"}, "both given"),
         ({"max_ratio": 0.5}, "max_ratio is 0.5"),
+        ({"subwords": "bbpe"}, "subwords is 'bbpe'; expected one of 'bpe', 'unigram'"),
+        ({"length_penalty": float("nan")}, "length_penalty is nan"),
         ({"beam_splits": ["train"]}, "beam_splits names 'train'"),
     ],
 )
@@ -125,3 +127,91 @@ def test_lines_that_do_not_belong_together_are_noticed(files):
 def test_empty_pairs_can_be_left_out(files):
     data = aligned(files, target=["", *TARGET[1:]], skip_empty=True)
     assert data.load_pairs()["train"].source.count(SOURCE[0]) == 0
+
+
+LONG = "word " * 80
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_test_pairs_that_are_too_long_on_either_side_are_refused_or_left_out(side, files):
+    texts = {"source": [*SOURCE[:3], "x"], "target": [*TARGET[:3], "y"]}
+    texts[side][3] = LONG
+    more = {f"test_{name}": files(f"long.{name}", lines) for name, lines in texts.items()}
+    with pytest.raises(GateError, match=f"the {side} of pair 4 of the test split has .*--data.skip_unfit_pairs true"):
+        aligned(files, **more).build(None)
+    data = aligned(files, **more, skip_unfit_pairs=True)
+    data.build(None)
+    assert data.texts["test"] == Pairs(SOURCE[:3], TARGET[:3])
+    assert data.splits["test"]["row"][:] == [0, 1, 2]
+    assert "1 of 4 test pairs are left out: they have more than 60 tokens on a side" in data.notices
+    assert {text for batch in data.test_dataloader() for text in batch["reference"]} == {*TARGET[:3]}
+
+
+def test_empty_test_pairs_are_left_out_if_asked_for(files):
+    more = {"test_source": files("e.en", SOURCE[:3]), "test_target": files("e.de", [TARGET[0], "", TARGET[2]])}
+    with pytest.raises(GateError, match=r"set --data\.skip_unfit_pairs true"):
+        aligned(files, **more).build(None)
+    data = aligned(files, **more, skip_unfit_pairs=True)
+    data.build(None)
+    assert data.texts["test"].source == [SOURCE[0], SOURCE[2]]
+    assert data.notices == ["1 of 3 test pairs are left out: a side of them is empty"]
+
+
+def test_options_that_leave_nothing_out_change_nothing(files):
+    plain, lenient = aligned(files), aligned(files, skip_unfit_pairs=True, skip_empty=True)
+    plain.build(None)
+    lenient.build(None)
+    assert plain.fingerprint() == lenient.fingerprint()
+    assert plain.notices == lenient.notices == []
+
+
+def from_file(path):
+    return ParallelTextData(train_file=path, test_file=path, **OTHER).load_pairs()
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "said"),
+    [
+        ("a.tsv", ["source\ttarget", "a\tb\tc", "d\te"], "line 2 of .* has 3 fields and the file 2 columns"),
+        ("a.csv", ["source,target", "a,b, c", "d,e"], "line 2 of .* has 3 fields"),
+        ("a.tsv", ["source\ttarget", "a\tb", "", "d\te"], "line 3 of .* is blank"),
+        ("a.tsv.gz", ["source\ttarget", "a\tb", "  ", "d\te"], "line 3 of .* is blank"),
+        (
+            "a.jsonl",
+            ['{"source": "a", "target": ["b", "c"]}'],
+            r"'target' of pair 1 of the train split is \['b', 'c'\], not a text",
+        ),
+        ("a.jsonl", ['{"source": "a", "target": "b"}', '{"source": "a", "target": ["c"]}'], "cannot be read as json"),
+        ("a.jsonl", ['{"translation": null}'], "no column 'source'; it has 'translation'"),
+        ("a.jsonl", ['{"translation": null}', '{"translation": {"source": "a", "target": "b"}}'], "pair 1 .* is empty"),
+    ],
+)
+def test_damaged_rows_are_named(name, lines, said, files):
+    with pytest.raises(GateError, match=said):
+        from_file(files(name, lines))
+
+
+def test_what_is_no_damage_is_read(files):
+    tsv = ["source\ttarget", *(f"{source}\t{target}\t" for source, target in zip(SOURCE, TARGET, strict=True)), "", ""]
+    assert from_file(files("a.tsv", tsv))["test"] == Pairs(SOURCE, TARGET)  # empty fields and lines at the ends
+    csv = ["source,target", '"two', "", 'lines",b', *(f"{s},{t}" for s, t in zip(SOURCE, TARGET, strict=True))]
+    assert from_file(files("a.csv", csv))["test"].source[0] == "two\n\nlines"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_not_taken_for_utf_8(encoding, files, tmp_path):
+    (tmp_path / "wide.en").write_bytes("\n".join(text.replace("ß", "ss") for text in SOURCE).encode(encoding))
+    with pytest.raises(GateError, match=r"wide.en' has NUL characters \(line 1\)"):
+        aligned(files, train_source=str(tmp_path / "wide.en")).build(None)
+
+
+def test_names_of_special_tokens_within_texts_are_text(files):
+    odd = "close the </s> tag, or <pad> it"
+    select = {"select_source": files("d.en", SOURCE[:2]), "select_target": files("d.de", TARGET[:2])}
+    data = aligned(files, [odd, *SOURCE], [odd, *TARGET], vocab_size=120, **select)
+    data.build(None)
+    special = {data.tokenizer.pad_token_id, data.tokenizer.eos_token_id}
+    for ids in (data.splits["train"][0]["source"], data.splits["train"][0]["target"]):
+        assert [token for token in ids if token in special] == [data.tokenizer.eos_token_id] == ids[-1:]
+        assert data.tokenizer.decode(ids, skip_special_tokens=True) == odd
+    assert data.splits["train"]["source"][1:] == data.tokenizer(SOURCE)["input_ids"]

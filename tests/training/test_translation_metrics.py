@@ -72,3 +72,19 @@ def test_bleu_from_counts_takes_many_corpora():
     expected = [sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score, 100.0]
     assert bleu_of_counts(counts) == pytest.approx(expected)
     assert float(bleu_of_counts(bleu_counts(["x"] * 3, ["a b c d e"] * 3).sum(0))) == 0
+
+
+def test_bleu_of_chinese_needs_its_own_tokens():
+    references, hypotheses = ["我喜欢在公园里散步。"], ["我喜欢在公园散步。"]
+    assert corpus_score("bleu", hypotheses, references) < 1  # one token without spaces
+    expected = sacrebleu.corpus_bleu(hypotheses, [references], tokenize="zh").score
+    assert corpus_score("bleu", hypotheses, references, tokenize="zh") == pytest.approx(expected)
+    assert expected > 30
+    assert "tok:zh" in signatures("zh")["bleu"]
+    one, _ = paired_bootstrap({"a": hypotheses, "b": references}, references, samples=5, tokenize="zh")
+    assert one["bleu"] == pytest.approx(expected)
+
+
+def test_an_unknown_tokenizer_of_bleu_is_refused():
+    with pytest.raises(GateError, match="BLEU has no tokenizer 'words' here; expected one of 13a"):
+        corpus_score("bleu", ["a"], ["a"], tokenize="words")

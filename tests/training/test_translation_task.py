@@ -1,3 +1,6 @@
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
@@ -10,7 +13,8 @@ from gates.observe import observe_entropy
 from gates.surgery import remove_heads_, zero_heads_
 from tests.models import build
 from tests.training.translation_runs import make_data, make_pruner
-from training.tasks.translation import Decoding, Translation, generate, shifted_right
+from training.data.languages import language_token, set_languages
+from training.tasks.translation import Decoding, encode_targets, generate, shifted_right
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,7 @@ def test_gated_pruned_and_reloaded_models_translate_alike(beams, data, pruner, t
     reloaded = [
         load_pruned(tmp_path / "export"),
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "export", trust_remote_code=True).eval(),
-        Translation(data.tokenizer).build(str(tmp_path / "export"), None, data.tokenizer).eval(),
+        task.build(str(tmp_path / "export"), None, data.tokenizer).eval(),
     ]
     for model in reloaded:
         assert task.translate(model, batch, beams=beams) == gated
@@ -225,3 +229,49 @@ def test_kinds_that_are_not_pruned_are_trained_whole(settings, data):
         assert mask[encoder].sum() == (gates.values()[encoder] > 0).sum()
     else:
         assert mask[encoder].sum() == 3
+
+
+def test_targets_end_with_the_end_token_whatever_the_tokenizer_does(data):
+    whole, texts = data.tokenizer, data.texts["test"].target
+    bare = copy.deepcopy(whole)
+    bare._tokenizer.post_processor = None
+    assert bare(texts[0])["input_ids"][-1] != bare.eos_token_id
+    assert encode_targets(bare, texts) == encode_targets(whole, texts) == whole(texts)["input_ids"]
+    bare.eos_token = None
+    with pytest.raises(GateError, match="has no end token"):
+        encode_targets(bare, texts)
+
+
+class Multilingual:
+    """The part of M2M100's tokenizer that knows languages."""
+
+    unk_token_id = 3
+    src_lang = tgt_lang = "en"
+
+    def convert_tokens_to_ids(self, token):
+        return {"__de__": 7}.get(token, self.unk_token_id)
+
+    def get_lang_id(self, language):
+        return {"de": 7}[language]
+
+
+def test_languages_are_set_by_their_names_and_unknown_ones_refused():
+    tokenizer = Multilingual()
+    set_languages(tokenizer, source=None, target="de")
+    assert (tokenizer.src_lang, tokenizer.tgt_lang, language_token(tokenizer, "de")) == ("en", "de", 7)
+    with pytest.raises(GateError, match="does not know the language 'xx'"):
+        set_languages(tokenizer, source="xx", target="de")
+    assert tokenizer.src_lang == "en"
+
+
+def test_an_export_says_what_translations_begin_with(data, pruner, tmp_path):
+    pruner.gates.detach()
+    save_pruned(pruner.backbone, tmp_path / "plain", torch.ones(pruner.gates.size))
+    task = replace(data.task, decoding=Decoding(1, max_length=20, forced_first=9))
+    model = task.build(str(tmp_path / "plain"), None, data.tokenizer)
+    save_pruned(model, tmp_path / "export", torch.ones(pruner.gates.size))
+    batch = batch_of(data)
+    for folder, first in (("plain", False), ("export", True)):
+        ids = generate(load_pruned(tmp_path / folder), batch["input_ids"], batch["attention_mask"], Decoding(1), beams=1)
+        assert bool((ids[:, 1] == 9).all()) is first
+    assert ids.shape[1] <= 1 + 41  # the default of 128 tokens is more than the model has positions

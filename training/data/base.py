@@ -54,6 +54,10 @@ class TaskData(pl.LightningDataModule, ABC):
         max_length: longest input in tokens.
         num_workers: processes that prepare batches.
         seed: of the order of training batches.
+
+    Attributes:
+        notices: what the user should know of the data once they are built, such as how many examples were left out; a
+            sentence each.
     """
 
     def __init__(
@@ -71,6 +75,10 @@ class TaskData(pl.LightningDataModule, ABC):
         self.seed = seed
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.splits: dict[str, Dataset] = {}
+        self.notices: list[str] = []
+
+    def check_backbone(self, config: Any, name: str) -> None:
+        """Raises :class:`GateError` if a model of this config, called ``name``, cannot be of the task; by default any can."""
 
     @abstractmethod
     def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
 from gates.errors import GateError
-from training.data.text import check_text, read_file, read_hub
-from training.data.translation import Pairs, TranslationData
+from training.data.text import check_text, read_file, read_hub, refuse_blank_lines
+from training.data.translation import Pairs, TranslationData, chosen
 
 
 class ParallelTextData(TranslationData):
@@ -28,7 +29,8 @@ class ParallelTextData(TranslationData):
         columns: names of the columns of a csv or tsv file that has no header line.
         source_column, target_column: of the two sides; in data sets with one column ``translation``, the languages in it.
         select_fraction: share of the training pairs set aside for selection when there is no split for it.
-        skip_empty: leave out training pairs with an empty side, instead of refusing them.
+        skip_empty: leave out training pairs with an empty side, instead of refusing them. ``skip_unfit_pairs`` is the same for
+            pairs of the other splits.
         kwargs: see :class:`training.data.translation.TranslationData`.
     """
 
@@ -105,22 +107,27 @@ class ParallelTextData(TranslationData):
             return read_aligned(source, target)
         file = self.files[name]
         assert file is not None
-        return self._from_columns(name, read_file(file, self.columns))
+        split = read_file(file, self.columns)
+        if not self._may_skip_empty(name):
+            refuse_blank_lines(file)
+        return self._from_columns(name, split)
 
     def _from_columns(self, name: str, split: Dataset) -> Pairs:
-        if "translation" in split.column_names and self.source_column not in split.column_names:
-            rows: list[dict[str, Any]] = list(split["translation"])
-            found = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else {})}
-        else:
-            found = {column: list(split[column]) for column in split.column_names}
+        found = {column: list(split[column]) for column in split.column_names}
+        if "translation" in found and self.source_column not in found:
+            rows = [{} if row is None else row for row in found["translation"]]
+            if any(rows) and all(isinstance(row, dict) for row in rows):
+                found = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
         for column in (self.source_column, self.target_column):
             if column not in found:
                 raise GateError(
                     f"the {name} split has no column {column!r}; it has {', '.join(map(repr, found))}. Set "
                     "--data.source_column and --data.target_column, or --data.columns if there is no header"
                 )
-        sides = [found[self.source_column], found[self.target_column]]
-        return Pairs(*([("" if text is None else str(text)).strip() for text in side] for side in sides))
+        return Pairs(*(_texts(name, column, found[column]) for column in (self.source_column, self.target_column)))
+
+    def _may_skip_empty(self, name: str) -> bool:
+        return self.skip_empty if name == "train" else self.skip_unfit_pairs
 
     def _without_empty(self, name: str, pairs: Pairs) -> Pairs:
         """Empty lines refused, or left out of the training pairs if that is asked for."""
@@ -129,12 +136,26 @@ class ParallelTextData(TranslationData):
             raise GateError(f"the {name} split is empty; expected at least one pair of sentences")
         if all(whole):
             return pairs
-        if name != "train" or not self.skip_empty:
+        if not self._may_skip_empty(name):
             at = whole.index(False)
             side = "target" if pairs.source[at] else "source"
-            mend = "remove that pair from both sides" + (", or set --data.skip_empty true" if name == "train" else "")
-            raise GateError(f"the {side} of pair {at + 1} of the {name} split is empty ({whole.count(False)} in all); {mend}")
-        return _chosen(pairs, np.flatnonzero(whole))
+            option = "skip_empty" if name == "train" else "skip_unfit_pairs"
+            raise GateError(
+                f"the {side} of pair {at + 1} of the {name} split is empty ({whole.count(False)} in all); remove that pair "
+                f"from both sides, or set --data.{option} true"
+            )
+        self.notices.append(f"{whole.count(False)} of {len(whole)} {name} pairs are left out: a side of them is empty")
+        return chosen(pairs, np.flatnonzero(whole))
+
+
+def _texts(name: str, column: str, values: list[Any]) -> list[str]:
+    """A column as texts without the white space around them; numbers as they are written, nothing as an empty text."""
+    for row, value in enumerate(values, start=1):
+        if not isinstance(value, str | int | float | None):
+            raise GateError(
+                f"{column!r} of pair {row} of the {name} split is {shorten(repr(value), 60)}, not a text; expected one sentence"
+            )
+    return ["" if value is None else str(value).strip() for value in values]
 
 
 def read_aligned(source: str, target: str) -> Pairs:
@@ -174,10 +195,6 @@ def set_aside(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
     if len(sources) < 2:
         raise GateError("the train split has one source sentence; expected more, or a selection split beside it")
     order = np.random.default_rng(0).permutation(len(sources))
-    chosen = {sources[index] for index in order[: min(len(sources) - 1, max(1, round(fraction * len(sources))))]}
-    aside = np.array([source in chosen for source in pairs.source])
-    return _chosen(pairs, np.flatnonzero(~aside)), _chosen(pairs, np.flatnonzero(aside))
-
-
-def _chosen(pairs: Pairs, rows: np.ndarray) -> Pairs:
-    return Pairs([pairs.source[row] for row in rows], [pairs.target[row] for row in rows])
+    taken = {sources[index] for index in order[: min(len(sources) - 1, max(1, round(fraction * len(sources))))]}
+    aside = np.array([source in taken for source in pairs.source])
+    return chosen(pairs, np.flatnonzero(~aside)), chosen(pairs, np.flatnonzero(aside))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -31,8 +31,10 @@ def train_subwords(
         max_length: stated as the tokenizer's.
 
     Raises:
-        GateError: if the size is too small for the characters of the texts.
+        GateError: for another kind, or if the size is too small for the characters of the texts.
     """
+    if kind not in get_args(Subwords):
+        raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -40,7 +42,8 @@ def train_subwords(
     )
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
     texts = list(texts)
-    characters = {character for text in texts for character in text if not character.isspace()}
+    normal = tokenizer.normalizer.normalize_str
+    characters = {character for text in texts for character in normal(text) if not character.isspace()}
     smallest = len(SPECIAL) + len(characters) + 1
     if vocab_size < smallest:
         raise GateError(

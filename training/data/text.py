@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import pandas as pd
@@ -192,7 +193,7 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
     path = Path(file)
     if not path.is_file():
         raise GateError(f"the data file {file!r} does not exist; check the path")
-    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    ending = _ending(path)
     kind = FORMATS.get(ending.lower())
     if kind is None:
         raise GateError(
@@ -205,26 +206,79 @@ def read_file(file: str, columns: list[str] | None = None, quoting: bool | None 
         elif kind == "json":
             table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
         else:
-            comma = ending == ".csv"
-            quoted = comma if quoting is None else quoting
-            table = pd.read_csv(
-                path,
-                sep="," if comma else "\t",
-                quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
-                dtype=str,
-                keep_default_na=False,
-                names=columns,
-                header=0 if columns is None else None,
-                index_col=False,
-                encoding="utf-8",
-            )
+            table = _read_columns(path, columns, quoting)
+        return Dataset.from_pandas(table, preserve_index=False)
+    except GateError:
+        raise
     except Exception as error:  # pandas and arrow raise many kinds for damaged files
         raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(error).strip().splitlines()[0]}") from error
-    return Dataset.from_pandas(table, preserve_index=False)
+
+
+def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -> pd.DataFrame:
+    """A csv or tsv file as texts; see :func:`read_file`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", pd.errors.ParserWarning)
+        separator, quotes = _dialect(path, quoting)
+        table = pd.read_csv(
+            path,
+            sep=separator,
+            quoting=quotes,
+            dtype=str,
+            keep_default_na=False,
+            names=columns,
+            header=0 if columns is None else None,
+            index_col=False,
+            encoding="utf-8",
+        )
+    if caught:  # rows longer than the header, whose ends pandas has cut
+        width = len(table.columns)
+        for line, row in _rows(path, separator, quotes):
+            if any(row[width:]):
+                raise GateError(
+                    f"line {line} of {str(path)!r} has {len(row)} fields and the file {width} columns; name every column in "
+                    "the header or with --data.columns, and see that no text contains the separator"
+                )
+    return table
+
+
+def refuse_blank_lines(file: str) -> None:
+    """Raises :class:`GateError` for a csv or tsv file with blank lines between its rows, which :func:`read_file` passes over:
+    in parallel text they may stand for a sentence that got lost. At the end they do no harm; other kinds of files have none."""
+    path = Path(file)
+    if FORMATS.get(_ending(path).lower()) != "csv":
+        return
+    blank = None
+    for line, row in _rows(path, *_dialect(path, None)):
+        if len(row) < 2 and not "".join(row).strip():
+            blank = blank or line
+        elif blank is not None:
+            raise GateError(f"line {blank} of {file!r} is blank; remove it, or give it both sides")
+
+
+def _ending(path: Path) -> str:
+    """What a file is, by its name without ``.gz``."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+def _dialect(path: Path, quoting: bool | None) -> tuple[str, Literal[0, 3]]:
+    """The separator, and csv's constant for quoting."""
+    comma = _ending(path) == ".csv"
+    return "," if comma else "\t", csv.QUOTE_MINIMAL if (comma if quoting is None else quoting) else csv.QUOTE_NONE
+
+
+def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every row, blank ones included, with the number of the line where it ends."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream, delimiter=separator, quoting=quotes)
+        try:
+            yield from ((reader.line_num, row) for row in reader)
+        except csv.Error as error:
+            raise GateError(f"the data file {str(path)!r} cannot be read (line {reader.line_num}): {error}") from error
 
 
 def check_text(path: Path, kind: str) -> None:
-    """Empty files and files that are not UTF-8, named before a reader stumbles over them."""
+    """Empty files and files that are not UTF-8 text, named before a reader stumbles over them."""
     opener = gzip.open if path.suffix == ".gz" else open
     number, empty = 0, True
     try:
@@ -234,6 +288,11 @@ def check_text(path: Path, kind: str) -> None:
                 empty = empty and not line.strip()
                 if kind != "parquet":
                     line.decode("utf-8")
+                    if b"\0" in line:
+                        raise GateError(
+                            f"the data file {str(path)!r} has NUL characters (line {number}), as UTF-16 has; convert it to "
+                            "UTF-8, for example with iconv"
+                        )
     except UnicodeDecodeError as error:
         raise GateError(
             f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv"

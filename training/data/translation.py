@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,23 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from training.data.base import SPLITS, TaskData, check_positive
+from training.data.languages import language_token, set_languages
 from training.data.subwords import Subwords, train_subwords
 from training.data.token_batches import RunTokenBatches
-from training.tasks.translation import IGNORED, Decoding, SentenceLoss, Translation
+from training.tasks.translation import (
+    IGNORED,
+    Decoding,
+    SentenceLoss,
+    Translation,
+    check_encoder_decoder,
+    encode_sources,
+    encode_targets,
+)
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer in a run's directory."""
+LENGTHS = {"source": "length", "target": "target_length"}
+"""Columns of the splits with the tokens of each side."""
 LEAVE_OUT_AT_MOST = 0.5
 """Share of the training pairs that the length filter may leave out before it is taken for a mistake."""
 
@@ -34,11 +45,16 @@ class Pairs(NamedTuple):
     target: list[str]
 
 
+def chosen(pairs: Pairs, rows: np.ndarray) -> Pairs:
+    """Some of the pairs, in the order of ``rows``."""
+    return Pairs([pairs.source[row] for row in rows], [pairs.target[row] for row in rows])
+
+
 class TranslationData(TaskData):
     """Parallel text.
 
-    Training pairs that are too long or too unequal in length are left out; selection and test pairs never are, since BLEU is
-    of a whole test set: there a source that is too long is an error.
+    Training pairs that are too long or too unequal in length are left out; selection and test pairs are not, since BLEU is
+    of a whole test set: there a pair that is too long or has an empty side is an error, unless ``skip_unfit_pairs`` is set.
 
     Args:
         batch_tokens: tokens on the longer side of a batch, padding included, per step and device.
@@ -46,6 +62,8 @@ class TranslationData(TaskData):
         score_rows: training pairs, chosen at random, on which heads are scored.
         max_length: longest source, target or translation in tokens.
         max_ratio: of the lengths of the two sides in tokens, for training pairs.
+        skip_unfit_pairs: leave selection and test pairs out that are too long or have an empty side, and say how many. Scores
+            are then of the other pairs and not to be compared with those of the whole set.
         tokenizer: hub name or folder; by default the backbone's, and without a backbone one that is trained on the
             training pairs.
         subwords: kind of a trained tokenizer: ``bpe`` or ``unigram``.
@@ -67,6 +85,7 @@ class TranslationData(TaskData):
         score_rows: int = 2048,
         max_length: int = 128,
         max_ratio: float = 3.0,
+        skip_unfit_pairs: bool = False,
         tokenizer: str | None = None,
         subwords: Subwords = "bpe",
         vocab_size: int = 8000,
@@ -105,7 +124,7 @@ class TranslationData(TaskData):
         if unknown := sorted({*self.beam_splits} - {"select", "test"}):
             raise GateError(f"beam_splits names {unknown[0]!r}; expected some of 'select' and 'test'")
         self.batch_tokens = batch_tokens
-        self.max_ratio = max_ratio
+        self.max_ratio, self.skip_unfit_pairs = max_ratio, skip_unfit_pairs
         self.tokenizer_name = tokenizer
         self.subwords: Subwords = subwords
         self.vocab_size = vocab_size
@@ -113,7 +132,7 @@ class TranslationData(TaskData):
         self.source_language, self.target_language = source_language, target_language
         self.label_smoothing = label_smoothing
         self.sentence_loss: SentenceLoss = sentence_loss
-        self.beams, self.length_penalty = beams, length_penalty
+        self.decoding = Decoding(beams, length_penalty, max_length)
         self.validate_every = validate_every
         self.texts: dict[str, Pairs] = {}
         self.left_out = 0
@@ -124,6 +143,9 @@ class TranslationData(TaskData):
 
     # -- building ----------------------------------------------------------------------------------------------
 
+    def check_backbone(self, config: Any, name: str) -> None:
+        check_encoder_decoder(config, name)
+
     def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
         if self.splits:
             return
@@ -131,6 +153,8 @@ class TranslationData(TaskData):
         self.tokenizer = self.load_tokenizer(backbone)
         for name in SPLITS:
             self.splits[name] = self._encode(name, self.texts[name])
+        for name in ("select", "test"):
+            self._check_lengths(name)
         self._drop_unfit_pairs()
 
     def use_files_of(self, run: Path) -> None:
@@ -163,25 +187,13 @@ class TranslationData(TaskData):
             ) from error
         if tokenizer.pad_token_id is None:
             raise GateError(f"the tokenizer of {name!r} has no padding token, which an encoder-decoder needs; give another")
-        for attribute, language in (("src_lang", self.source_language), ("tgt_lang", self.target_language)):
-            if language is not None:
-                self._language_token(tokenizer, language)
-                setattr(tokenizer, attribute, language)
+        set_languages(tokenizer, source=self.source_language, target=self.target_language)
         return tokenizer
-
-    @staticmethod
-    def _language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
-        if hasattr(tokenizer, "get_lang_id"):  # M2M100 writes its languages in another way
-            return int(tokenizer.get_lang_id(language))
-        token = tokenizer.convert_tokens_to_ids(language)
-        if token is None or token == tokenizer.unk_token_id:
-            raise GateError(f"the tokenizer does not know the language {language!r}; expected one of its language tokens")
-        return int(token)  # type: ignore[arg-type]
 
     def _encode(self, name: str, pairs: Pairs) -> Dataset:
         assert self.tokenizer is not None
-        source = self.tokenizer([self.source_prefix + text for text in pairs.source])["input_ids"]
-        target = self.tokenizer(text_target=pairs.target)["input_ids"]
+        source = encode_sources(self.tokenizer, pairs.source, prefix=self.source_prefix)
+        target = encode_targets(self.tokenizer, pairs.target)
         return Dataset.from_dict(
             {
                 "row": list(range(len(source))),
@@ -192,15 +204,29 @@ class TranslationData(TaskData):
             }
         )
 
+    def _check_lengths(self, name: str) -> None:
+        """Pairs for evaluation that are too long refused, or left out if that is asked for."""
+        sides = {side: np.asarray(self.splits[name][column]) for side, column in LENGTHS.items()}
+        fits = np.maximum(*sides.values()) <= self.max_length
+        if fits.all():
+            return
+        if not self.skip_unfit_pairs:
+            side = max(sides, key=lambda side: sides[side].max())
+            longest = int(np.argmax(sides[side]))
+            raise GateError(
+                f"the {side} of pair {longest + 1} of the {name} split has {sides[side][longest]} tokens, more than "
+                f"{self.max_length}; raise --data.max_length, shorten the sentence, or set --data.skip_unfit_pairs true"
+            )
+        if not fits.any():
+            raise GateError(f"every pair of the {name} split has more than {self.max_length} tokens; raise --data.max_length")
+        self.notices.append(
+            f"{(~fits).sum()} of {len(fits)} {name} pairs are left out: they have more than {self.max_length} tokens on a side"
+        )
+        self.texts[name] = chosen(self.texts[name], np.flatnonzero(fits))
+        self.splits[name] = self._encode(name, self.texts[name])
+
     def _drop_unfit_pairs(self) -> None:
-        for name in ("select", "test"):
-            lengths = self.splits[name]["length"]
-            longest = int(np.argmax(lengths))
-            if lengths[longest] > self.max_length:
-                raise GateError(
-                    f"the source of pair {longest + 1} of the {name} split has {lengths[longest]} tokens, more than "
-                    f"{self.max_length}; raise --data.max_length, or shorten the sentence"
-                )
+        """Training pairs that are too long or too unequal left out, unless they are too many."""
         train = self.splits["train"]
         source, target = np.asarray(train["length"]), np.asarray(train["target_length"])
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
@@ -213,17 +239,21 @@ class TranslationData(TaskData):
                 "check that the lines of both sides belong together"
             )
         if self.left_out:
+            self.notices.append(
+                f"{self.left_out} of {len(fits)} training pairs are left out: they have more than {self.max_length} tokens on "
+                f"a side, or sides that differ by a factor of more than {self.max_ratio:g}"
+            )
             self.splits["train"] = train.select(np.flatnonzero(fits))
 
     @property
     def task(self) -> Translation:
         assert self.tokenizer is not None
-        first = None if self.target_language is None else self._language_token(self.tokenizer, self.target_language)
+        first = None if self.target_language is None else language_token(self.tokenizer, self.target_language)
         return Translation(
             self.tokenizer,
             label_smoothing=self.label_smoothing,
             sentence_loss=self.sentence_loss,
-            decoding=Decoding(self.beams, self.length_penalty, self.max_length, first),
+            decoding=replace(self.decoding, forced_first=first),
             beam_splits=self.beam_splits,
         )
 

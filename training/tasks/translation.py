@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,14 +37,23 @@ class Decoding:
     Args:
         beams: of beam search.
         length_penalty: power of the length by which a beam's score is divided.
-        max_length: longest translation in tokens; at most twice the source and 10 more in any case.
+        max_length: longest translation in tokens. In any case it has at most as many as the model has positions, and at most
+            twice the longest source of its batch and 10 more: a translation that does not end by itself is cut there, so its
+            length depends on the sentences it is translated with.
         forced_first: token that every translation begins with (the target language of multilingual models).
+
+    Raises:
+        GateError: for a length penalty that is no finite number.
     """
 
     beams: int = 4
     length_penalty: float = 1.0
     max_length: int = 128
     forced_first: int | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.length_penalty):
+            raise GateError(f"length_penalty is {self.length_penalty}; expected a finite number, such as 1")
 
 
 @dataclass
@@ -78,17 +89,10 @@ class Translation(Task):
         """A pretrained encoder-decoder, or a new Transformer whose sizes default to :data:`SCRATCH`; see :meth:`Task.build`."""
         if backbone is None:
             return self._new(from_scratch or {}, tokenizer)
-        config = read_config(backbone, trust_remote_code=trust_remote_code)
-        self._check_encoder_decoder(config, backbone)
-        model = load_pretrained(
-            AutoModelForSeq2SeqLM,
-            backbone,
-            config,
-            what="an encoder-decoder",
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-        )
-        self._check_start(model, backbone)
+        model = load_encoder_decoder(backbone, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+        self._check_positions(model.config, repr(backbone), "")
+        if self.decoding.forced_first is not None and model.generation_config is not None:
+            model.generation_config.forced_bos_token_id = self.decoding.forced_first  # for those who use the export
         return model
 
     def _new(self, fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -99,11 +103,13 @@ class Translation(Task):
         positions = {"max_position_embeddings": self.decoding.max_length + 1} if sizes else {}
         own = {**sizes, **tokens, **positions, "vocab_size": len(tokenizer), **fields}
         model = from_config(AutoModelForSeq2SeqLM, own)
-        self._check_encoder_decoder(model.config, str(own["model_type"]))
+        check_encoder_decoder(model.config, str(own["model_type"]))
+        self._check_positions(model.config, "the new model", ", or raise max_position_embeddings in --model.from_scratch")
         model.generation_config = GenerationConfig(
             pad_token_id=pad,
             eos_token_id=end,
             decoder_start_token_id=own["decoder_start_token_id"],
+            forced_bos_token_id=self.decoding.forced_first,
             num_beams=self.decoding.beams,
             length_penalty=self.decoding.length_penalty,
             max_length=self.decoding.max_length,
@@ -111,18 +117,15 @@ class Translation(Task):
         )
         return model
 
-    @staticmethod
-    def _check_encoder_decoder(config: Any, name: str) -> None:
-        if type(config) not in AutoModelForSeq2SeqLM._model_mapping or not getattr(config, "is_encoder_decoder", False):
-            raise GateError(
-                f"{name!r} is a {config.model_type} model, which has no encoder and decoder; translation needs one that "
-                "has, such as Marian, BART or T5"
-            )
-
-    @staticmethod
-    def _check_start(model: PreTrainedModel, name: str) -> None:
-        if model.config.decoder_start_token_id is None:
-            raise GateError(f"{name!r} does not say how its decoder starts; set decoder_start_token_id in its config.json")
+    def _check_positions(self, config: Any, name: str, mend: str) -> None:
+        """Whether sources, targets and translations of ``max_length`` tokens fit into the model."""
+        for side in ("encoder", "decoder"):
+            limit = positions(config, side)
+            if limit is not None and self.decoding.max_length > limit:
+                raise GateError(
+                    f"max_length is {self.decoding.max_length}, but the {side} of {name} has {limit} positions; set "
+                    f"--data.max_length {limit} or lower{mend}"
+                )
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of every sentence ``[batch]``, float32, by ``sentence_loss``; logits ``[batch, target, vocabulary]``.
@@ -190,6 +193,42 @@ class Translation(Task):
         return decode(self.tokenizer, ids)
 
 
+def load_encoder_decoder(backbone: str, *, trust_remote_code: bool = False, allow_pickle: bool = False) -> PreTrainedModel:
+    """The encoder-decoder of a hub name or local folder, in float32; see :meth:`training.tasks.base.Task.build`."""
+    config = read_config(backbone, trust_remote_code=trust_remote_code)
+    check_encoder_decoder(config, backbone)
+    model = load_pretrained(
+        AutoModelForSeq2SeqLM,
+        backbone,
+        config,
+        what="an encoder-decoder",
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+    if model.config.decoder_start_token_id is None:
+        raise GateError(f"{backbone!r} does not say how its decoder starts; set decoder_start_token_id in its config.json")
+    return model
+
+
+def check_encoder_decoder(config: Any, name: str) -> None:
+    """Raises :class:`GateError` if a model of this config, called ``name``, cannot translate."""
+    if type(config) not in AutoModelForSeq2SeqLM._model_mapping or not getattr(config, "is_encoder_decoder", False):
+        raise GateError(
+            f"{name!r} is a {config.model_type} model, which has no encoder and decoder; translation needs one that "
+            "has, such as Marian, BART or T5"
+        )
+
+
+def positions(config: Any, side: str) -> int | None:
+    """The most tokens that the ``encoder`` or ``decoder`` takes; None where nothing limits them, as in T5."""
+    stated = (
+        getattr(config, f"max_{side}_position_embeddings", None),  # LED
+        getattr(config, "max_position_embeddings", None),
+        getattr(getattr(config, side, None), "max_position_embeddings", None),  # two models in one
+    )
+    return next((limit for limit in stated if isinstance(limit, int)), None)
+
+
 def generate(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -211,6 +250,8 @@ def generate(
     forced = {} if decoding.forced_first is None else {"forced_bos_token_id": decoding.forced_first}
     searching = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
     longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
+    if (limit := positions(model.config, "decoder")) is not None:
+        longest = min(longest, limit)
     with torch.no_grad():
         ids: Tensor = model.generate(  # type: ignore[operator]
             input_ids=input_ids,
@@ -226,6 +267,39 @@ def generate(
             **searching,
         )
     return ids
+
+
+def encode_sources(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, prefix: str = "") -> list[list[int]]:
+    """Token ids of every text behind the prefix, with the special tokens that the tokenizer puts around a source.
+
+    Names of special tokens within a text are text, such as ``</s>`` in a line of a web page.
+    """
+    ids: list[list[int]] = tokenizer([prefix + text for text in texts])["input_ids"]
+    for row in _naming_special_tokens(tokenizer, texts):
+        ids[row] = tokenizer(prefix + texts[row], split_special_tokens=True)["input_ids"]
+    return ids
+
+
+def encode_targets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """The same of targets. Each has an end token, by which a model learns to stop: if the tokenizer puts none, it is added.
+
+    Raises:
+        GateError: for a tokenizer that has no end token.
+    """
+    ids: list[list[int]] = tokenizer(text_target=list(texts))["input_ids"]
+    for row in _naming_special_tokens(tokenizer, texts):
+        ids[row] = tokenizer(text_target=texts[row], split_special_tokens=True)["input_ids"]
+    ends = [end for end in (tokenizer.eos_token_id, tokenizer.sep_token_id) if end is not None]
+    if not ends:
+        raise GateError("the tokenizer has no end token, without which no translation ends; give another with --data.tokenizer")
+    # Behind the end there may be one more token, the language in mBART.
+    return [own if {*ends} & {*own[-2:]} else [*own, ends[0]] for own in ids]
+
+
+def _naming_special_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
+    """Rows of the texts that contain the name of a special token."""
+    names = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token))
+    return [row for row, text in enumerate(texts) if names.search(text)]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:
