@@ -10,6 +10,7 @@ from gates.observe import observe_entropy
 from gates.surgery import remove_heads_, zero_heads_
 from tests.models import build
 from tests.training.translation_runs import make_data, make_pruner
+from training.distillation import Teacher
 from training.tasks.translation import Decoding, Translation, generate, shifted_right
 
 
@@ -225,3 +226,15 @@ def test_kinds_that_are_not_pruned_are_trained_whole(settings, data):
         assert mask[encoder].sum() == (gates.values()[encoder] > 0).sum()
     else:
         assert mask[encoder].sum() == 3
+
+
+@pytest.mark.parametrize("sentence_loss", ["mean", "sum"])
+def test_a_distilled_translator_has_the_task_loss_of_others(sentence_loss):
+    data = make_data(sentence_loss=sentence_loss)
+    pruner = make_pruner(data, distil=0.5).train()
+    pruner.gates.mode = "open"
+    batch = next(iter(data.val_dataloader()))
+    pruner.log_dict = lambda *args, **kwargs: None
+    expected = pruner.task.batch_loss(pruner.task.losses(pruner.backbone, batch)[0], batch)
+    found, _ = pruner._taught(Teacher(pruner.backbone, pruner.gates), batch)
+    torch.testing.assert_close(found, expected)
