@@ -53,11 +53,12 @@ class AverageWeights(pl.Callback):
         self.count += 1
         for name, parameter in backbone.named_parameters():
             known = self.sums.get(name)
-            self.sums[name] = parameter.detach().clone() if known is None else known.to(parameter.device) + parameter
+            own = parameter.detach().double()  # in which the mean of equal weights is exactly these
+            self.sums[name] = own if known is None else known.to(own.device) + own
 
     def _replace(self, backbone: torch.nn.Module) -> None:
         for name, parameter in backbone.named_parameters():
-            parameter.copy_(self.sums[name] / self.count)
+            parameter.copy_((self.sums[name] / self.count).to(parameter.dtype))
         self.count, self.sums = 0, {}
 
 

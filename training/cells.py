@@ -14,9 +14,10 @@ scratch    training of a new model of the same shape, with the mask throughout
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,18 +35,19 @@ from training.callbacks import CostInCheckpoints, EndOfPhase, GateLog, LastGoodC
 from training.cost import NOTHING, measured
 from training.data.base import TaskData
 from training.evaluation import SPLITS, TrainerFactory, evaluate
+from training.from_scratch import OTHER_SEED, new_weights_
 from training.module import HeadPruner
 from training.progress import CellProgress, TrainingSteps
 from training.refine import DrawSearch, SwapSearch, draw, refine
 from training.scorers import Scoring
 
-FORMAT = 2
+FORMAT = 3
 """Of cells; a change in what they mean or how they are computed must raise it."""
 WEIGHTS, PREDICTIONS = "weights.ckpt", "predictions.npz"
 Replacement = Literal["zero", "mean", "uniform"]
 ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed", "swaps"}
-"""Options of the module that act through the initial weights or the seed, which are in every key, or that a comparison does
-not use: swaps are a method's ``+swap`` there."""
+"""Options of the module that act through the model or the seed, which are in every key, or that a comparison does not use:
+swaps are a method's ``+swap`` there."""
 WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
 AFTER_WARM_UP = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
@@ -55,6 +57,19 @@ NUMERICS = (
     "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches", "average_last", "average_every",
 )  # fmt: skip
 """Trainer settings that change results."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """How models are trained from scratch.
+
+    Args:
+        epochs: of training; None for as many as all phases of the comparison have.
+        learning_rate: at its peak; None for the configuration's.
+    """
+
+    epochs: float | None = None
+    learning_rate: float | None = None
 
 
 class Cells:
@@ -69,6 +84,7 @@ class Cells:
         cache: where cells are kept.
         progress: shows what is being done.
         save_every: optimiser steps between checkpoints within a cell.
+        scratch: how models are trained from scratch.
     """
 
     def __init__(
@@ -82,9 +98,10 @@ class Cells:
         cache: CellCache,
         progress: CellProgress,
         save_every: int,
+        scratch: Scratch = Scratch(),
     ) -> None:
         self.make_pruner, self.data, self.make_trainer = make_pruner, data, make_trainer
-        self.cache, self.progress, self.seed, self.save_every = cache, progress, seed, save_every
+        self.cache, self.progress, self.seed, self.save_every, self.scratch = cache, progress, seed, save_every, scratch
         self.pruner = make_pruner({})
         self._built: tuple[dict[str, Any], HeadPruner] = ({}, self.pruner)
         self._means: list[Tensor] | None = None
@@ -94,6 +111,7 @@ class Cells:
             "cell": "dense",
             "seed": seed,
             "weights": weights_fingerprint(self.pruner.backbone),
+            "model": behaviour_of(self.pruner.backbone),
             "data": data.fingerprint(),
             "trainer": {name: trainer_settings[name] for name in NUMERICS},
             "after_warm_up": round(settings["prune"] + settings["settle"], 6),
@@ -221,12 +239,20 @@ class Cells:
         settings = self.pruner.hparams
         shape = {"backbone": None, "from_scratch": shape_of(self.pruner.backbone)}
         phases = {"warm_up": 0.0, "prune": settings["warm_up"] + settings["prune"]}
+        if self.scratch.epochs is not None:
+            phases |= {"prune": self.scratch.epochs, "settle": 0.0}
+        if self.scratch.learning_rate is not None:
+            phases["learning_rate"] = self.scratch.learning_rate
         free = {"freeze": None, "freeze_while_pruning": None, "prune_learning_rate": None}  # new weights have to learn
         options = shape | phases | free | {"distil": 0.0, "distil_hidden": 0.0}  # and have no dense model to learn from
-        determined_by = {"cell": "from scratch", "dense": self.dense_is, "values": values.tolist()}
+        seed = self.seed + OTHER_SEED
+        determined_by = {
+            "cell": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(self.scratch)
+        }  # fmt: skip
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
             pruner = self.make_pruner(options)
+            new_weights_(pruner, seed)
             pruner.fixed_mask = values
             cost = self._train(pruner, folder, shown)
             return self._evaluate(pruner, folder, values, SPLITS) | cost
@@ -303,6 +329,13 @@ def shape_of(model: PreTrainedModel) -> dict[str, Any]:
     fields = model.config.to_diff_dict()
     left_out = ("architectures", "transformers_version", "_name_or_path", "dtype", "pruned_attention", "auto_map")
     return {"model_type": model.config.model_type} | {name: value for name, value in fields.items() if name not in left_out}
+
+
+def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
+    """A model's config without names: what it computes with its weights, such as dropout and how rows make heads."""
+    fields = json.loads(model.config.to_json_string(use_diff=False))
+    names = ("_name_or_path", "architectures", "transformers_version", "id2label", "label2id", "auto_map")
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def weights_fingerprint(model: torch.nn.Module) -> str:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from gates.errors import GateError
 from training.cache import Cell, CellCache
-from training.cells import PREDICTIONS, Cells
+from training.cells import PREDICTIONS, Cells, Scratch
 from training.choices import Choice, Choices
 from training.command import finish, with_config
 from training.comparison_options import (
@@ -37,6 +37,7 @@ from training.comparison_options import (
 from training.comparison_tables import Results, score_columns, write_tables
 from training.fit import build_parser as build_fit_parser
 from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
+from training.from_scratch import check_length
 from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.progress import cell_progress
 from training.refine import DrawSearch, SwapSearch
@@ -46,7 +47,7 @@ from training.run_directory import RunDirectory
 from training.scorers import SCORERS, Scorer
 from training.tracking import WandbOptions
 
-OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve", "patience", "from_scratch", "from_scratch_epochs")
+OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
 
 
@@ -95,6 +96,8 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
     seeds = parse_seeds(split(config.seeds))
     stages = parse_stages(split(config.stages))
     prices = parse_prices([] if config.prices is None else split(config.prices))
+    if "from scratch" in stages:
+        check_length(config.model.warm_up, config.from_scratch_epochs)
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
     cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
@@ -182,6 +185,7 @@ def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> C
         cache=cache,
         progress=progress,
         save_every=config.save_every,
+        scratch=Scratch(config.from_scratch_epochs, config.from_scratch_learning_rate),
     )
 
 

@@ -34,7 +34,7 @@ from training.command import finish, with_config
 from training.data.base import TaskData
 from training.data.classification import ClassificationData
 from training.evaluation import evaluate
-from training.from_scratch import train_from_scratch
+from training.from_scratch import check_length, train_from_scratch
 from training.module import HeadPruner
 from training.results import export, send_results, show, summarise, write_results
 from training.run_comparison import METHODS, Comparison, check_methods, compare
@@ -92,6 +92,9 @@ def build_parser(
     parser.add_argument(
         "--from_scratch_epochs", type=float | None, default=None, help="Length of these trainings (default: the run's)."
     )
+    parser.add_argument(
+        "--from_scratch_learning_rate", type=float | None, default=None, help="At its peak (default: the run's)."
+    )
     parser.add_argument("--average_last", type=int, default=1, help="Checkpoints averaged at the end of warm-up and run.")
     parser.add_argument("--average_every", type=int, default=100, help="Optimiser steps between them.")
     parser.add_argument(
@@ -143,6 +146,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     settled = ["dense", *METHODS] if config.settled is None else config.settled
     check_methods(settled, more=("dense",))
     check_methods(config.from_scratch, more=("dense",))
+    if config.from_scratch:
+        check_length(config.model.warm_up, config.from_scratch_epochs)
     for fraction in config.curve:
         if not 0 < fraction <= 1:
             raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
@@ -219,6 +224,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
             method=method,
             epochs=config.from_scratch_epochs,
+            learning_rate=config.from_scratch_learning_rate,
             seed=config.seed,
         )
         result.rows.append(row)

@@ -9,9 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gates.errors import GateError
 from training.data.base import TaskData
 from training.evaluation import TrainerFactory, evaluate
 from training.module import HeadPruner
+
+OTHER_SEED = 104_729
+"""Between the seeds of the dense model and of new weights: with the dense model's own start, the control would be a rewound
+part of it (a lottery ticket, Frankle and Carbin 2019), not a new model."""
+
+
+def check_length(warm_up: float, epochs: float | None) -> None:
+    """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without a warm-up is short,
+    because its dense model was trained before."""
+    if warm_up == 0 and epochs is None:
+        raise GateError(
+            "models trained from scratch get as many updates as the run by default, but here the dense model was trained "
+            "before it (warm_up is 0); give the epochs of both together, for example --from_scratch_epochs 16"
+        )
+    if epochs is not None and not epochs > 0:
+        raise GateError(f"--from_scratch_epochs is {epochs}; expected a number above 0")
 
 
 def train_from_scratch(
@@ -22,6 +39,7 @@ def train_from_scratch(
     *,
     method: str,
     epochs: float | None = None,
+    learning_rate: float | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """A row of the comparison, stage ``from scratch``: new weights, and the mask in force from the first step.
@@ -37,7 +55,8 @@ def train_from_scratch(
         make_trainer: makes trainers with the run's own settings.
         method: that found the mask.
         epochs: of training; as many as the run's by default.
-        seed: of the new weights.
+        learning_rate: at its peak; the run's by default.
+        seed: of the run; the new weights have another.
     """
     start = time.perf_counter()
     state = {name: tensor.detach().cpu().clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
@@ -45,11 +64,14 @@ def train_from_scratch(
     frozen, while_pruning = pruner.frozen, pruner.frozen_while_pruning
     row: dict[str, Any] = {"method": method, "stage": "from scratch", "heads": pruner.gates.open_heads(mask)}
     try:
-        new_weights_(pruner, seed)
+        new_weights_(pruner, seed + OTHER_SEED)
         pruner.frozen_while_pruning = []
         for parameter in frozen:
             parameter.requires_grad_(True)
-        pruner.hparams.update(warm_up=0.0, prune=0.0, settle=epochs or pruner.epochs, prune_learning_rate=None)
+        pruner.hparams.update(
+            warm_up=0.0, prune=0.0, settle=epochs or pruner.epochs, prune_learning_rate=None, distil=0.0, distil_hidden=0.0,
+            learning_rate=learning_rate or settings["learning_rate"],
+        )  # fmt: skip
         pruner.fixed_mask = mask
         pruner.train()
         trainer = make_trainer(limit_val_batches=0)

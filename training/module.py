@@ -517,7 +517,7 @@ class HeadPruner(pl.LightningModule):
         weight, hidden_weight = self.hparams["distil"], self.hparams["distil_hidden"]
         with recorded_outputs(self.backbone, hidden_states=hidden_weight > 0) as outputs:
             losses, logits = self.task.losses(self.backbone, batch)
-        task_loss = losses.mean()
+        task_loss = self.task.batch_loss(losses, batch)
         kl, distance = distillation_terms(
             teacher,
             self.task,

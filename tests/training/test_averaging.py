@@ -52,6 +52,33 @@ def test_weights_that_rest_while_pruning_move_in_the_warm_up_only():
     assert not torch.equal(record.after[warm_up][other], record.after[end][other])
 
 
+def test_resting_weights_stay_whatever_the_number_of_checkpoints():
+    """In single precision the mean of five equal numbers is often another one."""
+    callback, layer = AverageWeights(5, 1), torch.nn.Linear(50, 50)
+    before = layer.weight.detach().clone()
+    for _ in range(5):
+        callback._add(layer)
+    with torch.no_grad():
+        callback._replace(layer)
+    assert torch.equal(layer.weight, before)
+
+
+def test_new_weights_have_no_teacher():
+    pruner, data = make_pruner(distil=0.5, distil_hidden=0.5), make_data()
+    make_trainer().fit(pruner, data)
+    taught = []
+
+    class Sees(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            taught.append(pl_module.teacher is not None)
+
+    factory = lambda *callbacks, **more: make_trainer(callbacks=[Sees(), *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
+    train_from_scratch(pruner, data, torch.ones(8), factory, method="dense")
+    assert len(taught) == 3 * STEPS_PER_EPOCH
+    assert not any(taught)
+    assert pruner.hparams["distil"] == 0.5
+
+
 def test_from_scratch_trains_new_weights_with_the_mask_and_leaves_the_pruner_as_it_came():
     pruner, data = make_pruner(freeze=["pooler"], freeze_while_pruning=["embeddings"]), make_data()
     make_trainer().fit(pruner, data)

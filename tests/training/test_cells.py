@@ -4,12 +4,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from tests.training.runs import make_data, make_pruner, make_trainer
-from training.cache import CellCache
+from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
+from training.cache import CellCache, key_of
 from training.callbacks import CostInCheckpoints
-from training.cells import NUMERICS, Cells
+from training.cells import NUMERICS, Cells, Scratch
 from training.cost import Cost
 from training.progress import cell_progress
+
+DEFAULT = Scratch()
 
 
 class StopsOnce(pl.Callback):
@@ -24,20 +26,51 @@ class StopsOnce(pl.Callback):
             raise RuntimeError("stopped")
 
 
-@pytest.fixture
-def cells(tmp_path):
-    stop = StopsOnce(9)
+def make_cells(folder, *more, scratch=DEFAULT, **settings):
     with cell_progress(1, visible=False) as progress:
-        yield Cells(
-            lambda options: make_pruner(**options),
+        return Cells(
+            lambda options: make_pruner(**(settings | options)),
             make_data(),
-            lambda *callbacks, **overrides: make_trainer(callbacks=[stop, *callbacks], **overrides),
+            lambda *callbacks, **overrides: make_trainer(
+                callbacks=[*more, *callbacks], **({"limit_val_batches": 1.0} | overrides)
+            ),
             trainer_settings=dict.fromkeys(NUMERICS),
             seed=0,
-            cache=CellCache(tmp_path),
+            cache=CellCache(folder),
             progress=progress,
             save_every=2,
+            scratch=scratch,
         )
+
+
+@pytest.fixture
+def cells(tmp_path):
+    return make_cells(tmp_path, StopsOnce(9))
+
+
+@pytest.mark.parametrize("changed", [{"hidden_dropout_prob": 0.3}, {"num_attention_heads": 2}, {"hidden_act": "relu"}])
+def test_what_a_model_does_with_the_same_weights_is_part_of_its_key(tmp_path, changed):
+    keys = [key_of(make_cells(tmp_path, from_scratch=MODEL | more, budget=2).dense_is) for more in ({}, {}, changed)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
+    class First(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            self.weights = {name: tensor.clone() for name, tensor in pl_module.backbone.state_dict().items()}
+            self.steps = trainer.max_steps, pl_module.boundaries
+
+    first = First()
+    cells = make_cells(tmp_path, first, from_scratch=MODEL)
+    began = {name: tensor.clone() for name, tensor in cells.pruner.backbone.state_dict().items()}
+    mask = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
+    cell = cells.from_scratch(mask)
+    assert cell.result["steps"] == 3 * 16
+    weights = [name for name, tensor in began.items() if tensor.dim() > 1 and "token_type" not in name]
+    assert not [name for name in weights if torch.equal(first.weights[name], began[name])]
+    longer = make_cells(tmp_path, first, from_scratch=MODEL, scratch=Scratch(4.0, 1e-4)).from_scratch(mask)
+    assert longer.key != cell.key
+    assert longer.result["steps"] == 4 * 16
 
 
 def test_a_stopped_cell_reports_its_whole_cost(cells, tmp_path):

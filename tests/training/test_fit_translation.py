@@ -184,6 +184,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
         (["--patience", "2"], "--patience ends the training of a dense model alone"),
         (["--average_last", "0"], "--average_last is 0"),
         (["--from_scratch", "[magic]"], "unknown method 'magic'"),
+        (["--from_scratch", "[learned]", "--model.warm_up", "0"], "give the epochs of both together"),
         (["--model.prune", "0"], "set settle to 0 and budget to null"),
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),

@@ -14,6 +14,7 @@ from gates.surgery import remove_heads_, zero_heads_
 from tests.models import build
 from tests.training.translation_runs import make_data, make_pruner
 from training.data.languages import language_token, set_languages
+from training.distillation import Teacher
 from training.tasks.translation import Decoding, encode_targets, generate, shifted_right
 
 
@@ -275,3 +276,15 @@ def test_an_export_says_what_translations_begin_with(data, pruner, tmp_path):
         ids = generate(load_pruned(tmp_path / folder), batch["input_ids"], batch["attention_mask"], Decoding(1), beams=1)
         assert bool((ids[:, 1] == 9).all()) is first
     assert ids.shape[1] <= 1 + 41  # the default of 128 tokens is more than the model has positions
+
+
+@pytest.mark.parametrize("sentence_loss", ["mean", "sum"])
+def test_a_distilled_translator_has_the_task_loss_of_others(sentence_loss):
+    data = make_data(sentence_loss=sentence_loss)
+    pruner = make_pruner(data, distil=0.5).train()
+    pruner.gates.mode = "open"
+    batch = next(iter(data.val_dataloader()))
+    pruner.log_dict = lambda *args, **kwargs: None
+    expected = pruner.task.batch_loss(pruner.task.losses(pruner.backbone, batch)[0], batch)
+    found, _ = pruner._taught(Teacher(pruner.backbone, pruner.gates), batch)
+    torch.testing.assert_close(found, expected)
