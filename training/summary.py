@@ -140,6 +140,8 @@ def report(options: argparse.Namespace) -> str:
     what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
     if len(seeds) > 1:
         what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
+    elif seeds:
+        what = f"Seed {seeds[0]}, {what}"
     return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
 
 
