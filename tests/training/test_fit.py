@@ -243,7 +243,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.warm_up", "30"]
+    arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.warm_up", "300"]
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
