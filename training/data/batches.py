@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -34,7 +35,40 @@ def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> li
     return [batches[index] for index in random.permutation(len(batches))]
 
 
-class RunBatches(Sampler[list[int]]):
+class RunSampler(Sampler[list[int]], ABC):
+    """The batches of a training run over several epochs, for one of several processes, which has every ``world``-th example of
+    each. Batch i is a function of (seed, i) alone, so that a resumed run can start at any.
+
+    Args:
+        per_epoch: batches in an epoch.
+        epochs: passes over the data, fractions allowed.
+        seed: of the order.
+        first: batches to skip, because they were trained on before.
+        rank, world: this process and how many there are.
+    """
+
+    def __init__(self, per_epoch: int, *, epochs: float, seed: int, first: int, rank: int, world: int) -> None:
+        self.per_epoch, self.total = per_epoch, max(1, round(epochs * per_epoch))
+        self.seed, self.first, self.rank, self.world = seed, first, rank, world
+
+    @abstractmethod
+    def epoch_batches(self, seed: int) -> list[list[int]]:
+        """The batches of an epoch, over all processes, from a seed of its own."""
+
+    def __len__(self) -> int:
+        """Batches in the whole run, those skipped included."""
+        return self.total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, batches = -1, []
+        for index in range(self.first, self.total):
+            if index // self.per_epoch != epoch:
+                epoch = index // self.per_epoch
+                batches = self.epoch_batches(self.seed * 1_000_003 + epoch)
+            yield batches[index % self.per_epoch][self.rank :: self.world]
+
+
+class RunBatches(RunSampler):
     """All batches of a training run, over several epochs, for one of several processes.
 
     Batch i is a function of (seed, i) alone. A resumed run starts at ``first``; processes take every ``world``-th
@@ -62,24 +96,11 @@ class RunBatches(Sampler[list[int]]):
     ) -> None:
         self.lengths = lengths
         self.global_batch = batch_size * world
-        self.seed = seed
-        self.first = first
-        self.rank = rank
-        self.world = world
-        self.per_epoch = max(1, len(lengths) // self.global_batch)
-        self.total = max(1, round(epochs * self.per_epoch))
+        per_epoch = max(1, len(lengths) // self.global_batch)
+        super().__init__(per_epoch, epochs=epochs, seed=seed, first=first, rank=rank, world=world)
 
-    def __len__(self) -> int:
-        """Batches in the whole run, those skipped included."""
-        return self.total
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, batches = -1, []
-        for index in range(self.first, self.total):
-            if index // self.per_epoch != epoch:
-                epoch = index // self.per_epoch
-                batches = grouped_batches(self.lengths, self.global_batch, seed=self.seed * 1_000_003 + epoch)
-            yield batches[index % self.per_epoch][self.rank :: self.world]
+    def epoch_batches(self, seed: int) -> list[list[int]]:
+        return grouped_batches(self.lengths, self.global_batch, seed=seed)
 
 
 class SplitBatches(Sampler[list[int]]):

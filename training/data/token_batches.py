@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from torch.utils.data import Sampler
+
+from training.data.batches import RunSampler
 
 
-class RunTokenBatches(Sampler[list[int]]):
+class RunTokenBatches(RunSampler):
     """All batches of a training run, over several epochs, for one of several processes.
 
     Pairs are sorted by target and source length, and cut into batches whose longer side, padding included, has at most
@@ -41,31 +42,17 @@ class RunTokenBatches(Sampler[list[int]]):
         world: int = 1,
     ) -> None:
         self.source, self.target = np.asarray(source), np.asarray(target)
-        self.seed, self.first, self.rank, self.world = seed, first, rank, world
         sorted_by_length = np.lexsort((self.source, self.target))
         longer = np.maximum(self.source, self.target)[sorted_by_length]
         self.cuts = token_cuts(longer.tolist(), batch_tokens * world, multiple=world)
-        self.per_epoch = len(self.cuts)
-        self.total = max(1, round(epochs * self.per_epoch))
+        super().__init__(len(self.cuts), epochs=epochs, seed=seed, first=first, rank=rank, world=world)
 
-    def __len__(self) -> int:
-        """Batches in the whole run, those skipped included."""
-        return self.total
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, batches = -1, []
-        for index in range(self.first, self.total):
-            if index // self.per_epoch != epoch:
-                epoch = index // self.per_epoch
-                batches = self._epoch(epoch)
-            yield batches[index % self.per_epoch][self.rank :: self.world].tolist()
-
-    def _epoch(self, epoch: int) -> list[np.ndarray]:
-        random = np.random.default_rng(self.seed * 1_000_003 + epoch)
+    def epoch_batches(self, seed: int) -> list[list[int]]:
+        random = np.random.default_rng(seed)
         shuffled = random.permutation(len(self.source))
         order = shuffled[np.lexsort((self.source[shuffled], self.target[shuffled]))]
         batches = [order[start:end] for start, end in self.cuts]
-        return [random.permutation(batches[index]) for index in random.permutation(len(batches))]
+        return [random.permutation(batches[index]).tolist() for index in random.permutation(len(batches))]
 
 
 def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> list[tuple[int, int]]:
