@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torchmetrics import MeanMetric
 from transformers import PreTrainedTokenizerBase
 
 from gates.attach import TOP_K_FAMILIES, DrawPer, HeadGates, Unit
@@ -257,6 +258,8 @@ class HeadPruner(pl.LightningModule):
         self.gates.attach()
         self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)
         self.metrics = torch.nn.ModuleDict({split: self.task.metrics(split) for split in ("select", "test")})
+        # Lightning's own mean counts examples in whole numbers, which is wrong where processes have unequally many.
+        self.mean_loss = torch.nn.ModuleDict({split: MeanMetric() for split in ("select", "test")})
 
     def _kinds_to_prune(self, known: Collection[Kind]) -> list[Kind] | None:
         """Those with a budget, or without one with a price; None for all. The others stay whole, and are not drawn, so that
@@ -503,7 +506,7 @@ class HeadPruner(pl.LightningModule):
         else:
             task_loss, objective = self._taught(self.teacher, batch)
         penalty = self._penalty()
-        loss = objective + penalty
+        loss = self._share(batch) * objective + penalty
         if not self._finite_everywhere(loss):
             raise GateError(
                 f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
@@ -529,6 +532,14 @@ class HeadPruner(pl.LightningModule):
         )
         self.log_dict({"train/logit_kl": kl, "train/hidden_mse": distance})
         return task_loss, (1 - weight) * task_loss + weight * kl + hidden_weight * distance
+
+    def _share(self, batch: dict[str, Tensor]) -> float:
+        """How much this process's batch counts: the mean of the gradients over processes is then that of one process with all
+        their batches."""
+        if self.trainer.world_size == 1:
+            return 1.0
+        own = torch.tensor(self.task.batch_weight(batch), device=self.device)
+        return float(own / self.all_gather(own).mean())  # type: ignore[union-attr]
 
     def _finite_everywhere(self, loss: Tensor) -> bool:
         """Whether the loss is finite in all processes, so that all of them stop together."""
@@ -608,7 +619,8 @@ class HeadPruner(pl.LightningModule):
         metrics = self.metrics[split]
         self.task.update(metrics, self.backbone, batch, logits)  # type: ignore[arg-type]
         size = losses.shape[0]
-        self.log(f"{split}/loss", losses.mean(), batch_size=size, on_epoch=True, sync_dist=True)
+        self.mean_loss[split].update(losses)  # type: ignore[operator]
+        self.log(f"{split}/loss", self.mean_loss[split], batch_size=size, on_epoch=True)  # type: ignore[arg-type]
         named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
         self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
         return logits

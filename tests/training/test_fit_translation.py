@@ -300,3 +300,25 @@ def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
     torch.testing.assert_close({name: states[1][name] for name in trained}, trained, rtol=0, atol=0)
     tokenizers = [AutoTokenizer.from_pretrained(tmp_path / run / "tokenizer") for run in ("dense", "pruned")]
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path):
+    """Also where one has many more tokens of a batch than the other: six pairs, which are one batch."""
+    rows = ["--data.train_rows", "6", "--data.select_rows", "25"]
+    phases = ["--model.warm_up", "10", "--model.prune", "10", "--model.settle", "10", "--model.learning_rate", "3e-3"]
+    no_dropout = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 4, decoder_attention_heads: 4,"
+    no_dropout += " encoder_ffn_dim: 24, decoder_ffn_dim: 24, dropout: 0.0}"
+    same = ["--model.from_scratch", no_dropout, "--model.draw_per", "batch", "--model.budget", "{encoder: 2}"]
+    common = ["--config", write_config(tmp_path), *rows, *phases, *same, "--compare", "posthoc"]
+    one = run_fit(*common, "--data.batch_tokens", "240", "--run_dir", "one", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr[-3000:]
+    halves = ["--data.batch_tokens", "120", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
+    assert two.returncode == 0, two.stderr[-3000:]
+    tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
+    for column in ("heads", "select_loss", "test_loss", "test_bleu", "test_beam_chrf"):
+        pd.testing.assert_series_equal(tables[0][column], tables[1][column], rtol=1e-4)
+    scores = [pd.read_csv(tmp_path / name / "scores" / "heads.csv") for name in ("one", "two")]
+    for column in ("his", "entropy"):
+        pd.testing.assert_series_equal(scores[0][column], scores[1][column], rtol=1e-3)

@@ -54,6 +54,10 @@ class Task(ABC):
         """What training minimises, from the losses of a batch: by default their mean."""
         return losses.mean()
 
+    def batch_weight(self, batch: Batch) -> float:
+        """How much the batch of one process counts in the mean over the batches of all; they count alike by default."""
+        return 1.0
+
     @abstractmethod
     def metrics(self, split: str) -> MetricCollection:
         """New metrics of a split (``select`` or ``test``)."""

@@ -151,6 +151,10 @@ class Translation(Task):
         total = losses if self.sentence_loss == "sum" else losses * tokens
         return total.sum() / tokens.sum()
 
+    def batch_weight(self, batch: Batch) -> float:
+        """Its target tokens, so that every token counts alike in whatever process it is."""
+        return float(_tokens(batch["labels"]).sum())
+
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Source, its mask, and the target shifted by one: the decoder sees what comes before the token it predicts."""
         return {
