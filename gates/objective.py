@@ -53,6 +53,30 @@ class Budget:
         return cls(sum(per_kind.values()), per_kind)
 
 
+def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
+    """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others).
+
+    Args:
+        price: ``0.01`` or ``{"encoder": 0.01, "cross": 0.1}``.
+        heads: heads of each kind in the model.
+
+    Returns:
+        Prices by the place of a kind in ``KINDS``.
+
+    Raises:
+        GateError: below 0, or for a kind the model lacks.
+    """
+    prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
+    for kind, value in prices.items():
+        if kind not in heads:
+            raise GateError(
+                f"the price names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
+            )
+        if not value >= 0:
+            raise GateError(f"the price of {kind} heads is {value!r}; expected a number of at least 0")
+    return torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
+
+
 def _count(value: object, heads: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise GateError(

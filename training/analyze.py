@@ -21,7 +21,7 @@ from gates.errors import GateError
 from training.analysis_heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis_model import DenseModel, Finding, load_dense, run_config
 from training.analysis_training import through_training
-from training.command import interruptible
+from training.command import finish
 from training.data.classification import ClassificationData
 from training.fit import open_classification, quiet_libraries
 from training.run_directory import RunDirectory
@@ -68,17 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet_libraries()
     own, other, overrides = split_arguments(arguments)
-    options = build_parser().parse_args(own)
-    try:
-        with interruptible():
-            analyze(options, other, overrides, command="python -m training.analyze " + shlex.join(arguments))
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; experiments that had ended are written", file=sys.stderr)
-        return 130
-    return 0
+    command = "python -m training.analyze " + shlex.join(arguments)
+    return finish(
+        lambda: build_parser().parse_args(own),
+        lambda options: analyze(options, other, overrides, command=command),
+        when_stopped="experiments that had ended are written",
+    )
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gates.cost import count_parameters, hardware
 from gates.errors import GateError
 from gates.files import replacing
+from training.command import finish
 from training.data.base import check_positive
 from training.data.parallel_text import read_lines
 from training.fit import quiet_libraries
@@ -48,32 +49,29 @@ def build_parser() -> ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
     quiet_libraries()
-    options = build_parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
-    try:
-        for size in (*options.batch_sizes, options.beams, options.tokens, options.repeats):
-            check_positive(**{"a batch size, --beams, --tokens or --repeats": size})
-        lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
-        languages = (options.source_language, options.target_language)
-        loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}
-        for name, (model, _) in loaded.items():
-            check_tokens(name, model, options.tokens)
-        models = {name: model.to(device) for name, (model, _) in loaded.items()}  # type: ignore[arg-type]
-        rows = []
-        for size in options.batch_sizes:
-            chosen = [lines[index % len(lines)] for index in range(size)]
-            batches = {name: batch_of(*system, chosen) for name, system in loaded.items()}
-            rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
-        if options.out is not None:
-            with replacing(Path(options.out)) as partial:
-                pd.DataFrame(rows).to_csv(partial, index=False)
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return finish(lambda: build_parser().parse_args(given), benchmark, when_stopped="nothing was written")
+
+
+def benchmark(options: Namespace) -> None:
+    """Measure, write and show."""
+    for size in (*options.batch_sizes, options.beams, options.tokens, options.repeats):
+        check_positive(**{"a batch size, --beams, --tokens or --repeats": size})
+    lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
+    languages = (options.source_language, options.target_language)
+    loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}
+    for name, (model, _) in loaded.items():
+        check_tokens(name, model, options.tokens)
+    models = {name: model.to(device) for name, (model, _) in loaded.items()}  # type: ignore[arg-type]
+    rows = []
+    for size in options.batch_sizes:
+        chosen = [lines[index % len(lines)] for index in range(size)]
+        batches = {name: batch_of(*system, chosen) for name, system in loaded.items()}
+        rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
+    if options.out is not None:
+        with replacing(Path(options.out)) as partial:
+            pd.DataFrame(rows).to_csv(partial, index=False)
     show(Console(), rows)
-    return 0
 
 
 def check_tokens(name: str, model: PreTrainedModel, tokens: int) -> None:

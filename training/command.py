@@ -1,4 +1,4 @@
-"""What commands that train have in common: the configuration they fall back on, and how they end."""
+"""What commands have in common: the configuration they fall back on, and how they end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
 
     Args:
         parse: reads the command line; it may end the process itself, as ``--help`` does.
-        work: gets what it read. Either may raise :class:`GateError`.
+        work: gets what it read. Either may raise :class:`GateError`, or an ``OSError`` about a file.
         when_stopped: what the user can do after Ctrl+C.
     """
     try:
@@ -49,6 +49,11 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
     except KeyboardInterrupt:
         print(f"stopped; {when_stopped}", file=sys.stderr)
         return 130
+    except OSError as error:
+        if error.filename is None:  # not of a file that the user named or a disk that is full
+            raise
+        print(f"error: {error.filename!r} cannot be read or written: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

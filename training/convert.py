@@ -19,6 +19,7 @@ from gates.checkpoint import own_auto_class, save_pruned
 from gates.errors import GateError
 from gates.legacy import load_legacy
 from gates.model_card import ModelCard
+from training.command import finish
 
 ConvertedForm = Literal["pruned", "masked"]
 """None of these families has a stock class with fewer heads of the same width."""
@@ -47,16 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    config = build_parser().parse_args(arguments)
-    try:
-        print(convert(config.old_dir, config.out, form=config.form, allow_pickle=config.allow_pickle))
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: cannot write: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return finish(
+        lambda: build_parser().parse_args(arguments),
+        lambda config: print(convert(config.old_dir, config.out, form=config.form, allow_pickle=config.allow_pickle)),
+        when_stopped="nothing was written",
+    )
 
 
 def convert(old_dir: str, out: str | None = None, *, form: ConvertedForm = "pruned", allow_pickle: bool = False) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -31,6 +31,7 @@ from gates.onnx import export_onnx_files
 from gates.safe_load import write_checksums
 from gates.stock import relative_difference
 from gates.surgery import remove_heads_
+from training.command import finish
 from training.fit import quiet_libraries
 from training.tracking import versions
 from training.trained import LEARNED, TrainedModel, choose_mask, load_trained
@@ -74,28 +75,25 @@ def build_parser() -> ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
     quiet_libraries()
-    options = build_parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
-    try:
-        if options.length < 2:
-            raise GateError(f"--length is {options.length}; expected at least 2 tokens")
-        if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
-            raise GateError(f"--minimum_per_layer is {options.minimum_per_layer}; expected 0 or more")
-        if any(size < 1 for size in options.measure):
-            raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
-        refuse_taken(options.out)
-        trained = load_trained(options.run)
-        mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
-        cost = export(
-            trained, mask, options.format, Path(options.out), options.ranking, measure=options.measure, length=options.length
-        )
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return finish(lambda: build_parser().parse_args(given), export_run, when_stopped="nothing was written")
+
+
+def export_run(options: Namespace) -> None:
+    """Load the run, choose its heads, write the form and show it."""
+    if options.length < 2:
+        raise GateError(f"--length is {options.length}; expected at least 2 tokens")
+    if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
+        raise GateError(f"--minimum_per_layer is {options.minimum_per_layer}; expected 0 or more")
+    if any(size < 1 for size in options.measure):
+        raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
+    refuse_taken(options.out)
+    trained = load_trained(options.run)
+    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
+    cost = export(
+        trained, mask, options.format, Path(options.out), options.ranking, measure=options.measure, length=options.length
+    )
     show(Console(), trained, mask, options.format, Path(options.out), cost)
-    return 0
 
 
 def export(

@@ -202,6 +202,10 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     if trainer.is_global_zero:
         export(run, pruner, data, learned_row)
         save_translations(run, data, ".".join(kind), pruner.outputs.get("test", {}))
+
+    def trainers(*callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
+        return make_trainer(config, callbacks=callbacks, **overrides)
+
     if config.compare == "none":
         result = Comparison(rows=[learned_row], masks={"learned": pruner.gates.mask.detach().cpu().clone()})
     else:
@@ -209,7 +213,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             pruner,
             data,
             run,
-            lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
+            trainers,
             learned_row=learned_row,
             settled=settled if config.compare == "full" else [],
             curve_fractions=config.curve,
@@ -221,7 +225,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             pruner,
             data,
             mask,
-            lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
+            trainers,
             method=method,
             epochs=config.from_scratch_epochs,
             learning_rate=config.from_scratch_learning_rate,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
@@ -19,12 +18,14 @@ from gates.errors import GateError
 from gates.family import GateFamily
 from gates.hard_concrete import HardConcrete, Stretch
 from gates.importance import normalise_by_layer
-from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget
+from gates.objective import Budget, TargetBudget, l0_penalty, parse_prices, project_to_budget
 from gates.ranking import budget_mask
 from gates.relaxed_topk import TopKGates
 from gates.sites import KINDS, Kind, find_attention
 from gates.surgery import check_removable
 from training.distillation import Teacher, distillation_terms, recorded_outputs
+from training.options import check_options
+from training.parameters import backbone_groups, gate_groups, matching_parameters
 from training.refine import SwapSearch, refine
 from training.schedule import Decay, Phase, Schedule
 from training.scoring import score_importance
@@ -33,7 +34,6 @@ from training.tasks import Task
 PRUNED_BEFORE = "pruned_attention"
 TEACHER = "teacher"
 CLOSING_STEP = "closing_step"
-NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
 class HeadPruner(pl.LightningModule):
@@ -147,63 +147,13 @@ class HeadPruner(pl.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if backbone is None and from_scratch is None:
-            raise GateError(
-                "there is no model: give a pretrained one (--model.backbone) or config fields (--model.from_scratch)"
-            )
-        if backbone is not None and from_scratch is not None:
-            raise GateError(
-                f"both a pretrained model ({backbone!r}) and config fields of a new one are given; add "
-                "--model.from_scratch null, or start from a --config without it, such as configs/sst2_minilm_local.yaml"
-            )
-        for name, value in {
-            "warm_up": warm_up, "prune": prune, "settle": settle, "minimum_per_layer": minimum_per_layer,
-            "learning_rate": learning_rate, "lr_warm_up": lr_warm_up, "weight_decay": weight_decay,
-            "gate_learning_rate": gate_learning_rate, "multiplier_learning_rate": multiplier_learning_rate,
-            "his_start": his_start, "distil_hidden": distil_hidden, "prune_learning_rate": prune_learning_rate or 0.0,
-        }.items():  # fmt: skip
-            if not 0 <= value < math.inf:
-                raise GateError(f"{name} is {value}; expected 0 or more")
-        if swaps != 0 and not 2 <= swaps < math.inf:
-            raise GateError(f"swaps is {swaps}; expected 0 for no search, or at least 2 passes, for example 40")
-        if prune == 0 and (settle > 0 or budget is not None or warm_up == 0):
-            raise GateError(
-                "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set "
-                "settle to 0 and budget to null too"
-            )
-        if not 0 < ramp <= 1:
-            raise GateError(f"ramp is {ramp}; expected a share of the prune phase above 0 and at most 1")
-        if not 0 <= distil <= 1:
-            raise GateError(f"distil is {distil}; expected a weight from 0 (labels alone) to 1 (the dense model alone)")
-        if not 0 < distil_temperature < math.inf:
-            raise GateError(f"distil_temperature is {distil_temperature}; expected a number above 0, for example 2")
-        if from_scratch is not None and warm_up == 0 and (distil or distil_hidden):
-            raise GateError(
-                "distillation learns from the model at the end of the warm-up, but warm_up is 0 and the model is new; give it "
-                "a warm-up, or leave out distil and distil_hidden"
-            )
         self.save_hyperparameters()
-        self._check_gate()
+        check_options(self.hparams)
         self.backbone_name = backbone
         self.fixed_mask: Tensor | None = None
         self.teacher: Teacher | None = None
         self.schedule = Schedule()
         self.outputs: dict[str, dict[str, list[str]]] = {}
-
-    def _check_gate(self) -> None:
-        """Whether the gate family can have the options that belong to others."""
-        hparams, family = self.hparams, self.hparams["gate"]
-        if family in TOP_K_FAMILIES and hparams["budget"] is None:
-            raise GateError(f"{family} gates need a budget, and it is null; give one, for example --model.budget 0.25")
-        if family == "hard-concrete":
-            return
-        if hparams["steering"] == "multipliers":
-            raise GateError(f"multipliers steer hard-concrete gates, not {family} ones; leave out --model.steering")
-        for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
-            if hparams[name] != rests_at:
-                raise GateError(
-                    f"{name} is {hparams[name]}, but it is of hard-concrete gates, not of {family} ones; leave it out"
-                )
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -237,7 +187,9 @@ class HeadPruner(pl.LightningModule):
         )
         heads = self.gates.kind_sizes()
         self.budget = None if hparams["budget"] is None else Budget.parse(hparams["budget"], heads)
-        self.prices = self._parse_prices(hparams["price"], heads)
+        self.prices = parse_prices(hparams["price"], heads)[self.gates.kind_index().cpu()]
+        if self.gates.is_learned is not None:
+            self.prices *= self.gates.is_learned.cpu()  # what is not learned costs nothing
         self.target: TargetBudget | None = None
         if self.budget is not None:
             # A projection cannot reach an expectation of all heads: the limits would level the gates there.
@@ -250,10 +202,10 @@ class HeadPruner(pl.LightningModule):
             register(self, "target", target)
             self.mask_within_budget(self.gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
         self.backbone = backbone.train()
-        self.frozen = [p for p in self._matching(hparams["freeze"] or []) if p.requires_grad]
+        self.frozen = [p for p in matching_parameters(backbone, hparams["freeze"] or []) if p.requires_grad]
         for parameter in self.frozen:
             parameter.requires_grad_(False)
-        self.frozen_while_pruning = self._matching(hparams["freeze_while_pruning"] or [])
+        self.frozen_while_pruning = matching_parameters(backbone, hparams["freeze_while_pruning"] or [])
         self.gates.mode = "open"
         self.gates.attach()
         self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)
@@ -270,34 +222,6 @@ class HeadPruner(pl.LightningModule):
         if budget is None and isinstance(price, Mapping):
             return [kind for kind in known if price.get(kind)]
         return None
-
-    def _parse_prices(self, price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
-        """The price of each gate, ``[gates]``."""
-        prices = dict.fromkeys(heads, price) if not isinstance(price, Mapping) else dict(price)
-        for kind, value in prices.items():
-            if kind not in heads:
-                raise GateError(
-                    f"the price names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
-                )
-            if not value >= 0:
-                raise GateError(f"the price of {kind} heads is {value!r}; expected a number of at least 0")
-        table = torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
-        table = table[self.gates.kind_index().cpu()]
-        learned = self.gates.is_learned
-        return table if learned is None else table * learned.cpu()  # what is not learned costs nothing
-
-    def _matching(self, patterns: list[str]) -> list[torch.nn.Parameter]:
-        """The backbone's parameters whose name a pattern matches; every pattern must match some."""
-        found: list[torch.nn.Parameter] = []
-        for pattern in patterns:
-            try:
-                matches = [p for name, p in self.backbone.named_parameters() if re.search(pattern, name)]
-            except re.error as error:
-                raise GateError(f"the freeze pattern {pattern!r} is not a regular expression: {error}") from error
-            if not matches:
-                raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(self.backbone).__name__}")
-            found += matches
-        return found
 
     @property
     def has_multipliers(self) -> bool:
@@ -636,30 +560,13 @@ class HeadPruner(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         self._set_schedule()
         hparams = self.hparams
-        decayed: list[torch.nn.Parameter] = []
-        plain: list[torch.nn.Parameter] = []
-        for name, parameter in self.backbone.named_parameters():
-            if parameter.requires_grad:
-                (plain if parameter.dim() < 2 or NO_DECAY.search(name) else decayed).append(parameter)
-        backbone_groups = [
-            {"name": "backbone", "params": decayed, "lr": hparams["learning_rate"], "weight_decay": hparams["weight_decay"]},
-            {"name": "backbone-no-decay", "params": plain, "lr": hparams["learning_rate"], "weight_decay": 0.0},
-        ]
-        gate_groups: list[dict[str, Any]] = [
-            {"name": "gates", "params": [self.gates.log_alpha], "lr": hparams["gate_learning_rate"], "weight_decay": 0.0}
-        ]
-        if self.has_multipliers:
-            assert self.target is not None
-            gate_groups.append(
-                {
-                    "name": "multipliers",
-                    "params": list(self.target.parameters()),
-                    "lr": hparams["multiplier_learning_rate"],
-                    "weight_decay": 0.0,
-                    "maximize": True,
-                }
-            )
-        groups = [group for group in backbone_groups if group["params"]] + gate_groups
+        groups = backbone_groups(self.backbone, hparams["learning_rate"], hparams["weight_decay"])
+        groups += gate_groups(
+            self.gates,
+            self.target if self.has_multipliers else None,
+            learning_rate=hparams["gate_learning_rate"],
+            multiplier_learning_rate=hparams["multiplier_learning_rate"],
+        )
         # One kernel for all parameters, several times faster. It would unscale float16 gradients after clipping, not before.
         scales = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         optimizer = torch.optim.AdamW(groups, fused=self.device.type in ("cpu", "cuda") and not scales)

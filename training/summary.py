@@ -24,6 +24,7 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
+from training.command import finish
 from training.report.numbers import IN_PERCENT, shown
 
 BLOCK = re.compile(r"(?P<begin><!-- python -m training.summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
@@ -203,18 +204,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = build_parser().parse_args(arguments)
-    try:
-        if options.update is not None:
-            update(options.update)
-        elif options.runs:
-            print(report(options))
-        else:
-            raise GateError("no directory is given; name some that training.fit or training.compare wrote")
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    return finish(lambda: build_parser().parse_args(arguments), show, when_stopped="nothing was written")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the tables, or write them into a page."""
+    if options.update is not None:
+        update(options.update)
+    elif options.runs:
+        print(report(options))
+    else:
+        raise GateError("no directory is given; name some that training.fit or training.compare wrote")
 
 
 if __name__ == "__main__":

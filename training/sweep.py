@@ -41,6 +41,7 @@ from rich.table import Table
 
 from gates.errors import GateError
 from gates.files import replacing
+from training.command import finish
 from training.sweep_space import Sweep, read_sweep
 
 GRACE = 15.0
@@ -455,16 +456,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run_dir", type=Path, help="where to write (default: runs/sweeps/NAME)")
     parser.add_argument("--timeout_minutes", type=float, help="end a trial that takes longer, and count it as failed")
     parser.add_argument("--seed", type=int, default=0, help="of the search; trials have the seed of their configuration")
-    options = parser.parse_args(arguments[:split])
-    try:
-        run_sweep(options, arguments[split + 1 :])
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 130
-    return 0
+    return finish(
+        lambda: parser.parse_args(arguments[:split]),
+        lambda options: run_sweep(options, arguments[split + 1 :]),
+        when_stopped="the same command goes on",
+    )
 
 
 if __name__ == "__main__":

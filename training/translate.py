@@ -14,13 +14,14 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
+from training.command import finish
 from training.data.base import check_positive
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
@@ -62,41 +63,36 @@ def add_languages(parser: ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
     quiet_libraries()
-    options = build_parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
-    try:
-        check_positive(
-            beams=options.beams, max_length=options.max_length, batch_size=options.batch_size, samples=options.samples
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return finish(lambda: build_parser().parse_args(given), translate_files, when_stopped="nothing was written")
+
+
+def translate_files(options: Namespace) -> None:
+    """Translate with every system, score, write and show."""
+    check_positive(beams=options.beams, max_length=options.max_length, batch_size=options.batch_size, samples=options.samples)
+    if options.reference is None:
+        source, reference = read_lines(options.source), None
+    else:
+        source, reference = read_aligned(options.source, options.reference)
+    make_scorer("bleu", options.bleu_tokenize)  # before the work is done
+    names, device = system_names(options.systems), usable_device(options.device)
+    decoding = Decoding(options.beams, options.length_penalty, options.max_length)
+    found = {}
+    for name, folder in names.items():
+        model, tokenizer = load_system(folder, options.source_language, options.target_language)
+        found[name] = translate(
+            model.to(device),  # type: ignore[arg-type]
+            tokenizer,
+            source,
+            decoding,
+            batch_size=options.batch_size,
+            prefix=options.source_prefix,
         )
-        if options.reference is None:
-            source, reference = read_lines(options.source), None
-        else:
-            source, reference = read_aligned(options.source, options.reference)
-        make_scorer("bleu", options.bleu_tokenize)  # before the work is done
-        names, device = system_names(options.systems), usable_device(options.device)
-        decoding = Decoding(options.beams, options.length_penalty, options.max_length)
-        found = {}
-        for name, folder in names.items():
-            model, tokenizer = load_system(folder, options.source_language, options.target_language)
-            found[name] = translate(
-                model.to(device),  # type: ignore[arg-type]
-                tokenizer,
-                source,
-                decoding,
-                batch_size=options.batch_size,
-                prefix=options.source_prefix,
-            )
-        scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
-        rows = score(found, reference, **scored) if reference is not None else []
-        if options.out is not None:
-            write(Path(options.out), found, rows, options.bleu_tokenize)
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
+    scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
+    rows = score(found, reference, **scored) if reference is not None else []
+    if options.out is not None:
+        write(Path(options.out), found, rows, options.bleu_tokenize)
     show(Console(), found, rows, options.bleu_tokenize)
-    return 0
 
 
 def system_names(folders: Sequence[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gates.errors import GateError
 from gates.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
-from gates.objective import Budget, TargetBudget, l0_penalty, project_to_budget, top_k_mask
+from gates.objective import Budget, TargetBudget, l0_penalty, parse_prices, project_to_budget, top_k_mask
 
 HEADS = {"encoder": 8, "decoder": 12, "cross": 12}
 KIND_INDEX = torch.tensor([0] * 8 + [1] * 12 + [2] * 12)
@@ -30,6 +30,22 @@ def test_impossible_budgets_name_the_value(value):
 def test_a_budget_for_a_kind_the_model_lacks():
     with pytest.raises(GateError, match=r"'cross'.*'encoder'"):
         Budget.parse({"cross": 2}, {"encoder": 8})
+
+
+def test_prices_of_kinds():
+    assert parse_prices(0.25, {"encoder": 8, "cross": 2}).tolist() == [0.25, 0.0, 0.25]
+    assert parse_prices({"cross": 0.5}, HEADS).tolist() == [0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("price", [-0.5, float("nan"), {"encoder": -0.5}])
+def test_impossible_prices_are_named(price):
+    with pytest.raises(GateError, match=r"price of encoder heads is (-0.5|nan)"):
+        parse_prices(price, HEADS)
+
+
+def test_a_price_for_a_kind_the_model_lacks():
+    with pytest.raises(GateError, match=r"'cross'.*'encoder'"):
+        parse_prices({"cross": 0.1}, {"encoder": 8})
 
 
 @given(scores=st.lists(st.floats(-5, 5), min_size=32, max_size=32), budget=st.integers(0, 32))

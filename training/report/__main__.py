@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gates.errors import GateError, first_line
+from gates.errors import GateError
+from training.command import finish
 from training.report.page import write_report
 from training.report.reading import read_contents
 
@@ -20,24 +21,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directories of training.compare or training.fit")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page; pictures go to figures/ beside it")
-    options = parser.parse_args(arguments)
-    try:
-        if options.out.is_dir():
-            raise GateError(f"--out {str(options.out)!r} is a directory; give the name of a file, such as report.html")
-        found = [read_contents(run) for run in options.runs]
-        try:
-            write_report(found, options.out)
-        except OSError as error:
-            raise GateError(f"cannot write the report to {str(options.out)!r}: {first_line(error)}") from error
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return finish(lambda: parser.parse_args(arguments), report, when_stopped="nothing was written")
+
+
+def report(options: argparse.Namespace) -> None:
+    """Read the directories, write the page and its pictures, and say what there was no picture of."""
+    if options.out.is_dir():
+        raise GateError(f"--out {str(options.out)!r} is a directory; give the name of a file, such as report.html")
+    found = [read_contents(run) for run in options.runs]
+    write_report(found, options.out)
     for contents in found:
         for sentence in contents.missing:
             print(f"{contents.path}: {sentence}", file=sys.stderr)
     print(f"report: {options.out}")
     print(f"pictures: {options.out.parent / 'figures'}")
-    return 0
 
 
 if __name__ == "__main__":
