@@ -14,39 +14,26 @@ was stopped. The directory of a sweep::
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
 
 import optuna
-import pandas as pd
-import torch
 import yaml
-from matplotlib.figure import Figure
-from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 from rich.console import Console
-from rich.table import Table
 
 from gates.errors import GateError
 from gates.files import replacing
 from training.command import finish
+from training.sweep_processes import end, end_orphan, last_error, locked, terminable, trial_environment
+from training.sweep_results import show, sweep_table, write_report, write_table
 from training.sweep_space import Sweep, read_sweep
-
-GRACE = 15.0
-"""Seconds that a trial has to end after Ctrl+C."""
-STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
 
 
 @dataclass
@@ -180,185 +167,6 @@ class LocalSweep:
         self.study.tell(trial.number, state=TrialState.FAIL)
 
 
-# -- processes -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[TextIO]:
-    """A file that no other process can lock while this one, or a child that was handed the file, has it open.
-
-    Raises:
-        GateError: if one has it.
-    """
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise GateError(f"another process is at work ({str(path)!r} is locked); wait for it or end it") from error
-        file.truncate(0)
-        yield file
-
-
-def end_orphan(lock: Path) -> None:
-    """End the process of a trial that outlived a sweep killed with SIGKILL.
-
-    Raises:
-        GateError: if it does not end.
-    """
-    for sent in (None, signal.SIGINT, signal.SIGKILL):
-        if sent is not None:  # the file is locked, so its process lives and the number in it is that process's own
-            with suppress(ProcessLookupError, ValueError):
-                os.killpg(int(lock.read_text(encoding="utf-8")), sent)
-        deadline = time.monotonic() + (0 if sent is None else GRACE)
-        while True:
-            try:
-                with locked(lock):
-                    return
-            except GateError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.2)
-    with locked(lock):
-        return
-
-
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ctrl+C for processes and their children; SIGKILL for those that do not end soon, or at another Ctrl+C."""
-    alive = [process for process in processes if process.poll() is None]
-    for process in alive:
-        os.killpg(process.pid, signal.SIGINT)
-    deadline = time.monotonic() + GRACE
-    try:
-        for process in alive:
-            process.wait(max(0.0, deadline - time.monotonic()))
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass
-    finally:
-        for process in alive:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def trial_environment(jobs: int, slot: int) -> dict[str, str]:
-    """Environment of a trial: its share of the cores unless OMP_NUM_THREADS says otherwise, and one GPU of several."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs))} | os.environ
-    gpus = torch.cuda.device_count()
-    if jobs > 1 and gpus > 1:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-        environment["CUDA_VISIBLE_DEVICES"] = visible[slot % gpus]
-    return environment
-
-
-def last_error(log: Path, returncode: int) -> str:
-    """Why a trial failed: the last line that begins with ``error:``, or the last line, or the signal that ended it."""
-    if returncode < 0:
-        return f"ended by {signal.Signals(-returncode).name}"
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    return (errors or lines or [f"exit code {returncode}"])[-1].removeprefix("error:").strip()[:500]
-
-
-# -- results ---------------------------------------------------------------------------------------------------
-
-
-def sweep_table(sweep: Sweep, study: optuna.Study) -> pd.DataFrame:
-    """One row per trial: its number, state, options, heads, metrics of both splits, seconds of its (last) process, error."""
-    rows = []
-    for trial in study.trials:
-        result = trial.user_attrs.get("result", {})
-        rows.append(
-            {"trial": trial.number, "state": STATES[trial.state], **sweep.values(trial.params)}
-            | {name: result[name] for name in ("heads", "all_heads") if name in result}
-            | {name: value for name, value in result.items() if name.startswith(("select_", "test_"))}
-            | {"seconds": trial.user_attrs.get("seconds"), "error": trial.user_attrs.get("error", "")}
-        )
-    table = pd.DataFrame(rows, dtype=object)  # values stay as they were drawn
-    last = [name for name in ("seconds", "error") if name in table]
-    return table[[name for name in table if name not in last] + last]
-
-
-def write_table(sweep: Sweep, study: optuna.Study, directory: Path) -> pd.DataFrame:
-    """Write sweep.csv; returns its table."""
-    table = sweep_table(sweep, study)
-    with replacing(directory / "sweep.csv") as partial:
-        table.to_csv(partial, index=False)
-    return table
-
-
-def write_report(sweep: Sweep, study: optuna.Study, directory: Path) -> None:
-    """Write sweep.csv, and with a first result sweep.png and best.yaml."""
-    table = write_table(sweep, study, directory)
-    complete = table[table["state"] == "complete"] if len(table) else table
-    if complete.empty:
-        return
-    with replacing(directory / "sweep.png") as partial:
-        slices(complete, sweep).savefig(partial, format="png", dpi=150)
-    best = study.best_trial
-    config = yaml.safe_load((directory / "trials" / str(best.number) / "config.yaml").read_text(encoding="utf-8"))
-    config |= {"name": f"{sweep.name}-best", "run_dir": None, "existing": "refuse"}
-    config["wandb"] |= {"group": None, "name": None}
-    head = f"# The best trial of the sweep {sweep.name!r}: trial {best.number}, {sweep.metric} {best.value:.6g}.\n"
-    with replacing(directory / "best.yaml") as partial:
-        partial.write_text(head + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-
-
-def slices(complete: pd.DataFrame, sweep: Sweep) -> Figure:
-    """The metric against each searched option, and against the heads kept where trials differ in that; the colour of a
-    trial is the number of heads it kept."""
-    values, heads = complete[sweep.column].astype(float), complete["heads"].astype(int)
-    panels = [*sweep.space, *(["heads"] if heads.nunique() > 1 else [])] or ["trial"]
-    columns = min(3, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(1.2 + 3.6 * columns, 0.6 + 2.9 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, name in zip(grid.flat, panels, strict=False):
-        places: list[Any] = complete[name].tolist()
-        drawn = sweep.space.get(name)
-        if isinstance(drawn, CategoricalDistribution):  # in the file's order, at equal distances
-            places = [drawn.choices.index(json.dumps(value)) for value in places]
-            axes.set_xticks(range(len(drawn.choices)), list(drawn.choices))
-        elif getattr(drawn, "log", False):
-            axes.set_xscale("log")
-        points = axes.scatter(places, values, c=heads, cmap="viridis", edgecolors="black")
-        axes.set(xlabel="heads kept" if name == "heads" else name)
-        axes.set_axisbelow(True)
-        axes.grid(alpha=0.3)
-    for axes in grid[:, 0]:
-        axes.set(ylabel=f"{sweep.metric} (selection split)")
-    figure.colorbar(points, ax=grid, label="heads kept")
-    figure.suptitle(f"{sweep.name}: {len(complete)} trials, {'more' if sweep.maximize else 'less'} is better")
-    return figure
-
-
-def show(console: Console, sweep: Sweep, table: pd.DataFrame, best: int, directory: Path) -> None:
-    """The table of all trials, the best in bold, and the paths of what was written."""
-    test = sweep.column.replace("select_", "test_", 1)
-    names = ["trial", "state", *sweep.space, "heads", sweep.column, test, "seconds"]
-    shown = Table(title=f"{sweep.name}: chosen by {sweep.metric}; test for information")
-    titles = {sweep.column: sweep.metric, test: test.replace("_", "/", 1), "seconds": "s"}
-    titles |= {name: name.rpartition(".")[2] for name in sweep.space}
-    for name in names:
-        shown.add_column(titles.get(name, name), justify="left" if name == "state" else "right", overflow="fold")
-    for row in table.to_dict("records"):
-        shown.add_row(*map(_cell, (row[name] for name in names)), style="bold" if row["trial"] == best else None)
-    console.print(shown)
-    for title, file in {"trials": "sweep.csv", "picture": "sweep.png", "best configuration": "best.yaml"}.items():
-        console.print(f"{title}: {directory / file}", soft_wrap=True)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.4g}"
-    return "" if value is None else str(value)
-
-
-# -- the command -----------------------------------------------------------------------------------------------
-
-
 def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> None:
     """Make the directory, or see that it holds this very sweep.
 
@@ -382,20 +190,6 @@ def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> N
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(file) as partial:
         partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM, as schedulers send it, like Ctrl+C."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:

@@ -19,10 +19,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from wandb import wandb_agent
 from wandb.proto import wandb_internal_pb2
 
-from gates.errors import GateError
 from tests.training.runs import run_fit, write_config
 from training.fit import build_parser
-from training.sweep import end, end_orphan, locked, main, trial_environment
+from training.sweep import main
+from training.sweep_processes import locked
 from training.sweep_space import Sweep, fit_arguments, read_sweep
 
 SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.yaml"))
@@ -319,13 +319,6 @@ def test_jobs_run_at_the_same_time_and_share_the_cores(tmp_path, quick, monkeypa
     assert max(at_once) == 2
 
 
-def test_each_job_has_a_gpu_where_there_are_several(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert [trial_environment(3, slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["4", "7", "4"]
-    assert trial_environment(1, 0)["CUDA_VISIBLE_DEVICES"] == "4,7"
-
-
 def test_a_trial_that_takes_too_long_is_ended_and_recorded(tmp_path, quick):
     parameters = {"model.price": {"value": 0.1}, "sleep": {"values": [0, 100]}}
     file = quick_sweep(tmp_path, method="grid", parameters=parameters, run_cap=None)
@@ -427,31 +420,6 @@ def test_ctrl_c_ends_the_trials_and_the_same_command_goes_on(sent, tmp_path, cap
     table = pd.read_csv(tmp_path / "run" / "sweep.csv")
     assert list(table["state"]) == ["complete"] * 4
     assert list(table["model.price"][:2]) == list(before["model.price"])
-
-
-def test_an_orphan_is_ended_and_a_free_file_is_no_orphan(tmp_path):
-    lock = tmp_path / "0.pid"
-    end_orphan(lock)
-    with locked(lock) as file:
-        command = [sys.executable, "-c", "import time; time.sleep(100)"]
-        process = subprocess.Popen(command, process_group=0, pass_fds=[file.fileno()])
-        file.write(str(process.pid))
-    with pytest.raises(GateError, match="another process"), locked(lock):
-        pass
-    end_orphan(lock)
-    assert process.wait() == -signal.SIGINT
-    with locked(lock):
-        pass
-
-
-def test_a_process_that_ignores_ctrl_c_is_killed(monkeypatch):
-    monkeypatch.setattr("training.sweep.GRACE", 0.5)
-    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(100)"
-    process = subprocess.Popen([sys.executable, "-c", code], process_group=0, stdout=subprocess.PIPE)
-    with process:
-        process.stdout.readline()
-        end([process])
-    assert process.returncode == -signal.SIGKILL
 
 
 # -- running, for real -------------------------------------------------------------------------------------------
