@@ -1,8 +1,10 @@
-"""The notebooks, executed top to bottom on what tiny runs leave."""
+"""The notebooks, executed top to bottom on what tiny runs leave, and the script of the ablation."""
 
+import importlib.util
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
@@ -40,3 +42,21 @@ def test_compare_methods(tmp_path, monkeypatch):
     outputs = execute("02_compare_methods.ipynb", monkeypatch, COMPARISON=tmp_path / "run")
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 4
     assert any("Verdict" in str(output.get("data", {}).get("text/markdown", "")) for output in outputs)
+
+
+@pytest.mark.slow
+def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("levers", NOTEBOOKS / "levers.py")
+    levers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(levers)
+    further = ["--", "--config", write_config(tmp_path), "--budgets", "2", "--seeds", "0,1"]
+    assert levers.main([str(tmp_path / "out"), "--only", "as configured,equal starts", *further]) == 0
+    table = pd.read_csv(tmp_path / "out" / "levers.csv")
+    assert list(table["lever"]) == ["as configured"] * 2 + ["equal starts"] * 2
+    rows = pd.read_csv(tmp_path / "out" / "runs" / "equal-starts" / "comparison.csv").query("method == 'learned'")
+    expected = rows.groupby("stage")["select_accuracy"].mean()
+    for row in table.query("lever == 'equal starts'").itertuples():
+        assert row.mean == pytest.approx(expected[row.stage])
+        assert f"{100 * row.mean:.1f}" in (tmp_path / "out" / "verdict.md").read_text()
+    assert levers.main([str(tmp_path / "out"), "--only", "luck", *further]) == 2
+    assert "--only has 'luck'" in capsys.readouterr().err

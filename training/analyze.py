@@ -1,6 +1,6 @@
 """``python -m training.analyze RUN --experiments LIST --out DIR``: Michel et al.'s (2019) experiments on a finished run.
 
-Reads the run directory and its data; the model is the dense one, at the end of the warm-up.
+The run is of a classifier. Reads its directory and its data; the model is the dense one, at the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TITLES = {
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m training.analyze",
-        description="Michel et al.'s (2019) experiments on the dense model of a finished run.",
+        description="Michel et al.'s (2019) experiments on the dense model of a finished run of a classifier.",
         epilog="The experiment domains needs other data of the same task: options of training.fit's data as --other_data.NAME, "
         "such as --other_data.test_file FILE; the rest is as in the run. After a lone -- come options of training.fit in place "
         "of the run's, such as -- --trainer.accelerator cpu --data.test_file FILE.",

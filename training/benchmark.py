@@ -36,6 +36,7 @@ def build_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m training.benchmark", description="Tokens per second of translators.")
     parser.add_argument("systems", type=str, nargs="+", help="Folders of models or runs; the first is the baseline.")
     parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
+    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
     add_languages(parser)
     parser.add_argument("--batch_sizes", type=list[int], default=[1, 8, 32], help="Sentences translated at a time.")
     parser.add_argument("--beams", type=int, default=1, help="1 for greedy decoding.")
@@ -55,8 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def benchmark(options: Namespace) -> None:
     """Measure, write and show."""
-    for size in (*options.batch_sizes, options.beams, options.tokens, options.repeats):
-        check_positive(**{"a batch size, --beams, --tokens or --repeats": size})
+    for name in ("beams", "tokens", "repeats"):
+        check_positive(**{f"--{name}": options[name]})
+    if not options.batch_sizes:
+        raise GateError("--batch_sizes is empty; give some, for example [1,8,32]")
+    for size in options.batch_sizes:
+        check_positive(**{"a batch size": size})
     lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
     languages = (options.source_language, options.target_language)
     loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}
@@ -66,7 +71,7 @@ def benchmark(options: Namespace) -> None:
     rows = []
     for size in options.batch_sizes:
         chosen = [lines[index % len(lines)] for index in range(size)]
-        batches = {name: batch_of(*system, chosen) for name, system in loaded.items()}
+        batches = {name: batch_of(*system, chosen, prefix=options.source_prefix) for name, system in loaded.items()}
         rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
     if options.out is not None:
         with replacing(Path(options.out)) as partial:
@@ -81,9 +86,11 @@ def check_tokens(name: str, model: PreTrainedModel, tokens: int) -> None:
         raise GateError(f"--tokens is {tokens}, more than the {limit} positions of {name!r}; give at most {limit}")
 
 
-def batch_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]) -> dict[str, Tensor]:
+def batch_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], *, prefix: str = ""
+) -> dict[str, Tensor]:
     """``input_ids`` and ``attention_mask`` ``[source, tokens]`` on the model's device; see :func:`fitting_ids`."""
-    ids = fitting_ids(model, tokenizer, source)
+    ids = fitting_ids(model, tokenizer, source, prefix=prefix)
     return dict(tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device))
 
 

@@ -124,7 +124,7 @@ class Choices:
         dense = self.cells.dense()
         alpha, seconds = 0.5, 0.0
         if base == "hies":
-            masks = [torch.tensor(self._score_cell(base, budget, alpha).result["mask"]) for alpha in ALPHAS]
+            masks = [torch.tensor(self._score_cell(base, budget, tried).result["mask"]) for tried in ALPHAS]
             best, seconds = self._best(masks)
             alpha = ALPHAS[best]
         cell = self._score_cell(base, budget, alpha)

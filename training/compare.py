@@ -9,7 +9,7 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gates.errors import GateError
+from gates.objective import Budget
 from training.cache import Cell, CellCache
 from training.cells import PREDICTIONS, Cells, Scratch
 from training.choices import Choice, Choices
@@ -39,6 +40,7 @@ from training.fit import build_parser as build_fit_parser
 from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
 from training.from_scratch import check_length
 from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
+from training.options import check_options
 from training.progress import cell_progress
 from training.refine import DrawSearch, SwapSearch
 from training.report.page import write_report
@@ -100,6 +102,8 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
         check_length(config.model.warm_up, config.from_scratch_epochs)
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
+    distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
+    check_methods(config.model.as_dict(), methods, budgets, distil)
     cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
     if make_trainer(config).world_size > 1:
         raise GateError(
@@ -119,11 +123,12 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             cells = cells_of(config, seed, cache, progress)
             sizes = cells.pruner.gates.kind_sizes()
             check_budgets(budgets, sizes)
+            for budget in budgets:  # raises where the minimum per layer does not fit
+                cells.pruner.mask_within_budget(cells.pruner.gates.log_alpha.detach(), Budget.parse(budget, sizes))
             if seed == seeds[0]:
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
             swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
-            distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
             choices = Choices(cells, budgets, swaps, draws, distil, prices)
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
@@ -139,6 +144,22 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
     for name in ("report.html", "verdict.md", "comparison.csv"):
         console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
     return run
+
+
+def check_methods(
+    options: Mapping[str, Any], methods: Sequence[Method], budgets: Sequence[BudgetOption], distil: Mapping[str, float]
+) -> None:
+    """Whether the module will take the options that each method gives it, before hours of training.
+
+    Raises:
+        GateError: for the first that it will not take.
+    """
+    for method in methods:
+        own = dict(method.learned.options) if method.is_learned else {}
+        if "distil" in method.modifiers:
+            own |= distil
+        for budget in budgets:
+            check_options({**options, "budget": budget, **own})
 
 
 def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, Any]) -> None:

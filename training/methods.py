@@ -60,7 +60,8 @@ LEARNED: dict[str, Learned] = {
         decides="price",
     ),
     "dsp": Learned(
-        "relaxed top-K of Gumbel-perturbed weights, with the model's (joint)",
+        "relaxed top-K of Gumbel-perturbed weights, with the model's (joint); unlike the paper's, gates are at most 1, the "
+        "last temperature is 0.1, every example has a draw of its own, and the weights start apart by HIS",
         "Li, Cotterell and Sachan 2021",
         {**PLAIN, "gate": "relaxed-top-k"},
     ),
@@ -70,7 +71,7 @@ LEARNED: dict[str, Learned] = {
         {**PLAIN, "gate": "relaxed-top-k", "pipelined": True},
     ),
     "straight-through": Learned(
-        "exact top-K forward, the sigmoid's gradient backward",
+        "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
         "Bengio et al. 2013",
         {**PLAIN, "gate": "straight-through-top-k"},
     ),

@@ -89,9 +89,15 @@ def _heads_kept(sites: list[dict[str, Any]], mask: list[int]) -> Counter[str]:
 
 def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Mean and standard deviation over seeds: one row per stage and method, one column per number of heads with their kinds, as
-    text."""
-    if metric not in rows:
-        raise GateError(f"no column {metric!r} in the runs; they have {', '.join(map(str, rows.filter(like='test_').columns))}")
+    text.
+
+    Raises:
+        GateError: for a metric that some row lacks, such as that of another task, or a column that is none.
+    """
+    names = [str(name) for name in rows if str(name).startswith(("select_", "test_")) and rows[name].notna().all()]
+    if metric not in names:
+        have = ", ".join(names) or "there is none"
+        raise GateError(f"--metric is {metric!r}; expected one that all of these rows have: {have}")
     rows = rows.drop_duplicates(["method", "stage", "heads", "kinds", "seed", metric]).copy()
     values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     for column in ("mean", "std"):

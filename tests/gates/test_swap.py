@@ -41,6 +41,14 @@ def test_it_ends_near_the_best_mask_of_all(seed):
     assert found.losses[-1] - floor <= 0.2 * (found.losses[0] - floor)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_from_a_middling_mask_it_comes_to_one_of_the_very_best(seed):
+    loss, gradient = quadratic(seed, 10)
+    ranked = sorted(masks(10, 4), key=loss)
+    found = refine_by_swaps(ranked[len(ranked) // 2], loss=loss, gradient=gradient, passes=200)
+    assert sum(loss(mask) < found.losses[-1] for mask in ranked) <= 2  # of 210
+
+
 def test_swaps_lead_from_the_first_mask_to_the_last():
     loss, gradient = quadratic(3, 10)
     start = torch.tensor([1.0] * 4 + [0.0] * 6)

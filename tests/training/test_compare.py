@@ -172,6 +172,8 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--draws.temperature", "0"], "--draws.temperature is 0"),
         (["--swap.passes", "1"], "expected at least 2"),
         (["--model.steering", "multipliers"], "needs --model.steering projection"),
+        (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
+        (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_path, capsys):

@@ -154,7 +154,7 @@ def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, 
         assert len(texts[0]) > 40
         assert len(re.search(r"<figcaption>(.*?)</figcaption>", one)[1]) > 40
     with Image.open(folder / "gates_learned_2.gif") as picture:
-        assert picture.n_frames == 7
+        assert picture.n_frames == 8  # 7 steps and the mask
 
 
 def test_the_same_results_give_the_same_page(tmp_path):
@@ -250,6 +250,16 @@ def test_open_heads_are_counted_before_seeds_are_averaged():
     said = captions.training(course, "learned", 2)
     assert "5 open heads at step 0, 2 at step 20" in said
     assert "Half of those that close have closed by step 10" in said
+
+
+def test_a_course_ends_in_the_mask_that_is_made_of_it():
+    """Two of three gates that are open in the end are kept."""
+    gates = np.array([[1.0, 1.0, 1.0, 1.0], [0.4, 0.0, 0.6, 0.9]])
+    course = Course((Site("encoder.0", 2), Site("encoder.1", 2)), np.array([10, 20]), gates, (gates > 0).astype(float))
+    ended = course.ending_in(np.array([0.0, 0, 1, 1]))
+    assert ended.steps.tolist() == [10, 20, 30]
+    assert ended.by_site().tolist() == [[2, 2], [1, 2], [0, 2]]
+    assert "4 open heads at step 10, 3 at step 20, of which the 2 with the highest" in captions.training(ended, "learned", 2)
 
 
 def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):

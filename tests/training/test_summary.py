@@ -98,11 +98,20 @@ def test_masks_of_other_sites_are_named(tmp_path, capsys):
     assert f"sites.json and masks.json in {path!r} do not belong together" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"]])
+@pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"], ["--metric", "method"]])
 def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
     good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
     assert main([good, *arguments]) == 2
     assert arguments[-1] in capsys.readouterr().err
+
+
+def test_runs_of_two_tasks_are_not_put_into_one_table(tmp_path, capsys):
+    paths = [
+        comparison(tmp_path / "a", {"his": [1] * 10}, metric="test_bleu"),
+        run(tmp_path / "b", 0, [("his", "post hoc", 18, 0.8)]),
+    ]
+    assert main([*paths, "--metric", "test_bleu"]) == 2
+    assert "expected one that all of these rows have: there is none" in capsys.readouterr().err
 
 
 def test_a_document_gets_its_tables_anew(tmp_path, capsys):

@@ -160,9 +160,11 @@ def training(course: Course, method: str, budget: int) -> str:
     """From how many to how many open heads, when half had closed, and where the last are."""
     total, by_site = course.open.sum(axis=1), course.by_site()
     first, last = float(total[0]), float(total[-1])
-    text = (
-        f"{method}, budget {budget}: {first:.3g} open heads at step {course.steps[0]}, {last:.3g} at step {course.steps[-1]}."
-    )
+    text = f"{method}, budget {budget}: {first:.3g} open heads at step {course.steps[0]}, "
+    if course.ends_in_mask:
+        text += f"{total[-2]:.3g} at step {course.steps[-2]}, of which the {last:.3g} with the highest gates stay (drawn last)."
+    else:
+        text += f"{last:.3g} at step {course.steps[-1]}."
     if last < first:
         half = int(course.steps[int(np.argmax(total <= (first + last) / 2))])
         most = int(np.argmax(by_site[-1]))

@@ -60,6 +60,7 @@ class Course:
         values: gate values ``[steps, gates]``.
         open: share of seeds in which the gate is open (its value above 0), ``[steps, gates]``.
         seeds: of the mean.
+        ends_in_mask: whether the last step is the mask that was made of the gates.
     """
 
     sites: tuple[Site, ...]
@@ -67,6 +68,20 @@ class Course:
     values: np.ndarray
     open: np.ndarray
     seeds: int = 1
+    ends_in_mask: bool = False
+
+    def ending_in(self, mask: np.ndarray) -> Course:
+        """The same with one more step: the mask ``[gates]`` (the mean of the seeds'), of the highest gates of those that are
+        open."""
+        gap = self.steps[-1] - self.steps[-2] if len(self.steps) > 1 else 1
+        return Course(
+            self.sites,
+            np.append(self.steps, self.steps[-1] + gap),
+            np.vstack([self.values, mask]),
+            np.vstack([self.open, mask]),
+            self.seeds,
+            ends_in_mask=True,
+        )
 
     def by_site(self) -> np.ndarray:
         """Open gates of each site, ``[steps, sites]``."""

@@ -108,7 +108,10 @@ def _read_heads(contents: Contents) -> None:
             learned = [budget for method, budget in contents.masks if method == "learned"] or contents.budgets[:1] or [0]
             gates = gates.assign(seed=0, method="learned", budget=learned[0])
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
-            contents.courses[str(method), int(str(budget))] = _course(rows)
+            key, course = (str(method), int(str(budget))), _course(rows)
+            sites, masks = contents.masks.get(key, ((), np.empty(0)))
+            # A run's own file goes on to its end, with the mask.
+            contents.courses[key] = course.ending_in(masks.mean(axis=0)) if compared and sites == course.sites else course
 
 
 def _read_translations(contents: Contents) -> None:

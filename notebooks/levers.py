@@ -1,0 +1,103 @@
+"""What the parts of the learned method are worth: one at a time is changed, and judged on the selection split.
+
+    python notebooks/levers.py FOLDER [--only NAME,NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
+
+where the arguments after ``--`` are those of ``training.compare``, without ``--methods`` and ``--run_dir``. Writes
+FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
+cells, so the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from gates.errors import GateError
+from gates.files import replacing
+from training.command import finish
+from training.compare import main as compare
+
+LEVERS: dict[str, tuple[str, list[str]]] = {
+    "as configured": ("learned", []),
+    "refined by swaps": ("learned+swap", []),
+    "fixed temperature": ("learned", ["--model.anneal", "null"]),
+    "equal starts": ("learned", ["--model.his_start", "0"]),
+    "rounded from 70 % of the prune phase": ("learned", ["--model.straight_through_from", "0.7"]),
+    "distilled": ("learned+distil", []),
+    "one draw per batch": ("learned", ["--model.draw_per", "batch"]),
+    "at least one head per layer": ("learned", ["--model.minimum_per_layer", "1"]),
+    "target reached at the end": ("learned", ["--model.ramp", "1"]),
+    "best of several draws": ("learned+draws", []),
+    "resting weights": ("learned-pipelined", []),
+    "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
+}
+"""By name the method that is compared, and how its options differ from the configuration's."""
+STAGES = ("post hoc", "settled")
+
+
+def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
+    """The comparison of one lever: a row for each stage and budget, with the mean of the seeds and each seed's result.
+
+    Raises:
+        GateError: if the comparison ends early; it has said why.
+    """
+    method, changes = LEVERS[name]
+    run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
+    own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run), "--cells", str(folder / "cells")]
+    if compare([*arguments, *own, *changes]) != 0:
+        raise GateError(f"the comparison of {name!r} did not end")
+    metric = "select_" + json.loads((run / "metrics.json").read_text(encoding="utf-8"))["main_metric"]
+    rows = pd.read_csv(run / "comparison.csv").query("method != 'dense'")
+    table = rows.groupby(["stage", "budget"], sort=False)[metric].agg(["mean", "count", list]).reset_index()
+    table = table.rename(columns={"count": "seeds", "list": "each"}).assign(metric=metric)
+    table.insert(0, "lever", name)
+    return table
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """Markdown: a row for each lever, a column for each stage and budget, numbers times 100."""
+    wide = (100 * table.pivot(index="lever", columns=["budget", "stage"], values="mean")).round(1)
+    wide = wide.reindex(list(dict.fromkeys(table["lever"])))
+    titles = [f"{budget} heads, {stage}" for budget, stage in wide.columns.to_flat_index()]
+    lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " --: |" * len(titles)]
+    lines += [f"| {name} | " + " | ".join(map(str, row)) + " |" for name, row in zip(wide.index, wide.to_numpy(), strict=True)]
+    seeds = f"mean of {table['seeds'].min()} seeds" if table["seeds"].min() > 1 else "one seed"
+    return "\n".join([*lines, "", f"{table['metric'].iloc[0]} x 100, {seeds}.", ""])
+
+
+def run(options: argparse.Namespace, further: Sequence[str]) -> None:
+    """Every lever, one after the other; tables are written after each."""
+    names = options.only.split(",") if options.only else list(LEVERS)
+    for name in names:
+        if name not in LEVERS:
+            raise GateError(f"--only has {name!r}; expected some of {', '.join(LEVERS)}")
+    folder, tables = Path(options.folder), []
+    for name in names:
+        tables.append(measure(folder, name, further))
+        table = pd.concat(tables, ignore_index=True)
+        for file, text in {"levers.csv": table.to_csv(index=False), "verdict.md": as_text(table)}.items():
+            with replacing(folder / file) as partial:
+                partial.write_text(text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    place = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", help="where results go")
+    parser.add_argument("--only", help="some levers, separated by commas")
+    return finish(
+        lambda: parser.parse_args(given[:place]),
+        lambda options: run(options, given[place + 1 :]),
+        when_stopped="the same command goes on",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
