@@ -124,10 +124,10 @@ def heat_maps(panels: dict[str, tuple[Values, float | None]]) -> Figure:
 
 
 def label_layers(axes: Axes, sites: tuple[Site, ...]) -> None:
-    """A heat map's rows: layers, after their kind where there are several, at most about 12 of them named."""
+    """A heat map's rows: layers, after their kind where there are several, at most about 20 of them named."""
     several = len({site.kind for site in sites}) > 1
     labels = [site.label.replace(".", " ") if several else site.label.split(".")[-1] for site in sites]
-    every = -(-len(labels) // 12)
+    every = -(-len(labels) // 20)
     axes.set_yticks(range(0, len(labels), every), labels[::every])
     axes.tick_params(axis="y", labelsize=7, length=2)
     axes.set_ylabel("" if several else "layer", fontsize=8)
@@ -150,13 +150,15 @@ def open_heads(course: Course, title: str) -> Figure:
     figure = Figure(figsize=(WIDTH, 2.6 + 0.17 * len(course.sites)), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(2, 1 + 0.17 * len(course.sites)))
     kinds = list(dict.fromkeys(site.kind for site in course.sites))
+    most = 1.0
     for index, kind in enumerate(kinds):
         members = [site.kind == kind for site in course.sites]
         look = line_style(index) | {"marker": None}
         total = by_site[:, members].sum(axis=1)
+        most = max(most, float(total.max()))
         above.step(edges, np.append(total, total[-1]), where="post", linewidth=1.6, label=kind, **look)
     above.set(ylabel="open heads", title=title)
-    above.set_ylim(0, 1.06 * max(1.0, float(by_site.sum(axis=1).max())))
+    above.set_ylim(0, 1.06 * most)
     above.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     above.grid(visible=True, axis="y")
     if len(kinds) > 1:
