@@ -96,8 +96,9 @@ def translate_files(options: Namespace) -> None:
 
 
 def system_names(folders: Sequence[str]) -> dict[str, str]:
-    """Folders by the shortest name that tells them apart: the last part, or the path as it was given."""
-    last = [Path(folder).resolve().name for folder in folders]
+    """Folders by the shortest name that tells them apart: the last part (the run's, of its export), or the path as given."""
+    paths = [Path(folder).resolve() for folder in folders]
+    last = [path.parent.name if path.name == "export" else path.name for path in paths]
     names = dict(zip(last if len(set(last)) == len(last) else folders, folders, strict=True))
     if len(names) < len(folders):
         raise GateError(f"the system {folders[0]!r} is given twice; name each system once")

@@ -20,6 +20,7 @@ from training.export import main as export
 from training.fit import main
 from training.report.reading import read_contents
 from training.translate import main as translate
+from training.translate import system_names
 from training.translations import read_texts
 
 REPRODUCE = """
@@ -219,6 +220,11 @@ def test_settings_that_a_system_cannot_have_are_one_sentence(command, more, said
     (tmp_path / "source.txt").write_text("king\n")
     assert command([str(run), "--source", str(tmp_path / "source.txt"), *more]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_systems_have_the_shortest_names_that_tell_them_apart():
+    assert system_names(["runs/dense/export", "runs/mine"]) == {"dense": "runs/dense/export", "mine": "runs/mine"}
+    assert list(system_names(["runs/mine/export", "runs/mine"])) == ["runs/mine/export", "runs/mine"]
 
 
 def test_sources_and_translations_as_long_as_the_model_has_positions(run, tmp_path, capsys):
