@@ -19,7 +19,7 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.command import finish
+from training.command import finish, split_at_dashes
 from training.compare import main as compare
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
@@ -87,14 +87,13 @@ def run(options: argparse.Namespace, further: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    place = given.index("--") if "--" in given else len(given)
+    own, further = split_at_dashes(arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", help="where results go")
     parser.add_argument("--only", help="some levers, separated by commas")
     return finish(
-        lambda: parser.parse_args(given[:place]),
-        lambda options: run(options, given[place + 1 :]),
+        lambda: parser.parse_args(own),
+        lambda options: run(options, further),
         when_stopped="the same command goes on",
     )
 

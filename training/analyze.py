@@ -21,7 +21,7 @@ from gates.errors import GateError
 from training.analysis_heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis_model import DenseModel, Finding, load_dense, run_config
 from training.analysis_training import through_training
-from training.command import finish
+from training.command import finish, split_at_dashes
 from training.data.classification import ClassificationData
 from training.fit import open_classification, quiet_libraries
 from training.run_directory import RunDirectory
@@ -78,9 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """The command's own arguments; those of the other data, as ``training.fit`` takes them; those after a lone ``--``."""
-    whole = list(arguments)
-    place = whole.index("--") if "--" in whole else len(whole)
-    own, other, rest = [], [], iter(whole[:place])
+    before, behind = split_at_dashes(arguments)
+    own, other, rest = [], [], iter(before)
     for argument in rest:
         if not argument.startswith(OTHER):
             own.append(argument)
@@ -88,7 +87,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
         other.append("--data." + argument.removeprefix(OTHER))
         if "=" not in argument:
             other += [value] if (value := next(rest, None)) is not None else []
-    return own, other, whole[place + 1 :]
+    return own, other, behind
 
 
 def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequence[str], *, command: str) -> None:

@@ -31,6 +31,13 @@ def default_config() -> Path:
     raise GateError("the default configuration is not installed; give one with --config")
 
 
+def split_at_dashes(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """What stands before a lone ``--`` on a command line (that of the process by default), and what is passed on behind it."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:place], arguments[place + 1 :]
+
+
 def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped: str) -> int:
     """Do a command's work and return its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C.
 

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.command import finish
+from training.command import finish, split_at_dashes
 from training.sweep_processes import end, end_orphan, last_error, locked, terminable, trial_environment
 from training.sweep_results import show, sweep_table, write_report, write_table
 from training.sweep_space import Sweep, read_sweep
@@ -237,8 +237,7 @@ def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    own, further = split_at_dashes(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m training.sweep",
         description="Run a W&B sweep file on this machine; the same command again goes on with it.",
@@ -251,8 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout_minutes", type=float, help="end a trial that takes longer, and count it as failed")
     parser.add_argument("--seed", type=int, default=0, help="of the search; trials have the seed of their configuration")
     return finish(
-        lambda: parser.parse_args(arguments[:split]),
-        lambda options: run_sweep(options, arguments[split + 1 :]),
+        lambda: parser.parse_args(own),
+        lambda options: run_sweep(options, further),
         when_stopped="the same command goes on",
     )
 
