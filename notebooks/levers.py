@@ -21,6 +21,7 @@ from gates.errors import GateError
 from gates.files import replacing
 from training.command import finish, split_at_dashes
 from training.compare import main as compare
+from training.report.numbers import IN_PERCENT, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),
@@ -60,14 +61,19 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """Markdown: a row for each lever, a column for each stage and budget, numbers times 100."""
-    wide = (100 * table.pivot(index="lever", columns=["budget", "stage"], values="mean")).round(1)
+    """Markdown: a row for each lever, a column for each stage and budget, on the scale that is shown."""
+    metric = str(table["metric"].iloc[0])
+    name = metric.removeprefix("select_")
+    means = table.assign(mean=shown(name, table["mean"]).round(1))
+    wide = means.pivot(index="lever", columns=["budget", "stage"], values="mean")
     wide = wide.reindex(list(dict.fromkeys(table["lever"])))
     titles = [f"{budget} heads, {stage}" for budget, stage in wide.columns.to_flat_index()]
     lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " --: |" * len(titles)]
-    lines += [f"| {name} | " + " | ".join(map(str, row)) + " |" for name, row in zip(wide.index, wide.to_numpy(), strict=True)]
+    lines += [
+        f"| {lever} | " + " | ".join(map(str, row)) + " |" for lever, row in zip(wide.index, wide.to_numpy(), strict=True)
+    ]
     seeds = f"mean of {table['seeds'].min()} seeds" if table["seeds"].min() > 1 else "one seed"
-    return "\n".join([*lines, "", f"{table['metric'].iloc[0]} x 100, {seeds}.", ""])
+    return "\n".join([*lines, "", f"{metric}{' x 100' if name in IN_PERCENT else ''}, {seeds}.", ""])
 
 
 def run(options: argparse.Namespace, further: Sequence[str]) -> None:
