@@ -78,8 +78,13 @@ class Choices:
         self.kinds, self.layers = gates.kind_index().cpu(), gates.layer_index().cpu()
         self.minimum = cells.pruner.hparams["minimum_per_layer"]
 
-    def choose(self, method: Method, budget: BudgetOption) -> Choice:
-        """The heads that a method keeps within a budget."""
+    def choose(self, method: Method, budget: BudgetOption, *, post_hoc: bool = False) -> Choice:
+        """The heads that a method keeps within a budget.
+
+        Args:
+            post_hoc: whether the mask is for the dense model, without training. A search for a better mask runs on the weights
+                that the mask is for: the dense ones then, and otherwise those that training goes on from.
+        """
         options = self.distil if "distil" in method.modifiers else {}
         if method.base == "dense":
             ones = torch.ones(self.cells.pruner.gates.size)
@@ -89,9 +94,10 @@ class Choices:
         else:
             choice = self._scored(method.base, budget, options)
         if "draws" in method.modifiers:
-            choice = self._drawn(choice, budget, has_logits=method.is_learned and method.learned.has_logits)
+            has_logits = method.is_learned and method.learned.has_logits
+            choice = self._drawn(choice, budget, has_logits=has_logits, post_hoc=post_hoc)
         if "swap" in method.modifiers:
-            choice = self._swapped(choice, budget)
+            choice = self._swapped(choice, budget, post_hoc=post_hoc)
         if "rescale" in method.modifiers:
             choice = self._rescaled(choice)
         return choice
@@ -203,17 +209,21 @@ class Choices:
         cell = self.cells.do("rescaling", determined_by, make)
         return replace(_with_cost(choice, cell), values=torch.tensor(cell.result["values"]))
 
-    def _drawn(self, choice: Choice, budget: BudgetOption, *, has_logits: bool) -> Choice:
+    def _drawn(self, choice: Choice, budget: BudgetOption, *, has_logits: bool, post_hoc: bool) -> Choice:
         assert choice.keep is not None
         scores = choice.keep if has_logits else spread_ranks(choice.keep)
         at = Budget.parse(budget, self.sizes)
-        cell = self.cells.draw(choice.mask, scores, at, self.draws, start=choice.start, options=choice.options)
-        return _searched(choice, cell)
+        start, options = self._weights(choice, post_hoc)
+        return _searched(choice, self.cells.draw(choice.mask, scores, at, self.draws, start=start, options=options))
 
-    def _swapped(self, choice: Choice, budget: BudgetOption) -> Choice:
+    def _swapped(self, choice: Choice, budget: BudgetOption, *, post_hoc: bool) -> Choice:
         at = Budget.parse(budget, self.sizes)
-        cell = self.cells.swap(choice.mask, at, self.swaps, start=choice.start, options=choice.options)
-        return _searched(choice, cell)
+        start, options = self._weights(choice, post_hoc)
+        return _searched(choice, self.cells.swap(choice.mask, at, self.swaps, start=start, options=options))
+
+    def _weights(self, choice: Choice, post_hoc: bool) -> tuple[Cell, Mapping[str, Any]]:
+        """Whose weights a search runs on, and the module's options for them."""
+        return (self.cells.dense(), {}) if post_hoc else (choice.start, choice.options)
 
 
 def _searched(choice: Choice, cell: Cell) -> Choice:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -133,7 +134,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
                 run.write_table("comparison.csv", pd.DataFrame(results.rows))
-            results.scores.append(score_columns(cells, choices, methods))
+            results.scores.append(score_columns(cells, choices, methods, results.rankings))
             results.pruner, results.data = cells.pruner, cells.data
     write_tables(run, config, results, methods, budgets, seeds, command)
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
@@ -223,11 +224,12 @@ def run_seed(
     controls = [dense, *(method for method in methods if method.base == "dense" and method != dense)]
     everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
     everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
+    trains = any(not is_post_hoc(stage) for stage in stages)
     for method, budget in everything:
-        choice = choices.choose(method, budget)
-        heads = cells.pruner.gates.open_heads(choice.mask)
+        chosen = {stage: choices.choose(method, budget, post_hoc=is_post_hoc(stage)) for stage in stages}
+        choice = next(one for stage, one in chosen.items() if is_post_hoc(stage) is not trains)
         total = int(choice.mask.sum())
-        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, "mask": choice.mask.int().tolist()})
+        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, **masks_of(choice, chosen)})
         if choice.keep is not None:
             results.rankings[total, method.name, cells.seed] = choice.keep
         if method.is_learned:
@@ -237,10 +239,25 @@ def run_seed(
         for stage in stages:
             if stage == "from scratch" and not (method.is_learned or method == dense):
                 continue
-            cell = run_stage(cells, stage, choice)
+            cell = run_stage(cells, stage, chosen[stage])
             results.predictions[cell.key] = cell.path / PREDICTIONS
+            heads = cells.pruner.gates.open_heads(chosen[stage].mask)
             named = {"seed": cells.seed, "method": method.name, "stage": stage, "budget": total, "heads": heads}
-            yield named | metrics_of(cell) | cost_of(cell, stage, choice) | {"cell": cell.key}
+            yield named | metrics_of(cell) | cost_of(cell, stage, chosen[stage]) | {"cell": cell.key}
+
+
+def is_post_hoc(stage: str) -> bool:
+    """Whether the dense model is evaluated as it is, without training on."""
+    return stage.startswith("post hoc")
+
+
+def masks_of(choice: Choice, chosen: Mapping[str, Choice]) -> dict[str, list[int]]:
+    """The mask of a method, and where a search found another one for the dense model's weights, that one as well."""
+    masks = {"mask": choice.mask.int().tolist()}
+    for stage, other in chosen.items():
+        if is_post_hoc(stage) and not torch.equal(other.mask, choice.mask):
+            masks["post_hoc_mask"] = other.mask.int().tolist()
+    return masks
 
 
 def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:
@@ -261,7 +278,7 @@ def metrics_of(cell: Cell) -> dict[str, float]:
 
 def cost_of(cell: Cell, stage: str, choice: Choice) -> dict[str, Any]:
     """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
-    trained = not stage.startswith("post hoc")
+    trained = not is_post_hoc(stage)
     peaks = [choice.peak_memory_mb, cell.result["peak_memory_mb"] if trained else None]
     return {
         "steps": choice.steps + (cell.result["steps"] if trained else 0),

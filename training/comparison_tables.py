@@ -56,8 +56,9 @@ class Results:
         return self.pruner.task.main_metric
 
 
-def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method]) -> pd.DataFrame:
+def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method], rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
     """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
+    smallest = Budget.parse(choices.smallest, choices.sizes).total
     gates = cells.pruner.gates
     columns: dict[str, Any] = {
         "seed": cells.seed,
@@ -69,8 +70,7 @@ def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method]) -> 
     }
     columns |= {name: scores.numpy() for name, scores in choices.known_scores().items() if scores.shape == (gates.size,)}
     for method in methods:
-        keep = choices.choose(method, choices.smallest).keep
-        if keep is not None:
+        if (keep := rankings.get((smallest, method.name, cells.seed))) is not None:
             columns[f"ranking:{method.name}"] = keep.numpy()
     return pd.DataFrame(columns)
 

@@ -36,6 +36,9 @@ class GivenCells:
         found = {"log_alpha": LOG_ALPHA, "closing_step": CLOSING[price]}
         return Cell(f"price {price}", Path(), found | {"steps": 16, "seconds": SECONDS[price], "peak_memory_mb": 100 * price})
 
+    def dense(self):
+        return Cell("dense", Path(), {})
+
     def draw(self, mask, scores, budget, search, *, start, options):
         return self._searched("draw", mask, scores, start.key)
 
@@ -113,3 +116,17 @@ def test_swaps_start_from_the_best_draw():
     assert first == [2, 5]
     assert (how, second) == ("swap", [3, 6])
     assert kept(found.mask) == [4, 7]
+
+
+def test_searches_for_a_mask_run_on_the_weights_that_it_is_for():
+    """Those of the learned model where training goes on from them, and the dense ones where they are evaluated as they are."""
+    cells = GivenCells(lambda mask: 1.0)
+    choices, method = Choices(cells, [4, 2], SwapSearch(), DrawSearch(), {}), Method.parse("learned+draws+swap")
+    for post_hoc in (False, True):
+        choices.choose(method, 2, post_hoc=post_hoc)
+    assert [(how, start) for how, _, _, start in cells.searched] == [
+        ("draw", "price 0.01"),
+        ("swap", "price 0.01"),
+        ("draw", "dense"),
+        ("swap", "dense"),
+    ]

@@ -119,6 +119,25 @@ def test_what_changes_rivals_changes_their_cells(finished, tmp_path):
     assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
 
 
+def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
+    """And one that training goes on with on the learned weights; masks.json has both where they differ."""
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "learned+swap", "--budgets", "4,3,2", "--seeds", "0,1")
+    assert main([*arguments, "--cells", str(run / "cells")]) == 0
+    cells = {file.parent.name: json.loads(file.read_text()) for file in (run / "cells").glob("*/cell.json")}
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned+swap'").set_index("stage")
+    masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned+swap"]
+    assert any("post_hoc_mask" in entry for entry in masks)
+    for entry in masks:
+        rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["cell"]
+        assert cells[rows["settled"]]["values"] == entry["mask"]
+        assert cells[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
+    swaps = [cell for cell in cells.values() if cell["cell"] == "swap"]
+    for learned in json.loads((run / "masks.json").read_text()):
+        if learned["method"] == "learned":
+            assert {cells[swap["start"]]["cell"] for swap in swaps if swap["mask"] == learned["mask"]} >= {"dense", "learn"}
+
+
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")
