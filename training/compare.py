@@ -297,7 +297,8 @@ def claim(path: str) -> RunDirectory:
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise GateError(f"--run_dir {path!r} is or lies in a file ({str(place)!r}); give a directory")
-    if folder.is_dir() and any(folder.iterdir()) and not ((folder / "cells").is_dir() or (folder / "comparison.csv").is_file()):
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if held - {"config.yaml"} and not ((folder / "cells").is_dir() or (folder / "comparison.csv").is_file()):
         raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
     return RunDirectory(folder)
 

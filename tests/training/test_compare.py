@@ -13,7 +13,7 @@ import pytest
 
 from gates.errors import GateError
 from tests.training.runs import run_fit, write_config
-from training.compare import main
+from training.compare import claim, main
 from training.comparison_options import check_budgets
 from training.methods import LEARNED, Method
 from training.scorers import SCORERS
@@ -215,3 +215,10 @@ def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
     assert main(command(tmp_path / "run", write_config(tmp_path))) == 2
     assert "something else" in capsys.readouterr().err
     assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"
+
+
+def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
+    """With its cells elsewhere it has left nothing but its configuration."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    assert claim(str(tmp_path / "run")).path == tmp_path / "run"
