@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.markup import escape
 
 from gates.errors import GateError
 from training.analysis_heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis_model import DenseModel, Finding, load_dense, run_config
 from training.analysis_training import through_training
-from training.command import finish, split_at_dashes
+from training.command import finish, split_at_dashes, stdout
 from training.data.classification import ClassificationData
 from training.fit import open_classification, quiet_libraries
 from training.run_directory import RunDirectory
@@ -109,7 +108,7 @@ def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequen
     other_data: ClassificationData | None = None
     if other:  # read first, so that what is wrong with it shows before the long part
         other_data = open_classification(run_config(dense.run, [*overrides, *other]))
-    console = Console()
+    console = stdout()
     for name in chosen:
         console.print(f"[bold]{TITLES[name]}[/bold]")
         if name == DOMAINS:

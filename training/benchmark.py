@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gates.cost import count_parameters, hardware
 from gates.errors import GateError
 from gates.files import replacing
-from training.command import finish
+from training.command import finish, stdout
 from training.data.base import check_positive
 from training.data.parallel_text import read_lines
 from training.fit import quiet_libraries
@@ -76,7 +76,7 @@ def benchmark(options: Namespace) -> None:
     if options.out is not None:
         with replacing(Path(options.out)) as partial:
             pd.DataFrame(rows).to_csv(partial, index=False)
-    show(Console(), rows)
+    show(stdout(), rows)
 
 
 def check_tokens(name: str, model: PreTrainedModel, tokens: int) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
+
 from gates.errors import GateError
 
 T = TypeVar("T")
 CONFIGS = Path(__file__).parents[1] / "configs"
 PACKAGED_CONFIGS = Path(__file__).parent / "configs"
+PIPED_WIDTH = 160
+"""Columns, where there is no terminal that has a width."""
 
 
 def with_config(arguments: Sequence[str] | None) -> list[str]:
@@ -29,6 +34,12 @@ def default_config() -> Path:
         if (folder / "default.yaml").is_file():
             return folder / "default.yaml"
     raise GateError("the default configuration is not installed; give one with --config")
+
+
+def stdout() -> Console:
+    """For standard output: as wide as the terminal, and wide enough for whole tables where it is piped or written to a file."""
+    narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if narrow else PIPED_WIDTH)
 
 
 def split_at_dashes(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:

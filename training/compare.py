@@ -25,7 +25,7 @@ from gates.objective import Budget
 from training.cache import Cell, CellCache
 from training.cells import PREDICTIONS, Cells, Scratch
 from training.choices import Choice, Choices
-from training.command import finish, with_config
+from training.command import finish, stdout, with_config
 from training.comparison_options import (
     STAGES,
     BudgetOption,
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = "python -m training.compare " + shlex.join(given)
     return finish(
         lambda: parser.parse_args(with_config(given)),
-        lambda config: show_methods(Console()) if config.list_methods else compare(parser, config, command),
+        lambda config: show_methods(stdout()) if config.list_methods else compare(parser, config, command),
         when_stopped="the same command goes on where it was",
     )
 
@@ -140,7 +140,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
     write_report([read_contents(run.path)], run.path / "report.html")
     send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
-    console = Console()
+    console = stdout()
     show_summary(console, pd.read_csv(run.path / "summary.csv"), results.main_metric)
     for name in ("report.html", "verdict.md", "comparison.csv"):
         console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)

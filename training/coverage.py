@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 import transformers
 from jsonargparse import ArgumentParser
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
@@ -37,6 +36,7 @@ from gates.onnx import export_onnx
 from gates.sites import describe_kinds, find_attention, weight_by_output
 from gates.surgery import remove_heads_
 from training import zoo
+from training.command import stdout
 from training.tracking import versions
 
 TOLERANCE = 1e-5
@@ -332,7 +332,7 @@ def _run(only: Sequence[str], outputs: Sequence[str | None], *, onnx: bool) -> l
             raise GateError(f"--only names {part!r}, which is part of no architecture's name; there are {names}")
     start = time.perf_counter()
     rows = coverage(chosen, onnx=onnx, show_progress=True)
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = stdout()
     table = Table(title=f"{len(rows)} architectures, {time.perf_counter() - start:.0f} s")
     for name in Row.__dataclass_fields__:
         table.add_column(name, overflow="fold")

@@ -31,7 +31,7 @@ from gates.onnx import export_onnx_files
 from gates.safe_load import write_checksums
 from gates.stock import relative_difference
 from gates.surgery import remove_heads_
-from training.command import finish
+from training.command import finish, stdout
 from training.fit import quiet_libraries
 from training.tracking import versions
 from training.trained import LEARNED, TrainedModel, choose_mask, load_trained
@@ -93,7 +93,7 @@ def export_run(options: Namespace) -> None:
     cost = export(
         trained, mask, options.format, Path(options.out), options.ranking, measure=options.measure, length=options.length
     )
-    show(Console(), trained, mask, options.format, Path(options.out), cost)
+    show(stdout(), trained, mask, options.format, Path(options.out), cost)
 
 
 def export(

@@ -30,7 +30,7 @@ from gates.errors import GateError
 from training.averaging import AverageWeights, StopEarly
 from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
 from training.checkpoints import check_checkpoint
-from training.command import finish, with_config
+from training.command import finish, stdout, with_config
 from training.data.base import TaskData
 from training.data.classification import ClassificationData
 from training.evaluation import evaluate
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     """The whole run."""
-    console = Console()
+    console = stdout()
     settled = ["dense", *METHODS] if config.settled is None else config.settled
     check_methods(settled, more=("dense",))
     check_methods(config.from_scratch, more=("dense",))

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.command import finish, split_at_dashes
+from training.command import finish, split_at_dashes, stdout
 from training.sweep_processes import end, end_orphan, last_error, locked, terminable, trial_environment
 from training.sweep_results import show, sweep_table, write_report, write_table
 from training.sweep_space import Sweep, read_sweep
@@ -208,7 +208,7 @@ def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
         print(f"warning: {key} means something to W&B only; here every trial runs to its end", file=sys.stderr)
     directory = options.run_dir or Path("runs") / "sweeps" / sweep.name
     claim(directory, sweep, further, options.seed)
-    console = Console()
+    console = stdout()
     with locked(directory / "sweep.lock"), terminable():
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(

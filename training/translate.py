@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
-from training.command import finish
+from training.command import finish, stdout
 from training.data.base import check_positive
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
@@ -92,7 +92,7 @@ def translate_files(options: Namespace) -> None:
     rows = score(found, reference, **scored) if reference is not None else []
     if options.out is not None:
         write(Path(options.out), found, rows, options.bleu_tokenize)
-    show(Console(), found, rows, options.bleu_tokenize)
+    show(stdout(), found, rows, options.bleu_tokenize)
 
 
 def system_names(folders: Sequence[str]) -> dict[str, str]:

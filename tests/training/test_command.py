@@ -2,7 +2,7 @@ import pytest
 
 from gates.errors import GateError
 from training.benchmark import main as benchmark
-from training.command import finish
+from training.command import PIPED_WIDTH, finish, stdout
 
 
 def ends(work, capsys):
@@ -47,3 +47,12 @@ def test_help_ends_as_the_parser_says():
     with pytest.raises(SystemExit) as end:
         benchmark(["--help"])
     assert end.value.code == 0
+
+
+def test_tables_that_are_piped_are_not_cut(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert stdout().width == PIPED_WIDTH
+    stdout().print("x" * PIPED_WIDTH)
+    assert capsys.readouterr().out == "x" * PIPED_WIDTH + "\n"
+    monkeypatch.setenv("COLUMNS", "40")
+    assert stdout().width == 40
