@@ -1,6 +1,6 @@
-"""What the parts of the learned method are worth: one at a time is changed, and judged on the selection split.
+"""What the parts of the learned method are worth: one or a few are changed, and judged on the selection split.
 
-    python notebooks/levers.py FOLDER [--only NAME,NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
+    python notebooks/levers.py FOLDER [--only NAME --only NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
 
 where the arguments after ``--`` are those of ``training.compare``, without ``--methods`` and ``--run_dir``. Writes
 FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
@@ -31,6 +31,17 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "rounded from 70 % of the prune phase": ("learned", ["--model.straight_through_from", "0.7"]),
     "distilled": ("learned+distil", []),
     "one draw per batch": ("learned", ["--model.draw_per", "batch"]),
+    "one draw per batch, refined by swaps": ("learned+swap", ["--model.draw_per", "batch"]),
+    "one draw per batch, fixed temperature": ("learned", ["--model.draw_per", "batch", "--model.anneal", "null"]),
+    "one draw per batch, fixed temperature, refined by swaps": (
+        "learned+swap",
+        ["--model.draw_per", "batch", "--model.anneal", "null"],
+    ),
+    "distilled, refined by swaps": ("learned+distil+swap", []),
+    "prune phase of 0.3 epochs, settle of 1.2, refined by swaps": (
+        "learned+swap",
+        ["--model.prune", "0.3", "--model.settle", "1.2"],
+    ),
     "at least one head per layer": ("learned", ["--model.minimum_per_layer", "1"]),
     "target reached at the end": ("learned", ["--model.ramp", "1"]),
     "best of several draws": ("learned+draws", []),
@@ -78,10 +89,10 @@ def as_text(table: pd.DataFrame) -> str:
 
 def run(options: argparse.Namespace, further: Sequence[str]) -> None:
     """Every lever, one after the other; tables are written after each."""
-    names = options.only.split(",") if options.only else list(LEVERS)
+    names = options.only or list(LEVERS)
     for name in names:
         if name not in LEVERS:
-            raise GateError(f"--only has {name!r}; expected some of {', '.join(LEVERS)}")
+            raise GateError(f"--only has {name!r}; expected one of {'; '.join(LEVERS)}")
     folder, tables = Path(options.folder), []
     for name in names:
         tables.append(measure(folder, name, further))
@@ -96,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, further = split_at_dashes(arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", help="where results go")
-    parser.add_argument("--only", help="some levers, separated by commas")
+    parser.add_argument("--only", action="append", metavar="NAME", help="a lever; give it several times for several levers")
     return finish(
         lambda: parser.parse_args(own),
         lambda options: run(options, further),

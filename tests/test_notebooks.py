@@ -50,7 +50,7 @@ def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
     levers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(levers)
     further = ["--", "--config", write_config(tmp_path), "--budgets", "2", "--seeds", "0,1"]
-    assert levers.main([str(tmp_path / "out"), "--only", "as configured,equal starts", *further]) == 0
+    assert levers.main([str(tmp_path / "out"), "--only", "as configured", "--only", "equal starts", *further]) == 0
     table = pd.read_csv(tmp_path / "out" / "levers.csv")
     assert list(table["lever"]) == ["as configured"] * 2 + ["equal starts"] * 2
     rows = pd.read_csv(tmp_path / "out" / "runs" / "equal-starts" / "comparison.csv").query("method == 'learned'")
