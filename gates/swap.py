@@ -20,6 +20,8 @@ from gates.racing import Loss, Metered, race
 
 CANDIDATES = 16
 """Swaps that race for each gradient."""
+LEAST_PASSES = 6
+"""To the mask itself, to a race of all candidates (4) and to one swap; with fewer a search can try nothing."""
 
 Swap = tuple[int, int]
 
@@ -85,13 +87,14 @@ def refine_by_swaps(
         loss: see :data:`gates.racing.Loss`.
         gradient: of the loss with respect to the gates at a mask, ``[gates]``, on other data.
         limits: which swaps are allowed; any by default.
-        passes: over the calibration data at most; the search ends earlier when no proposed swap helps.
+        passes: over the calibration data after which nothing new is tried, though a race that has begun ends; the search ends
+            earlier when no proposed swap helps.
 
     Raises:
-        GateError: for fewer than 2 passes: one goes to the mask itself.
+        GateError: for fewer than :data:`LEAST_PASSES`.
     """
-    if passes < 2:
-        raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least 2")
+    if passes < LEAST_PASSES:
+        raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least {LEAST_PASSES}")
     limits = Limits() if limits is None else limits
     meter = Metered(loss)
     mask = mask.detach().clone()

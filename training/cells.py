@@ -219,7 +219,7 @@ class Cells:
             options: of the module, where they differ from the configuration's.
         """
         settings = self._pruner(options).hparams
-        after = {name: settings[name] for name in AFTER_WARM_UP}
+        after = {name: settings[name] for name in AFTER_WARM_UP} | self._averaged_over()
         determined_by = {"cell": "settle", "start": start.key, "values": values.tolist(), "options": after}
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
@@ -247,7 +247,8 @@ class Cells:
         options = shape | phases | free | {"distil": 0.0, "distil_hidden": 0.0}  # and have no dense model to learn from
         seed = self.seed + OTHER_SEED
         determined_by = {
-            "cell": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(self.scratch)
+            "cell": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(self.scratch),
+            **self._averaged_over(),
         }  # fmt: skip
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
@@ -262,6 +263,12 @@ class Cells:
     def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Cell:
         """A cell of another kind, which does not train."""
         return self._cell(name, determined_by, lambda folder, shown: make(folder))
+
+    def _averaged_over(self) -> dict[str, float]:
+        """Where averaging of weights begins, if there is any: it is over the settle phase alone."""
+        if self.dense_is["trainer"]["average_last"] == 1:
+            return {}
+        return {name: round(self.pruner.hparams[name], 6) for name in ("prune", "settle")}
 
     @contextmanager
     def _replaced(self, pruner: HeadPruner, replacement: Replacement) -> Iterator[None]:
@@ -332,10 +339,15 @@ def shape_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
-    """A model's config without names: what it computes with its weights, such as dropout and how rows make heads."""
+    """A model's config without names: what it computes with its weights, such as dropout and how rows make heads; of a
+    translator also how it generates."""
     fields = json.loads(model.config.to_json_string(use_diff=False))
     names = ("_name_or_path", "architectures", "transformers_version", "id2label", "label2id", "auto_map")
-    return {name: value for name, value in fields.items() if name not in names}
+    behaviour = {name: value for name, value in fields.items() if name not in names}
+    if model.config.is_encoder_decoder and model.generation_config is not None:
+        generation = model.generation_config.to_diff_dict()
+        behaviour["generation"] = {name: value for name, value in generation.items() if name != "transformers_version"}
+    return behaviour
 
 
 def weights_fingerprint(model: torch.nn.Module) -> str:

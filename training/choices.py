@@ -114,7 +114,10 @@ class Choices:
     def _priced(self, options: Mapping[str, Any], budget: BudgetOption) -> Choice:
         """Heads rank by when they closed. Of several prices each is trained with, the mask of the best one is taken, and all of
         them are paid for."""
-        tried = [{**options, "price": price} for price in self.prices] or [dict(options)]
+        prices = self.prices or [self.cells.pruner.hparams["price"]]
+        if isinstance(budget, Mapping):  # other kinds of heads stay whole, so that nothing trains beside their closing
+            prices = [price if isinstance(price, Mapping) else dict.fromkeys(budget, price) for price in prices]
+        tried = [{**options, "price": price} for price in prices]
         cells = [self.cells.learn(one) for one in tried]
         keeps = [
             closing_ranking(torch.tensor(cell.result["closing_step"]), torch.tensor(cell.result["log_alpha"])) for cell in cells

@@ -46,7 +46,7 @@ from training.progress import cell_progress
 from training.refine import DrawSearch, SwapSearch
 from training.report.page import write_report
 from training.report.reading import read_contents
-from training.run_directory import RunDirectory
+from training.run_directory import UNFINISHED, RunDirectory
 from training.scorers import SCORERS, Scorer
 from training.tracking import WandbOptions
 
@@ -88,17 +88,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = "python -m training.compare " + shlex.join(given)
     return finish(
         lambda: parser.parse_args(with_config(given)),
-        lambda config: show_methods(stdout()) if config.list_methods else compare(parser, config, command),
+        lambda config: show_methods(stdout()) if config.list_methods else compare(parser, config, command, given),
         when_stopped="the same command goes on where it was",
     )
 
 
-def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory:
-    """The whole comparison."""
+def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequence[str]) -> RunDirectory:
+    """The whole comparison.
+
+    Args:
+        parser: that read the configuration.
+        config: all options.
+        command: as which the comparison can be started again.
+        given: the options that stand in it.
+    """
     methods = parse_methods(split(config.methods))
     seeds = parse_seeds(split(config.seeds))
     stages = parse_stages(split(config.stages))
     prices = parse_prices([] if config.prices is None else split(config.prices))
+    check_unused(config, given)
+    if prices and not any(method.base == "lambda" for method in methods):
+        raise GateError("--prices is given, but no method trains with a price; add lambda to --methods, or leave it away")
     if "from scratch" in stages:
         check_length(config.model.warm_up, config.from_scratch_epochs)
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
@@ -133,10 +143,11 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
             choices = Choices(cells, budgets, swaps, draws, distil, prices)
             for row in run_seed(cells, choices, methods, budgets, stages, results):
                 results.rows.append(row)
-                run.write_table("comparison.csv", pd.DataFrame(results.rows))
+                run.write_table(UNFINISHED, pd.DataFrame(results.rows))
             results.scores.append(score_columns(cells, choices, methods, results.rankings))
             results.pruner, results.data = cells.pruner, cells.data
     write_tables(run, config, results, methods, budgets, seeds, command)
+    (run.path / UNFINISHED).unlink()
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
     write_report([read_contents(run.path)], run.path / "report.html")
     send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
@@ -145,6 +156,19 @@ def compare(parser: ArgumentParser, config: Namespace, command: str) -> RunDirec
     for name in ("report.html", "verdict.md", "comparison.csv"):
         console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
     return run
+
+
+def check_unused(config: Namespace, given: Sequence[str]) -> None:
+    """Raises :class:`GateError` for what has no meaning in a comparison: options of single runs on its command line (a
+    configuration, which also serves single runs, may hold them), a checkpoint to start from, and training for show."""
+    for name in (*OF_A_RUN, "model.swaps"):
+        if any(argument.split("=")[0] == f"--{name}" for argument in given):
+            instead = {"seed": "; --seeds has those of a comparison", "model.swaps": "; here swaps are a method, learned+swap"}
+            raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead.get(name, '')}")
+    if config.ckpt_path is not None:
+        raise GateError("ckpt_path is set, but a comparison trains its own dense models; remove it from the configuration")
+    if config.trainer.fast_dev_run:
+        raise GateError("--trainer.fast_dev_run trains for show; a short comparison has --trainer.limit_train_batches")
 
 
 def check_methods(
@@ -298,7 +322,7 @@ def claim(path: str) -> RunDirectory:
         if place.exists() and not place.is_dir():
             raise GateError(f"--run_dir {path!r} is or lies in a file ({str(place)!r}); give a directory")
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if held - {"config.yaml"} and not ((folder / "cells").is_dir() or (folder / "comparison.csv").is_file()):
+    if held - {"config.yaml", UNFINISHED} and not ((folder / "cells").is_dir() or "masks.json" in held):
         raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
     return RunDirectory(folder)
 

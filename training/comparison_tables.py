@@ -116,6 +116,7 @@ def write_tables(
     scores = pd.concat(results.scores, ignore_index=True)
     predictions = {key: dict(np.load(path)) for key, path in results.predictions.items()}
     summary, tests = summarise(table, main_metric), compare_methods(table, predictions, main_metric)
+    run.write_table("comparison.csv", table)
     run.write_table("scores.csv", scores)
     run.write_json("masks.json", results.masks)
     if results.gates:
@@ -143,7 +144,7 @@ def write_tables(
             "name": config.name,
             "main_metric": main_metric,
             "heads": gates.heads,
-            "budgets": sorted({row["budget"] for row in results.masks if row["method"] != "dense"}, reverse=True),
+            "budgets": sorted((budget.total for budget in parsed), reverse=True),
             "seeds": list(seeds),
             "methods": [method.name for method in methods],
             "ours": ours,

@@ -323,6 +323,9 @@ def make_trainer(
     config: Namespace, *, logger: Any = False, callbacks: Sequence[pl.Callback] = (), **overrides: Any
 ) -> pl.Trainer:
     """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
+    for name in ("limit_val_batches", "limit_test_batches"):
+        if config.trainer[name] == 0:
+            raise GateError(f"--trainer.{name} is 0, but results are of the selection and the test split; leave it away")
     settings = config.trainer.as_dict() | overrides
     averaging = [AverageWeights(config.average_last, config.average_every)] if config.average_last > 1 else []
     with warnings.catch_warnings(), mended_settings():

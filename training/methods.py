@@ -147,7 +147,7 @@ def parse_methods(names: Sequence[str]) -> list[Method]:
     Raises:
         GateError: for an unknown name, one given twice, or none.
     """
-    methods = [Method.parse(name.strip()) for name in names]
+    methods = [Method.parse(str(name).strip()) for name in names]
     if not methods:
         raise GateError("no method is given; name some with --methods, for example learned,his,random")
     doubles = [method.name for index, method in enumerate(methods) if method in methods[:index]]

@@ -8,6 +8,7 @@ from typing import Any
 
 from gates.attach import TOP_K_FAMILIES
 from gates.errors import GateError
+from gates.swap import LEAST_PASSES
 
 AT_LEAST_0 = (
     "warm_up", "prune", "settle", "minimum_per_layer", "learning_rate", "lr_warm_up", "weight_decay", "gate_learning_rate",
@@ -27,8 +28,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         if value is not None and not 0 <= value < math.inf:
             raise GateError(f"{name} is {value}; expected 0 or more")
     swaps, ramp = options["swaps"], options["ramp"]
-    if swaps != 0 and not 2 <= swaps < math.inf:
-        raise GateError(f"swaps is {swaps}; expected 0 for no search, or at least 2 passes, for example 40")
+    if swaps != 0 and not LEAST_PASSES <= swaps < math.inf:
+        raise GateError(f"swaps is {swaps}; expected 0 for no search, or at least {LEAST_PASSES} passes, for example 40")
     if options["prune"] == 0 and (options["settle"] > 0 or options["budget"] is not None or options["warm_up"] == 0):
         raise GateError(
             "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set settle to 0 "

@@ -11,7 +11,7 @@ from torch import Tensor
 from gates.draws import BestDraw, best_draw, draw_masks
 from gates.errors import GateError
 from gates.objective import Budget
-from gates.swap import Limits, Refinement, refine_by_swaps
+from gates.swap import LEAST_PASSES, Limits, Refinement, refine_by_swaps
 from training.calibration import calibration
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ class SwapSearch:
 
     Args:
         rows: training examples; one half proposes swaps by its gradient, the other decides on them by its loss.
-        passes: over the deciding half at most.
+        passes: over the deciding half after which nothing new is tried.
     """
 
     rows: int = 1024
     passes: float = 40.0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "passes"):
-            if getattr(self, name) < 2:
-                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least 2")
+        for name, least in (("rows", 2), ("passes", LEAST_PASSES)):
+            if getattr(self, name) < least:
+                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ def summarise(
     sites, mask = pruner.gates.sites, pruner.gates.to_heads(pruner.gates.mask)
     dense = [row for row in result.rows if row["method"] == "dense"]
     return {
+        "main_metric": pruner.task.main_metric,
         "heads": {
             "total": pruner.gates.heads,
             "kept": learned_row["heads"],

@@ -32,6 +32,8 @@ from gates.errors import GateError
 from gates.files import replacing
 
 Existing = Literal["refuse", "resume", "overwrite"]
+UNFINISHED = "comparison.unfinished.csv"
+"""Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
 FOLDERS = ("scores", "masks", "plots", "checkpoints")
 
 

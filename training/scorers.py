@@ -268,7 +268,7 @@ _ALL = (
     _ranking("entropy-low-first", ("entropy",), "control", "gives up low attention entropy first"),
     _ranking("entropy-high-first", ("entropy",), CHOI, "gives up high attention entropy first"),
     _ranking("hies", ("his", "entropy"), CHOI, "HIS and low entropy, weighted by alpha"),
-    _ranking("rank-sum", ("his", "entropy"), "ours", "ranks of HIS and of low entropy, added"),
+    _ranking("rank-sum", ("his", "entropy"), "control", "ranks of HIS and of low entropy, added"),
     _ranking("random", (), "control", "heads drawn by the seed"),
 )
 SCORERS: dict[str, Scorer] = {found.name: found for found in _ALL}

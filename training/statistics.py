@@ -155,7 +155,7 @@ def agreement(
     by_cell = {
         (row["budget"], row["method"], row["seed"]): np.asarray(row["mask"], dtype=int)
         for row in masks
-        if row["method"] != DENSE
+        if row["method"].split("+")[0] != DENSE
     }
     groups = {budget: np.asarray(kinds, dtype=int) for budget, kinds in (quotas or {}).items()}
     known: dict[frozenset[Mask], tuple[float, ...]] = {}

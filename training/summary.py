@@ -189,7 +189,10 @@ def update(document: Path) -> None:
         raise GateError(f"cannot read {str(document)!r}: {error.strerror}") from error
 
     def made(match: re.Match[str]) -> str:
-        options = build_parser().parse_args([str(part) for part in shlex.split(match["arguments"])])
+        try:
+            options = build_parser().parse_args(shlex.split(match["arguments"]))
+        except (ValueError, SystemExit) as error:  # quotes that do not close, or what argparse has just complained of
+            raise GateError(f"{str(document)!r} has the command {match['begin']!r}, which cannot be read") from error
         options.runs = [document.parent / path for path in options.runs]
         return f"{match['begin']}\n\n{report(options)}\n\n<!-- end -->"
 

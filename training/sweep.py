@@ -99,16 +99,20 @@ class LocalSweep:
             write_report(self.sweep, self.study, self.directory)
 
     def _next(self) -> optuna.Trial:
-        self.study.sampler = self.sweep.sampler(self.count, self.seed + len(self.study.trials))
+        self.study.sampler = self.sweep.sampler(self.count, self._seed_of(len(self.study.trials)))
         return self.study.ask(self.sweep.space)
 
     def _again(self, number: int) -> optuna.Trial:
         """A trial whose process was killed, with the options it had; those that were not yet drawn are drawn now."""
-        self.study.sampler = self.sweep.sampler(self.count, self.seed + number)
+        self.study.sampler = self.sweep.sampler(self.count, self._seed_of(number))
         trial = optuna.Trial(self.study, self.study.trials[number]._trial_id)
         for name, distribution in self.sweep.space.items():
             trial._suggest(name, distribution)  # as Study.ask does it
         return trial
+
+    def _seed_of(self, number: int) -> int:
+        """Of a trial: no trial of a sweep with another seed shares it."""
+        return (self.seed * 1_000_003 + number) % 2**32
 
     def _lock(self, number: int) -> Path:
         return self.directory / "trials" / f"{number}.pid"

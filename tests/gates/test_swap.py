@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.swap import Limits, refine_by_swaps
+from gates.swap import LEAST_PASSES, Limits, refine_by_swaps
 
 
 def quadratic(seed: int, size: int):
@@ -120,5 +120,16 @@ def test_swaps_stay_within_their_group_and_leave_the_minimum():
 
 def test_a_search_without_tries_is_refused():
     loss, gradient = quadratic(0, 4)
-    with pytest.raises(GateError, match="at least 2"):
-        refine_by_swaps(torch.ones(4), loss=loss, gradient=gradient, passes=1)
+    with pytest.raises(GateError, match="at least 6"):
+        refine_by_swaps(torch.ones(4), loss=loss, gradient=gradient, passes=LEAST_PASSES - 1)
+
+
+def test_the_shortest_search_tries_a_swap():
+    """One pass for the mask, at most four for the race, and one for the winner."""
+    weights = torch.arange(20, dtype=torch.float64)
+    start = torch.tensor([1.0] * 10 + [0.0] * 10)
+    found = refine_by_swaps(
+        start, loss=lambda mask, share: float(-(weights * mask).sum()), gradient=lambda mask: -weights, passes=LEAST_PASSES
+    )
+    assert len(found.swaps) == 1
+    assert found.passes == LEAST_PASSES

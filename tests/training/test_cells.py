@@ -4,10 +4,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
 from training.cache import CellCache, key_of
 from training.callbacks import CostInCheckpoints
-from training.cells import NUMERICS, Cells, Scratch
+from training.cells import NUMERICS, Cells, Scratch, behaviour_of
 from training.cost import Cost
 from training.progress import cell_progress
 
@@ -52,6 +53,23 @@ def cells(tmp_path):
 def test_what_a_model_does_with_the_same_weights_is_part_of_its_key(tmp_path, changed):
     keys = [key_of(make_cells(tmp_path, from_scratch=MODEL | more, budget=2).dense_is) for more in ({}, {}, changed)]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_how_a_translator_generates_is_part_of_its_key():
+    model = FAMILIES["marian"].build()
+    before = behaviour_of(model)
+    model.generation_config.no_repeat_ngram_size = 3
+    assert behaviour_of(model) != before
+
+
+def test_averaging_over_another_settle_phase_is_another_cell(tmp_path):
+    """Of the same dense model, which knows the sum of the phases alone."""
+    found = []
+    for last, prune in ((1, 1.0), (1, 1.75), (3, 1.0), (3, 1.75)):
+        cells = make_cells(tmp_path, budget=2, prune=prune, settle=2 - prune)
+        cells.dense_is["trainer"]["average_last"] = last
+        found.append(cells._averaged_over())
+    assert found == [{}, {}, {"prune": 1.0, "settle": 1.0}, {"prune": 1.75, "settle": 0.25}]
 
 
 def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):

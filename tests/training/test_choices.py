@@ -78,6 +78,16 @@ def test_the_price_is_chosen_at_each_budget_on_the_selection_split_and_all_are_p
     assert choose(cells, 4, [0.01, 0.1, 1.0]).start.key == "price 0.01"
 
 
+def test_kinds_without_a_budget_have_no_price():
+    """They stay whole, and are to train as they will be used, as with every other method."""
+    cells, prices = GivenCells(lambda mask: 1.0), []
+    cells.learn = lambda options, learn=cells.learn: prices.append(options["price"]) or learn({})
+    choices = Choices(cells, [{"encoder": 4}], SwapSearch(), DrawSearch(), {}, [0.1, {"encoder": 1.0}])
+    choices.choose(Method("lambda"), {"encoder": 4})
+    Choices(cells, [{"encoder": 4}], SwapSearch(), DrawSearch(), {}).choose(Method("lambda"), {"encoder": 4})
+    assert prices == [{"encoder": 0.1}, {"encoder": 1.0}, {"encoder": 0.01}]
+
+
 def test_of_equal_prices_the_first_is_taken():
     assert choose(GivenCells(lambda mask: 1.0), 2, [1.0, 0.1]).start.key == "price 1.0"
 

@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import training.compare
 from gates.errors import GateError
 from tests.training.runs import run_fit, write_config
 from training.compare import claim, main
 from training.comparison_options import check_budgets
 from training.methods import LEARNED, Method
+from training.run_directory import UNFINISHED
 from training.scorers import SCORERS
 
 MEASURED = ["seconds", "peak_memory_mb"]
@@ -150,8 +152,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "run" / "summary.csv").exists()
+    assert not (tmp_path / "run" / "comparison.csv").exists()
     assert main(arguments) == 0
+    assert not (tmp_path / "run" / UNFINISHED).exists()
     drop = ["cell", *MEASURED]
     got, expected = pd.read_csv(tmp_path / "run" / "comparison.csv"), pd.read_csv(run / "comparison.csv")
     pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
@@ -189,7 +192,14 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--stages", "settled,later"], "--stages has 'later'"),
         (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
         (["--draws.temperature", "0"], "--draws.temperature is 0"),
-        (["--swap.passes", "1"], "expected at least 2"),
+        (["--swap.passes", "1"], "expected at least 6"),
+        (["--methods", "36,18"], "unknown method '36'"),
+        (["--prices", "0.1,0.2"], "add lambda to --methods"),
+        (["--seed", "5"], "--seeds has those of a comparison"),
+        (["--ckpt_path=dense.ckpt"], "--ckpt_path is an option of training.fit"),
+        (["--model.swaps", "40"], "here swaps are a method"),
+        (["--trainer.fast_dev_run", "true"], "--trainer.limit_train_batches"),
+        (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
         (["--model.steering", "multipliers"], "needs --model.steering projection"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
@@ -207,6 +217,33 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_pa
 def test_budgets_of_the_same_total_are_refused_by_their_names():
     with pytest.raises(GateError, match=r"\{'encoder': 10\} and \{'decoder': 10\}, which both keep 106 heads in all"):
         check_budgets([{"encoder": 10}, {"decoder": 10}], {"encoder": 48, "decoder": 48, "cross": 48})
+
+
+def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_path, monkeypatch):
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--cells", str(run / "cells"))
+    assert main([*arguments, "--seeds", "0"]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+    after_one = training.compare.run_seed
+
+    def stopped(cells, *others):
+        yield from after_one(cells, *others)
+        if cells.seed == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.compare, "run_seed", stopped)
+    assert main([*arguments, "--seeds", "0,1"]) == 130
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+    assert len(pd.read_csv(tmp_path / "run" / UNFINISHED)) == 2 * 4
+    assert {name for name in kept if kept[name] != before.get(name)} <= {UNFINISHED, "config.yaml"}
+
+
+def test_a_directory_with_a_run_is_refused(tmp_path):
+    """Its files have the same names as a comparison's."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "comparison.csv").write_text("method,stage,heads\n")
+    with pytest.raises(GateError, match="something else than a comparison"):
+        claim(str(tmp_path))
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path, capsys):

@@ -18,6 +18,7 @@ from tests.training.translation_runs import make_data, write_config
 from training.benchmark import main as benchmark
 from training.export import main as export
 from training.fit import main
+from training.report.pictures import pictures_of
 from training.report.reading import read_contents
 from training.translate import main as translate
 from training.translate import system_names
@@ -50,6 +51,9 @@ def run(tmp_path_factory):
 def test_methods_are_compared_in_bleu_at_equal_steps(run):
     table = pd.read_csv(run / "comparison.csv")
     assert {"select_bleu", "test_bleu", "test_chrf", "test_beam_bleu", "test_beam_chrf"} <= set(table.columns)
+    contents = read_contents(run)
+    assert contents.metric == "bleu"
+    assert "curve" in {picture.name for picture in pictures_of(contents)}
     settled = table[table["stage"] == "settled"].set_index("method")
     assert set(settled.index) == {"dense", "learned", "random"}
     assert settled["steps"].nunique() == 1

@@ -226,6 +226,8 @@ def test_the_caption_of_agreement_counts_every_pair_once():
     assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
     assert "would share 0.20; 2 of 3 pairs share more." in said
     assert "a repeats itself best (0.90)" in said
+    one_seed = rows.assign(jaccard=rows["jaccard"].where(rows["method"] != rows["other"]))
+    assert "Between seeds" not in captions.agreement(one_seed, 3, 8)
 
 
 def test_where_heads_stay_is_told_by_kind_and_layer():
@@ -259,7 +261,7 @@ def test_a_course_ends_in_the_mask_that_is_made_of_it():
     ended = course.ending_in(np.array([0.0, 0, 1, 1]))
     assert ended.steps.tolist() == [10, 20, 30]
     assert ended.by_site().tolist() == [[2, 2], [1, 2], [0, 2]]
-    assert "4 open heads at step 10, 3 at step 20, of which the 2 with the highest" in captions.training(ended, "learned", 2)
+    assert "4 open heads at step 10, 3 at step 20, then the 2 of the mask" in captions.training(ended, "learned", 2)
 
 
 def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):

@@ -136,3 +136,13 @@ def test_a_document_with_a_wrong_command_stays_as_it_is(tmp_path, capsys):
     assert main(["--update", str(document)]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert document.read_text() == "<!-- python -m training.summary nowhere -->\nold\n<!-- end -->\n"
+
+
+@pytest.mark.parametrize("command", ["a --stage 'post hoc", "a --nonsense"])
+def test_a_command_that_cannot_be_read_is_named(command, tmp_path, capsys):
+    document = tmp_path / "README.md"
+    document.write_text(f"<!-- python -m training.summary {command} -->\nold\n<!-- end -->\n")
+    assert main(["--update", str(document)]) == 2
+    assert f"has the command '<!-- python -m training.summary {command} -->', which cannot be read".replace("'", "") in (
+        capsys.readouterr().err.replace("'", "").replace('"', "")
+    )

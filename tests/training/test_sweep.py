@@ -338,6 +338,14 @@ def test_bayes_comes_closer_than_random(tmp_path, quick):
     assert found["bayes"] < 0.5 * found["random"]
 
 
+def test_another_seed_draws_other_trials(tmp_path, quick):
+    found = set()
+    for seed in range(3):
+        assert main([quick_sweep(tmp_path), "--run_dir", str(tmp_path / str(seed)), "--seed", str(seed), "--jobs", "2"]) == 0
+        found |= set(pd.read_csv(tmp_path / str(seed) / "sweep.csv")["model.price"])
+    assert len(found) == 3 * 4
+
+
 def test_a_sweep_goes_on_and_repeats_nothing(tmp_path, capsys, quick):
     """Three trials, then five: the table of five at once. Another sweep, or another's directory, is refused."""
     file = quick_sweep(tmp_path, parameters={"model.price": {"min": 0.0, "max": 0.8}})

@@ -162,11 +162,12 @@ def training(course: Course, method: str, budget: int) -> str:
     first, last = float(total[0]), float(total[-1])
     text = f"{method}, budget {budget}: {first:.3g} open heads at step {course.steps[0]}, "
     if course.ends_in_mask:
-        text += f"{total[-2]:.3g} at step {course.steps[-2]}, of which the {last:.3g} with the highest gates stay (drawn last)."
+        text += f"{total[-2]:.3g} at step {course.steps[-2]}, then the {last:.3g} of the mask (drawn last)."
     else:
         text += f"{last:.3g} at step {course.steps[-1]}."
     if last < first:
-        half = int(course.steps[int(np.argmax(total <= (first + last) / 2))])
+        reached = int(np.argmax(total <= (first + last) / 2))
+        half = int(course.steps[min(reached, len(course.steps) - 1 - course.ends_in_mask)])  # the mask has no step of its own
         most = int(np.argmax(by_site[-1]))
         empty = [site.label for site, count in zip(course.sites, by_site[-1], strict=True) if count == 0]
         text += f" Half of those that close have closed by step {half}."
@@ -180,12 +181,14 @@ def gates(course: Course, method: str, budget: int) -> str:
     """How far the gates came from all open towards 0 and 1."""
     last = course.values[-1]
     between = int(((last > 0) & (last < 1)).sum())
+    trained = len(course.steps) - 1 - course.ends_in_mask  # the mask has no step of its own
     soft = f", {between} between 0 and 1" if between and course.seeds == 1 else ""
-    first, final = float(course.open[0].sum()), float(course.open[-1].sum())
+    first, final = float(course.open[0].sum()), float(course.open[trained].sum())
+    mask = f", then {course.open[-1].sum():.3g} in the mask" if course.ends_in_mask else ""
     mean = f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
     return (
         f"The gates of {method} with budget {budget} as they train{mean}: of {len(last)}, {first:.3g} are open at step "
-        f"{course.steps[0]} and {final:.3g} at step {course.steps[-1]}{soft}."
+        f"{course.steps[0]} and {final:.3g} at step {course.steps[trained]}{mask}{soft}."
     )
 
 
@@ -193,7 +196,7 @@ def agreement(rows: pd.DataFrame, budget: int, heads: int | None) -> str:
     """The most and least alike pairs, against chance, and methods with themselves over seeds."""
     ends = [" ".join(sorted(map(str, pair))) for pair in zip(rows["method"], rows["other"], strict=True)]
     rows = rows.assign(pair=ends).drop_duplicates("pair")  # a pair may be listed from both its ends
-    pairs, selves = rows[rows["method"] != rows["other"]], rows[rows["method"] == rows["other"]]
+    pairs, selves = rows[rows["method"] != rows["other"]], rows[rows["method"] == rows["other"]].dropna(subset="jaccard")
     text = f"Masks of {budget}{f' of {heads}' if heads else ''} heads."
     if len(pairs):
         most, least = _highest(pairs, "jaccard"), _highest(pairs.assign(apart=-pairs["jaccard"]), "apart")

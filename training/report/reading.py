@@ -14,6 +14,7 @@ import yaml
 
 from gates.errors import GateError, first_line
 from training.report.contents import CELL, Contents, Course, Site, group_labels
+from training.run_directory import UNFINISHED
 from training.statistics import overlap
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
@@ -26,6 +27,9 @@ def read_contents(path: Path) -> Contents:
         GateError: if it is neither, or one of its files is damaged.
     """
     comparison, metrics = _table(path, "comparison.csv"), _json(path, "metrics.json") or {}
+    unfinished = comparison is None
+    if unfinished:
+        comparison = _table(path, UNFINISHED)
     is_table = comparison is not None and {"method", "stage", "heads"} <= set(comparison.columns)
     if not is_table and not (isinstance(metrics, dict) and "heads" in metrics):
         raise GateError(
@@ -38,6 +42,8 @@ def read_contents(path: Path) -> Contents:
         contents.missing.append("There is no comparison.csv, so there is no table of results.")
     else:
         contents.comparison = comparison
+        if unfinished:
+            contents.missing.append("The comparison did not end: rows may be missing. The same command goes on where it was.")
     if not metrics:
         contents.missing.append("There is no metrics.json, so the command, the machine and the versions are unknown.")
     contents.metric = _main_metric(contents)
@@ -58,7 +64,8 @@ def _main_metric(contents: Contents) -> str:
             f"metrics.json in {str(contents.path)!r} names the main metric {stated!r}, but comparison.csv has no column "
             f"test_{stated}; it has {', '.join(measured)}"
         )
-    return str(stated or next((name for name in measured if name != "loss"), "accuracy"))
+    named = (name for name in measured if name != "loss" and not name.startswith("beam_"))
+    return str(stated or next(named, "accuracy"))
 
 
 def _read_tables(contents: Contents) -> None:
