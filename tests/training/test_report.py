@@ -494,3 +494,12 @@ def test_numbers_are_written_for_people():
     assert quantity("accuracy", 0.91764) == "91.76 %"
     assert quantity("bleu", 34.2) == "34.20"
     assert [duration(seconds) for seconds in (0.01, 0.63, 59, 150, 7300)] == ["< 0.1 s", "0.6 s", "59 s", "2.5 min", "2.0 h"]
+
+
+def test_no_picture_has_room_for_more_than_all(comparison):
+    contents = read_contents(comparison)
+    means = contents.summary["mean"]
+    contents.summary = contents.summary.assign(mean=1 - 0.6 * (means.max() - means), low=means - 0.5, high=1.5)
+    for stage in contents.stages:
+        low, high = figures.quality_against_heads(contents, stage).axes[0].get_ylim()
+        assert low < 100 < high <= 101

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from training.plots import COLOURS, INK, MAP, MARKERS, line_style, styled
 from training.report.contents import Contents, Course, Site, Values, is_dense
-from training.report.numbers import shown, unit
+from training.report.numbers import IN_PERCENT, shown, unit
 
 STAGE_TITLES = {"post hoc": "mask only (post hoc)", "settled": "trained on with the mask (settled)"}
 WIDTH = 4.6
@@ -266,4 +266,5 @@ def _limit(axes: Axes, rows: pd.DataFrame, dense: pd.DataFrame, metric: str) -> 
         return
     room = 0.6 * max(float(means.max() - means.min()), 1e-3 * abs(float(means.max())), 1e-9)
     bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, float(means.min()) - room), min(top, float(means.max()) + room))
+    most = 101.0 if metric in IN_PERCENT else np.inf  # a share of more than all is no result; a mark at 100 % has room
+    axes.set_ylim(max(bottom, float(means.min()) - room), min(top, most, float(means.max()) + room))
