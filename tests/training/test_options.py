@@ -39,7 +39,7 @@ def test_options_that_do_not_fit_are_named_before_anything_is_loaded(settings, m
         {"from_scratch": None, "backbone": "a/model", "warm_up": 0.0, "distil": 1.0},
         {"prune": 0.0, "settle": 0.0, "budget": None},
         {"gate": "clamped-linear", "budget": None},
-        {"swaps": 2.0, "prune_learning_rate": 1e-3},
+        {"swaps": 6.0, "prune_learning_rate": 1e-3},
     ],
 )
 def test_options_that_fit(settings):
