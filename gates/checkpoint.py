@@ -150,7 +150,8 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
 def _check_counts(model: PreTrainedModel, directory: Path) -> None:
     """Whether the attention modules have the heads that the config states for them."""
     shapes: Mapping[str, Any] = getattr(model.config, "pruned_attention", {})
-    sites = {site.name: (site.heads, site.kv_heads) for site in (find_attention(model.base_model) if shapes else ())}
+    has_heads = any(shape["heads"] for shape in shapes.values())  # a model without any has no attention to be found
+    sites = {site.name: (site.heads, site.kv_heads) for site in (find_attention(model.base_model) if has_heads else ())}
     for name, shape in shapes.items():
         stated, found = (shape["heads"], shape["kv_heads"]), sites.get(name, (0, 0))
         if stated != found:

@@ -52,6 +52,14 @@ class Budget:
         }
         return cls(sum(per_kind.values()), per_kind)
 
+    def pruned(self, heads: Mapping[str, int]) -> dict[str, int]:
+        """Heads to keep of the kinds that do not stay whole; empty for a budget that is not per kind.
+
+        Args:
+            heads: heads of each kind in the model.
+        """
+        return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
+
 
 def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
     """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others).

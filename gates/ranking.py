@@ -10,11 +10,11 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torchmetrics.functional import kendall_rank_corrcoef, spearman_corrcoef
 
 from gates.errors import GateError
 from gates.importance import normalise_by_layer
 from gates.objective import Budget, top_k_mask
+from gates.sites import KINDS
 
 RankingName = Literal["his", "entropy-low-first", "entropy-high-first", "hies", "rank-sum", "random", "his-inverted"]
 RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
@@ -95,9 +95,15 @@ def budget_mask(
         scores[reserved] = torch.inf
         mask = top_k_mask(scores, budget, kind_index)
         if bool((mask[reserved] == 0).any()):
+            needs = [("", int(reserved.sum()), budget.total)]
+            needs += [
+                (f"{kind} ", int(reserved[kind_index == KINDS.index(kind)].sum()), kept)
+                for kind, kept in budget.per_kind.items()
+            ]
+            kind, needed, kept = next(need for need in needs if need[1] > need[2])
             raise GateError(
-                f"a minimum of {minimum_per_layer} heads in each layer needs {int(reserved.sum())} heads, "
-                f"more than the budget of {budget.total}; lower the minimum or raise the budget"
+                f"a minimum of {minimum_per_layer} heads in each layer needs {needed} {kind}heads, "
+                f"more than the {kind}budget of {kept}; lower the minimum or raise the budget"
             )
         return mask
     return top_k_mask(scores, budget, kind_index)
@@ -112,11 +118,3 @@ def jaccard(mask: Tensor, other: Tensor) -> float:
     """Heads in both masks over heads in either; 1 for two empty masks."""
     both, either = (mask * other).sum(), torch.maximum(mask, other).sum()
     return float(both / either) if either > 0 else 1.0
-
-
-def rank_correlation(scores: Tensor, other: Tensor) -> tuple[float, float]:
-    """Kendall's tau-b and Spearman's rho between two score vectors ``[heads]``."""
-    pair = scores.double().cpu(), other.double().cpu()
-    kendall = kendall_rank_corrcoef(*pair)
-    assert isinstance(kendall, Tensor)
-    return float(kendall), float(spearman_corrcoef(*pair))

@@ -18,9 +18,8 @@ from gates.sites import KINDS
 from training.analysis_model import DenseModel, Finding, gate_columns, head_importance, outcomes
 from training.analysis_plots import domain_scatter, effect_map, quality_by_kind
 from training.data.classification import ClassificationData
-from training.significance import holm
+from training.significance import SIGNIFICANCE, holm
 
-SIGNIFICANCE = 0.05
 POINT = 0.01
 """Of the metric: a loss that is called small."""
 STEPS = 10

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gates.errors import GateError
-from training.translation_metrics import bleu_counts, bleu_of_counts
+from training.translation_metrics import Tokenizer, bleu_counts, bleu_of_counts
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -74,10 +75,10 @@ def _matthews(means: Array) -> Array:
     )
 
 
-def _text_counts(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+def _text_counts(predictions: NDArray[Any], targets: NDArray[Any], tokenize: Tokenizer = "13a") -> NDArray[Any]:
     """What BLEU counts in each text, and at last the number of texts, the same for all: ``[..., examples, 11]``."""
     references = np.broadcast_to(targets, predictions.shape)
-    counts = bleu_counts(predictions.ravel().tolist(), references.ravel().tolist())
+    counts = bleu_counts(predictions.ravel().tolist(), references.ravel().tolist(), tokenize=tokenize)
     texts = np.full((len(counts), 1), predictions.shape[-1])
     return np.concatenate([counts, texts], axis=1).reshape(*predictions.shape, -1)
 
@@ -87,11 +88,16 @@ def _bleu(means: Array) -> Array:
     return bleu_of_counts(np.rint(means[..., :-1] * means[..., -1:]))
 
 
+def bleu_metric(tokenize: Tokenizer) -> MeanMetric:
+    """Corpus BLEU with one of sacrebleu's tokenizers."""
+    return MeanMetric(partial(_text_counts, tokenize=tokenize), _bleu)
+
+
 METRICS: dict[str, MeanMetric] = {
     "accuracy": MeanMetric(_correct, lambda means: means[..., 0]),
     "f1": MeanMetric(_class_counts, _macro_f1),
     "matthews": MeanMetric(_class_counts, _matthews),
-    "bleu": MeanMetric(_text_counts, _bleu),
+    "bleu": bleu_metric("13a"),
 }
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 

@@ -69,7 +69,7 @@ class DenseCheckpoint(pl.Callback):
         """The end of a run that trained a dense model alone, perhaps before its time."""
         assert isinstance(pl_module, HeadPruner)
         warm_up, _, end = pl_module.boundaries
-        if warm_up == end and trainer.global_step < end:
+        if warm_up == end:  # before its time, or with other weights than the last, such as the best
             trainer.save_checkpoint(self.path)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:

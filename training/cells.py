@@ -35,7 +35,7 @@ from training.callbacks import CostInCheckpoints, EndOfPhase, GateLog, LastGoodC
 from training.cost import NOTHING, measured
 from training.data.base import TaskData
 from training.evaluation import SPLITS, TrainerFactory, evaluate
-from training.from_scratch import OTHER_SEED, new_weights_
+from training.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.module import HeadPruner
 from training.progress import CellProgress, TrainingSteps
 from training.refine import DrawSearch, SwapSearch, draw, refine
@@ -236,23 +236,17 @@ class Cells:
     def from_scratch(self, values: Tensor) -> Cell:
         """Metrics and predictions of a new model of the same shape with the gate values from the first step, after as many
         steps as all phases together take (the control of Voita et al. 2019)."""
-        settings = self.pruner.hparams
-        shape = {"backbone": None, "from_scratch": shape_of(self.pruner.backbone)}
-        phases = {"warm_up": 0.0, "prune": settings["warm_up"] + settings["prune"]}
-        if self.scratch.epochs is not None:
-            phases |= {"prune": self.scratch.epochs, "settle": 0.0}
-        if self.scratch.learning_rate is not None:
-            phases["learning_rate"] = self.scratch.learning_rate
-        free = {"freeze": None, "freeze_while_pruning": None, "prune_learning_rate": None}  # new weights have to learn
-        options = shape | phases | free | {"distil": 0.0, "distil_hidden": 0.0}  # and have no dense model to learn from
+        new = {"backbone": None, "from_scratch": shape_of(self.pruner.backbone), "distil": 0.0, "distil_hidden": 0.0}
+        free = {"freeze": None, "freeze_while_pruning": None}  # new weights have to learn
         seed = self.seed + OTHER_SEED
         determined_by = {
             "cell": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(self.scratch),
-            **self._averaged_over(),
+            **({"averaged": "all in one"} if self._averages else {}),
         }  # fmt: skip
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
-            pruner = self.make_pruner(options)
+            pruner = self.make_pruner(new | free)
+            pruner.hparams.update(scratch_options(self.pruner.hparams, **asdict(self.scratch)))
             new_weights_(pruner, seed)
             pruner.fixed_mask = values
             cost = self._train(pruner, folder, shown)
@@ -264,11 +258,14 @@ class Cells:
         """A cell of another kind, which does not train."""
         return self._cell(name, determined_by, lambda folder, shown: make(folder))
 
+    @property
+    def _averages(self) -> bool:
+        """Whether weights are averaged over the last checkpoints of a phase."""
+        return bool(self.dense_is["trainer"]["average_last"] > 1)
+
     def _averaged_over(self) -> dict[str, float]:
         """Where averaging of weights begins, if there is any: it is over the settle phase alone."""
-        if self.dense_is["trainer"]["average_last"] == 1:
-            return {}
-        return {name: round(self.pruner.hparams[name], 6) for name in ("prune", "settle")}
+        return {name: round(self.pruner.hparams[name], 6) for name in ("prune", "settle")} if self._averages else {}
 
     @contextmanager
     def _replaced(self, pruner: HeadPruner, replacement: Replacement) -> Iterator[None]:
@@ -346,7 +343,7 @@ def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
     behaviour = {name: value for name, value in fields.items() if name not in names}
     if model.config.is_encoder_decoder and model.generation_config is not None:
         generation = model.generation_config.to_diff_dict()
-        behaviour["generation"] = {name: value for name, value in generation.items() if name != "transformers_version"}
+        behaviour["generation"] = {name: value for name, value in generation.items() if name not in names}
     return behaviour
 
 

@@ -50,6 +50,21 @@ class Choice:
     peak_memory_mb: float | None
 
 
+@dataclass(frozen=True)
+class Priced:
+    """Which gates a price leaves open.
+
+    Args:
+        method: that trained with it.
+        price: of an open head, or of one of each kind.
+        mask: 0/1 ``[gates]``, without regard to a budget.
+    """
+
+    method: str
+    price: PriceOption
+    mask: Tensor
+
+
 class Choices:
     """Decides which heads stay, each decision once.
 
@@ -72,6 +87,7 @@ class Choices:
     ) -> None:
         self.cells, self.swaps, self.draws = cells, swaps, draws
         self.distil, self.prices = dict(distil), list(prices)
+        self.priced: dict[str, Priced] = {}
         gates = cells.pruner.gates
         self.sizes = gates.kind_sizes()
         self.smallest = min(budgets, key=lambda value: Budget.parse(value, self.sizes).total)
@@ -119,6 +135,9 @@ class Choices:
             prices = [price if isinstance(price, Mapping) else dict.fromkeys(budget, price) for price in prices]
         tried = [{**options, "price": price} for price in prices]
         cells = [self.cells.learn(one) for one in tried]
+        name = "lambda+distil" if options.keys() & self.distil.keys() else "lambda"
+        for price, cell in zip(prices, cells, strict=True):
+            self.priced[cell.key] = Priced(name, price, torch.tensor(cell.result["mask"]))
         keeps = [
             closing_ranking(torch.tensor(cell.result["closing_step"]), torch.tensor(cell.result["log_alpha"])) for cell in cells
         ]

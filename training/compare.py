@@ -27,7 +27,6 @@ from training.cells import PREDICTIONS, Cells, Scratch
 from training.choices import Choice, Choices
 from training.command import finish, stdout, with_config
 from training.comparison_options import (
-    STAGES,
     BudgetOption,
     check_budgets,
     parse_budget,
@@ -36,7 +35,7 @@ from training.comparison_options import (
     parse_stages,
     split,
 )
-from training.comparison_tables import Results, score_columns, write_tables
+from training.comparison_tables import Results, price_rows, score_columns, write_tables
 from training.fit import build_parser as build_fit_parser
 from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
 from training.from_scratch import check_length
@@ -44,14 +43,24 @@ from training.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
 from training.options import check_options
 from training.progress import cell_progress
 from training.refine import DrawSearch, SwapSearch
+from training.report.contents import Contents
 from training.report.page import write_report
 from training.report.reading import read_contents
 from training.run_directory import UNFINISHED, RunDirectory
 from training.scorers import SCORERS, Scorer
+from training.stages import STAGES, is_post_hoc
 from training.tracking import WandbOptions
 
 OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
+INSTEAD = {
+    "seed": "; --seeds has those of a comparison",
+    "model.budget": "; --budgets has those of a comparison",
+    "model.swaps": "; here swaps are a method, learned+swap",
+    "model.gate": "; here other gates are methods, such as dsp",
+    "model.pipelined": "; here it is a method, learned-pipelined",
+}
+"""What some of these, and options of the module that methods and budgets set, are called in a comparison."""
 
 
 def build_parser() -> ArgumentParser:
@@ -107,14 +116,14 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
     stages = parse_stages(split(config.stages))
     prices = parse_prices([] if config.prices is None else split(config.prices))
     check_unused(config, given)
-    if prices and not any(method.base == "lambda" for method in methods):
-        raise GateError("--prices is given, but no method trains with a price; add lambda to --methods, or leave it away")
+    check_needed(given, methods, stages)
     if "from scratch" in stages:
         check_length(config.model.warm_up, config.from_scratch_epochs)
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
     distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
     check_methods(config.model.as_dict(), methods, budgets, distil)
+    check_kinds(methods, budgets)
     cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
     if make_trainer(config).world_size > 1:
         raise GateError(
@@ -128,7 +137,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
         )
     resolved = parser.dump(config, skip_unset=False)
     results = Results()
-    cells_in_all = len(seeds) * (1 + (1 + len(methods) * len(budgets)) * len(stages))
+    cells_in_all = len(seeds) * (1 + sum(len(own) for *_, own in planned(methods, budgets, stages)))
     with cell_progress(cells_in_all, visible=config.trainer.enable_progress_bar is not False) as progress:
         for seed in seeds:
             cells = cells_of(config, seed, cache, progress)
@@ -145,14 +154,16 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
                 results.rows.append(row)
                 run.write_table(UNFINISHED, pd.DataFrame(results.rows))
             results.scores.append(score_columns(cells, choices, methods, results.rankings))
+            results.prices.append(price_rows(cells, choices))
             results.pruner, results.data = cells.pruner, cells.data
     write_tables(run, config, results, methods, budgets, seeds, command)
     (run.path / UNFINISHED).unlink()
     shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
-    write_report([read_contents(run.path)], run.path / "report.html")
+    contents = read_contents(run.path)
+    write_report([contents], run.path / "report.html")
     send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
     console = stdout()
-    show_summary(console, pd.read_csv(run.path / "summary.csv"), results.main_metric)
+    show_summary(console, contents)
     for name in ("report.html", "verdict.md", "comparison.csv"):
         console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
     return run
@@ -161,14 +172,29 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
 def check_unused(config: Namespace, given: Sequence[str]) -> None:
     """Raises :class:`GateError` for what has no meaning in a comparison: options of single runs on its command line (a
     configuration, which also serves single runs, may hold them), a checkpoint to start from, and training for show."""
-    for name in (*OF_A_RUN, "model.swaps"):
+    for name, instead in (dict.fromkeys(OF_A_RUN, "") | INSTEAD).items():
         if any(argument.split("=")[0] == f"--{name}" for argument in given):
-            instead = {"seed": "; --seeds has those of a comparison", "model.swaps": "; here swaps are a method, learned+swap"}
-            raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead.get(name, '')}")
+            raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead}")
     if config.ckpt_path is not None:
         raise GateError("ckpt_path is set, but a comparison trains its own dense models; remove it from the configuration")
     if config.trainer.fast_dev_run:
         raise GateError("--trainer.fast_dev_run trains for show; a short comparison has --trainer.limit_train_batches")
+
+
+def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequence[str]) -> None:
+    """Raises :class:`GateError` for options on the command line that belong to methods or stages which are not compared."""
+    modifiers = frozenset().union(*(method.modifiers for method in methods))
+    used = {
+        "--prices": (any(method.base == "lambda" for method in methods), "lambda to --methods"),
+        "--swap.": ("swap" in modifiers, "+swap to a method"),
+        "--draws.": ("draws" in modifiers, "+draws to a method"),
+        "--distil.": ("distil" in modifiers, "+distil to a method"),
+        "--from_scratch_": ("from scratch" in stages, "from scratch to --stages"),
+    }
+    for beginning, (is_used, add) in used.items():
+        for argument in given:
+            if argument.startswith(beginning) and not is_used:
+                raise GateError(f"{argument.split('=')[0]} is given, but nothing uses it; add {add}, or leave it away")
 
 
 def check_methods(
@@ -187,6 +213,17 @@ def check_methods(
             check_options({**options, "budget": budget, **own})
 
 
+def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> None:
+    """Raises :class:`GateError` if budgets are of different kinds, but a method learns for the smallest of them alone."""
+    kinds = {frozenset(budget) if isinstance(budget, dict) else None for budget in budgets}
+    once = [method.name for method in methods if method.is_learned and method.learned.decides == "once"]
+    if once and len(kinds) > 1:
+        raise GateError(
+            f"{once[0]} learns once, for the smallest budget, and ranks only heads of the kinds that it prunes; make a "
+            "comparison of each kind's budgets"
+        )
+
+
 def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, Any]) -> None:
     """The tables as W&B Tables, the pictures as media, the verdict as the run's notes."""
     logger = options.make_logger(run.path, config)
@@ -200,11 +237,11 @@ def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, An
     logger.experiment.finish()
 
 
-def show_summary(console: Console, summary: pd.DataFrame, metric: str) -> None:
+def show_summary(console: Console, contents: Contents) -> None:
     """Means with their intervals, one row per stage and method, one column per budget."""
-    table = Table(title=f"test {metric}, mean over seeds with 95 % interval")
+    table, summary = Table(title=f"test {contents.metric}, mean over seeds with 95 % interval"), contents.summary
     budgets = sorted(summary["budget"].unique(), reverse=True)
-    for name in ("stage", "method", *(f"{budget} heads" for budget in budgets)):
+    for name in ("stage", "method", *map(contents.label, budgets)):
         table.add_column(name, justify="left" if name in ("stage", "method") else "right")
     for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
         half = (rows["high"] - rows["low"]) / 2
@@ -223,7 +260,7 @@ def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> C
     config.seed = seed
     data = open_data(config)
     return Cells(
-        lambda options: make_pruner(config, data, options),
+        lambda options: make_pruner(config, data, {**options, "swaps": 0.0}),  # which are a method of their own here
         data,
         lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
         trainer_settings=config.trainer.as_dict() | {name: config[name] for name in ("average_last", "average_every")},
@@ -235,6 +272,20 @@ def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> C
     )
 
 
+def planned(
+    methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]
+) -> Iterator[tuple[Method, BudgetOption, list[str]]]:
+    """What is done for each seed: the dense model first, then every method at every budget, each with its stages. From scratch
+    are trained the dense structure and those that were learned, as Voita et al. 2019 did."""
+    dense = Method("dense")
+    controls = [dense, *(method for method in methods if method.base == "dense" and method != dense)]
+    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
+    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
+    for method, budget in everything:
+        from_scratch = method.is_learned or method == dense
+        yield method, budget, [stage for stage in stages if stage != "from scratch" or from_scratch]
+
+
 def run_seed(
     cells: Cells,
     choices: Choices,
@@ -243,45 +294,29 @@ def run_seed(
     stages: Sequence[str],
     results: Results,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one seed: the dense model first, then every method at every budget."""
-    dense = Method("dense")
-    controls = [dense, *(method for method in methods if method.base == "dense" and method != dense)]
-    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
-    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
-    trains = any(not is_post_hoc(stage) for stage in stages)
-    for method, budget in everything:
-        chosen = {stage: choices.choose(method, budget, post_hoc=is_post_hoc(stage)) for stage in stages}
-        choice = next(one for stage, one in chosen.items() if is_post_hoc(stage) is not trains)
+    """The rows of one seed, as :func:`planned`."""
+    uses = sorted({is_post_hoc(stage) for stage in stages})  # training on comes before none
+    for method, budget, own_stages in planned(methods, budgets, stages):
+        chosen = {post_hoc: choices.choose(method, budget, post_hoc=post_hoc) for post_hoc in uses}
+        choice = chosen[uses[0]]
         total = int(choice.mask.sum())
-        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, **masks_of(choice, chosen)})
+        masks = {"mask": choice.mask.int().tolist()}
+        if not torch.equal(chosen[uses[-1]].mask, choice.mask):  # a search found another one for the dense model's weights
+            masks["post_hoc_mask"] = chosen[uses[-1]].mask.int().tolist()
+        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, **masks})
         if choice.keep is not None:
             results.rankings[total, method.name, cells.seed] = choice.keep
         if method.is_learned:
             course = pd.read_csv(choice.start.path / "gates_over_time.csv")
             whose = pd.DataFrame({"seed": cells.seed, "method": method.name, "budget": total}, index=course.index)
             results.gates.append(pd.concat([whose, course], axis=1))
-        for stage in stages:
-            if stage == "from scratch" and not (method.is_learned or method == dense):
-                continue
-            cell = run_stage(cells, stage, chosen[stage])
+        for stage in own_stages:
+            used = chosen[is_post_hoc(stage)]
+            cell = run_stage(cells, stage, used)
             results.predictions[cell.key] = cell.path / PREDICTIONS
-            heads = cells.pruner.gates.open_heads(chosen[stage].mask)
+            heads = cells.pruner.gates.open_heads(used.mask)
             named = {"seed": cells.seed, "method": method.name, "stage": stage, "budget": total, "heads": heads}
-            yield named | metrics_of(cell) | cost_of(cell, stage, chosen[stage]) | {"cell": cell.key}
-
-
-def is_post_hoc(stage: str) -> bool:
-    """Whether the dense model is evaluated as it is, without training on."""
-    return stage.startswith("post hoc")
-
-
-def masks_of(choice: Choice, chosen: Mapping[str, Choice]) -> dict[str, list[int]]:
-    """The mask of a method, and where a search found another one for the dense model's weights, that one as well."""
-    masks = {"mask": choice.mask.int().tolist()}
-    for stage, other in chosen.items():
-        if is_post_hoc(stage) and not torch.equal(other.mask, choice.mask):
-            masks["post_hoc_mask"] = other.mask.int().tolist()
-    return masks
+            yield named | metrics_of(cell) | cost_of(cell, stage, used) | {"cell": cell.key}
 
 
 def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:

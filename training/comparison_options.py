@@ -10,11 +10,11 @@ import yaml
 
 from gates.errors import GateError
 from gates.objective import Budget
+from training.options import LARGEST_SEED
+from training.stages import STAGES
 
 BudgetOption = int | float | dict[str, int | float]
 PriceOption = float | dict[str, float]
-STAGES = ("post hoc", "post hoc with means", "post hoc with uniform attention", "settled", "from scratch")
-"""In the second and third, closed heads are not zero but have their mean output, or attend uniformly."""
 
 
 def split(value: Any) -> list[Any]:
@@ -30,8 +30,8 @@ def split(value: Any) -> list[Any]:
 
 def parse_seeds(values: list[Any]) -> list[int]:
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise GateError(f"--seeds has {value!r}; expected whole numbers from 0, separated by commas")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_SEED:
+            raise GateError(f"--seeds has {value!r}; expected whole numbers from 0 to {LARGEST_SEED}, separated by commas")
     if not values or len(set(values)) < len(values):
         raise GateError(f"--seeds is {','.join(map(str, values))!r}; expected at least one, and each once")
     return values

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from gates.objective import Budget
+from training.bootstrap import bleu_metric
 from training.cells import Cells
 from training.choices import Choices
 from training.comparison_options import BudgetOption
@@ -36,7 +37,7 @@ class Results:
         rows: of ``comparison.csv``.
         masks: of ``masks.json``.
         rankings: scores behind masks ``[gates]``, by budget, method and seed.
-        scores, gates: parts of ``scores.csv`` and ``gates_over_time.csv``.
+        scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
         predictions: file with the predictions behind each row, by cell.
         pruner, data: of the last seed.
     """
@@ -46,6 +47,7 @@ class Results:
     rankings: dict[Mask, Tensor] = field(default_factory=dict)
     scores: list[pd.DataFrame] = field(default_factory=list)
     gates: list[pd.DataFrame] = field(default_factory=list)
+    prices: list[pd.DataFrame] = field(default_factory=list)
     predictions: dict[str, Path] = field(default_factory=dict)
     pruner: HeadPruner | None = None
     data: TaskData | None = None
@@ -73,6 +75,18 @@ def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method], ran
         if (keep := rankings.get((smallest, method.name, cells.seed))) is not None:
             columns[f"ranking:{method.name}"] = keep.numpy()
     return pd.DataFrame(columns)
+
+
+def price_rows(cells: Cells, choices: Choices) -> pd.DataFrame:
+    """One row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
+    gates = cells.pruner.gates
+    rows = []
+    for one in choices.priced.values():
+        left = [int(part.sum()) for part in one.mask.split(gates.sizes)]
+        by_site = {site.label: count for site, count in zip(gates.sites, left, strict=True)}
+        price = " ".join(f"{kind} {value:g}" for kind, value in one.price.items()) if isinstance(one.price, dict) else one.price
+        rows.append({"seed": cells.seed, "method": one.method, "price": price, "open": sum(left), **by_site})
+    return pd.DataFrame(rows)
 
 
 def sample_translations(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame | None:
@@ -108,28 +122,44 @@ def write_tables(
     seeds: Sequence[int],
     command: str,
 ) -> None:
-    """Everything that is computed from the rows."""
+    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes."""
     pruner = results.pruner
     assert pruner is not None
     main_metric, gates = pruner.task.main_metric, pruner.gates
     table = pd.DataFrame(results.rows)
-    scores = pd.concat(results.scores, ignore_index=True)
     predictions = {key: dict(np.load(path)) for key, path in results.predictions.items()}
-    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, main_metric)
-    run.write_table("comparison.csv", table)
-    run.write_table("scores.csv", scores)
-    run.write_json("masks.json", results.masks)
-    if results.gates:
-        run.write_table("gates_over_time.csv", pd.concat(results.gates, ignore_index=True))
-    samples = sample_translations(results, predictions)
-    if samples is not None:
-        with run.replacing("samples.tsv") as partial:
-            samples.to_csv(partial, index=False, sep="\t")
-    run.write_table("summary.csv", summary)
-    run.write_table("statistics.csv", tests)
+    tokenize = results.data.bleu_tokenize if isinstance(results.data, TranslationData) else None
+    metric = main_metric if tokenize is None else bleu_metric(tokenize)
+    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric)
     parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
     quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
-    run.write_table("agreement.csv", agreement(results.masks, results.rankings, quotas=quotas))
+    by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in parsed if budget.per_kind}
+    ours = [method.name for method in methods if method.is_ours]
+    said = verdict(
+        summary,
+        tests,
+        main_metric=main_metric,
+        ours=ours,
+        ranks=rank_methods(table, main_metric),
+        kinds=by_kind,
+        unit=gates.unit,
+    )
+    tables = {
+        "comparison.csv": table,
+        "summary.csv": summary,
+        "statistics.csv": tests,
+        "agreement.csv": agreement(results.masks, results.rankings, quotas=quotas),
+        "scores.csv": pd.concat(results.scores, ignore_index=True),
+        "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
+        "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
+        "samples.tsv": sample_translations(results, predictions),
+    }
+    for name, held in tables.items():
+        if held is not None:
+            run.write_table(name, held)
+        else:
+            (run.path / name).unlink(missing_ok=True)
+    run.write_json("masks.json", results.masks)
     run.write_json(
         "sites.json",
         [
@@ -137,24 +167,24 @@ def write_tables(
             for site, size in zip(gates.sites, gates.sizes, strict=True)
         ],
     )
-    ours = [method.name for method in methods if method.is_ours]
     run.write_json(
         "metrics.json",
         {
             "name": config.name,
             "main_metric": main_metric,
             "heads": gates.heads,
+            "gates": gates.size,
+            "unit": gates.unit,
             "budgets": sorted((budget.total for budget in parsed), reverse=True),
+            "budgets_by_kind": by_kind,
             "seeds": list(seeds),
             "methods": [method.name for method in methods],
             "ours": ours,
-            **({"signatures": signatures()} if main_metric == "bleu" else {}),
+            **({} if tokenize is None else {"signatures": signatures(tokenize)}),
             "command": command,
             "machine": machine(),
             "versions": versions(),
             "code": code_version(),
         },
     )
-    run.write_text(
-        "verdict.md", verdict(summary, tests, main_metric=main_metric, ours=ours, ranks=rank_methods(table, main_metric))
-    )
+    run.write_text("verdict.md", said)

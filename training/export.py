@@ -184,7 +184,7 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
     if trained.checkpoint == "final" and torch.equal(mask, own):
         results = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["learned"]
         metrics = {name.removeprefix("test_"): value for name, value in results.items() if name.startswith("test_")}
-        method = "learned Hard-Concrete gates, weights settled with the mask"
+        method = trained.mask_found_by
     else:
         metrics = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, not trained on with this mask"

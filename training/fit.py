@@ -36,6 +36,7 @@ from training.data.classification import ClassificationData
 from training.evaluation import evaluate
 from training.from_scratch import check_length, train_from_scratch
 from training.module import HeadPruner
+from training.options import LARGEST_SEED
 from training.results import export, send_results, show, summarise, write_results
 from training.run_comparison import METHODS, Comparison, check_methods, compare
 from training.run_directory import Existing, RunDirectory
@@ -151,8 +152,8 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     for fraction in config.curve:
         if not 0 < fraction <= 1:
             raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
-    if config.seed < 0:
-        raise GateError(f"--seed is {config.seed}; expected 0 or more")
+    if not 0 <= config.seed <= LARGEST_SEED:
+        raise GateError(f"--seed is {config.seed}; expected a whole number from 0 to {LARGEST_SEED}")
     for name in ("save_every", "average_last", "average_every"):
         if config[name] < 1:
             raise GateError(f"--{name} is {config[name]}; expected at least 1")

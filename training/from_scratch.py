@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,22 @@ def check_length(warm_up: float, epochs: float | None) -> None:
         raise GateError(f"--from_scratch_epochs is {epochs}; expected a number above 0")
 
 
+def scratch_options(settings: Mapping[str, Any], *, epochs: float | None, learning_rate: float | None) -> dict[str, Any]:
+    """Options of the module for training new weights: ordinary training in one cycle of the learning rate, without a dense
+    model to learn from. It is all one phase, so that averaging of weights takes its last checkpoints.
+
+    Args:
+        settings: of the run that found the mask.
+        epochs: of training; None for as many as all phases of the run have.
+        learning_rate: at its peak; None for the run's.
+    """
+    whole = settings["warm_up"] + settings["prune"] + settings["settle"]
+    return {
+        "warm_up": 0.0, "prune": 0.0, "settle": epochs or whole, "prune_learning_rate": None, "distil": 0.0,
+        "distil_hidden": 0.0, "learning_rate": learning_rate or settings["learning_rate"],
+    }  # fmt: skip
+
+
 def train_from_scratch(
     pruner: HeadPruner,
     data: TaskData,
@@ -44,9 +61,8 @@ def train_from_scratch(
 ) -> dict[str, Any]:
     """A row of the comparison, stage ``from scratch``: new weights, and the mask in force from the first step.
 
-    It is ordinary training with one cycle of the learning rate, all weights trainable, for as many updates as the run had
-    in all its phases, or as ``epochs`` says where the dense model was trained before (Voita et al. 2019, table 3). The
-    pruner leaves as it came.
+    All weights are trained, for as many updates as the run had in all its phases, or as ``epochs`` says where the dense model
+    was trained before (Voita et al. 2019, table 3), as :func:`scratch_options` says. The pruner leaves as it came.
 
     Args:
         pruner: after training.
@@ -68,10 +84,7 @@ def train_from_scratch(
         pruner.frozen_while_pruning = []
         for parameter in frozen:
             parameter.requires_grad_(True)
-        pruner.hparams.update(
-            warm_up=0.0, prune=0.0, settle=epochs or pruner.epochs, prune_learning_rate=None, distil=0.0, distil_hidden=0.0,
-            learning_rate=learning_rate or settings["learning_rate"],
-        )  # fmt: skip
+        pruner.hparams.update(scratch_options(settings, epochs=epochs, learning_rate=learning_rate))
         pruner.fixed_mask = mask
         pruner.train()
         trainer = make_trainer(limit_val_batches=0)

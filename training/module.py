@@ -253,6 +253,17 @@ class HeadPruner(pl.LightningModule):
             minimum_per_layer=self.hparams["minimum_per_layer"],
         )
 
+    def budget_of(self, mask: Tensor) -> Budget:
+        """The run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are per
+        kind: other kinds stay whole then."""
+        if self.budget is not None:
+            return self.budget
+        if self.kinds is None:
+            return Budget(int(mask.sum()), {})
+        kinds, mask = self.gates.kind_index().cpu(), mask.detach().cpu()
+        counts: dict[str, int | float] = {kind: int(mask[kinds == KINDS.index(kind)].sum()) for kind in self.kinds}
+        return Budget.parse(counts, self.gates.kind_sizes())
+
     def learned_mask(self) -> Tensor:
         """What the gates say now: the top log_alpha within the budget, or without one every gate above 0."""
         if self.gates.mode == "masked":
@@ -358,7 +369,7 @@ class HeadPruner(pl.LightningModule):
             return mask
         search = SwapSearch(passes=self.hparams["swaps"])
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        return refine(self, data, self.trainer, mask, search, budget=self.budget).mask
+        return refine(self, data, self.trainer, mask, search, budget=self.budget_of(mask)).mask
 
     def _start_pruning(self) -> None:
         """At the end of the warm-up: the dense model becomes the teacher, and the gates start as their family does."""
@@ -393,8 +404,9 @@ class HeadPruner(pl.LightningModule):
         self.gates.learned.clamp_()
 
     def on_train_end(self) -> None:
-        if self.fixed_mask is None and self.global_step >= self.schedule.prune:
-            self.gates.set_mask_(self.learned_mask())
+        """Where no settle phase has begun, the mask is made here."""
+        if self.fixed_mask is None and self.global_step >= self.schedule.prune and self.gates.mode != "masked":
+            self.gates.set_mask_(self._refined(self.learned_mask()))
 
     def on_fit_end(self) -> None:
         self.teacher = None

@@ -16,6 +16,21 @@ AT_LEAST_0 = (
 )  # fmt: skip
 
 
+LARGEST_SEED = 2**32 - 1
+"""That every library takes."""
+
+
+def mask_found_by(options: Mapping[str, Any]) -> str:
+    """How a run with these options finds its mask, and what its weights went through, in one line."""
+    if options["prune"] == 0:
+        return "no pruning: the dense model, with all its heads"
+    family = options.get("gate", "hard-concrete")
+    gates = "Hard-Concrete" if family == "hard-concrete" else family
+    searched = ", refined by swaps" if options.get("swaps") else ""
+    settled = "weights settled with the mask" if options["settle"] > 0 else "weights as they were trained with the gates"
+    return f"learned {gates} gates{searched}; {settled}"
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Check the arguments of :class:`training.module.HeadPruner`.
 

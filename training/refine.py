@@ -60,7 +60,7 @@ class DrawSearch:
 
 
 def refine(
-    pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch, *, budget: Budget | None
+    pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch, *, budget: Budget
 ) -> Refinement:
     """The mask ``[gates]`` refined by swaps on the pruner's present weights; under a budget per kind, gates are swapped
     within their kind.
@@ -74,7 +74,7 @@ def refine(
             loss=found.loss,
             gradient=found.gradient,
             limits=Limits(
-                within=gates.kind_index() if budget is not None and budget.per_kind else None,
+                within=gates.kind_index() if budget.per_kind else None,
                 layer_index=gates.layer_index(),
                 minimum_per_layer=pruner.hparams["minimum_per_layer"],
             ),

@@ -17,6 +17,7 @@ from gates.model_card import ModelCard
 from training.callbacks import GateLog
 from training.data.base import TaskData
 from training.module import HeadPruner
+from training.options import mask_found_by
 from training.plots import gate_heat_map, mask_agreement, quality_by_budget
 from training.run_comparison import Comparison
 from training.run_directory import RunDirectory
@@ -75,7 +76,7 @@ def write_results(
     for method, mask in result.masks.items():
         save_mask(run.path / "masks" / f"{method}.json", gates.to_heads(mask), gates.sites, method=method)
     main = pruner.task.main_metric
-    per_kind = pruner.budget is not None and bool(pruner.budget.per_kind)
+    per_kind = bool(pruner.budget_of(gates.mask).per_kind)
     figures = {
         "gates": gate_heat_map(gates.sites, gates.to_heads(gates.mask).cpu(), title="heads kept"),
         "agreement": mask_agreement(result.masks, gates.kind_index() if per_kind else None),
@@ -105,7 +106,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, learned_row: d
             tokenizer=data.tokenizer,
             card=ModelCard(
                 base_model=base_model_name(pruner.hparams),
-                method="learned Hard-Concrete gates, weights settled with the mask",
+                method=mask_found_by(pruner.hparams),
                 metrics={name: learned_row[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
                 versions=versions(),
             ),

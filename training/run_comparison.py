@@ -99,7 +99,7 @@ def compare(
         with cell_progress(count, visible=show_progress and scorer.is_global_zero) as progress:
             cells = _Cells(pruner, data, run, make_trainer, progress)
             sizes = gates.kind_sizes()
-            budget = pruner.budget or Budget.parse(int(learned_mask.sum()), sizes)
+            budget = pruner.budget_of(learned_mask)
             kinds, layers = gates.kind_index().cpu(), gates.layer_index().cpu()
             minimum = pruner.hparams["minimum_per_layer"]
 
@@ -152,8 +152,7 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
     """
     if not budget.per_kind:
         return Budget.parse(max(1, round(fraction * sum(sizes.values()))), sizes)
-    pruned = [kind for kind, kept in budget.per_kind.items() if kept < sizes[kind]]
-    return Budget.parse({kind: max(1, round(fraction * sizes[kind])) for kind in pruned}, sizes)
+    return Budget.parse({kind: max(1, round(fraction * sizes[kind])) for kind in budget.pruned(sizes)}, sizes)
 
 
 def _load_dense(pruner: HeadPruner, run: RunDirectory) -> None:

@@ -162,7 +162,7 @@ class RunDirectory:
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         with self.replacing(name) as partial:
-            table.to_csv(partial, index=False)
+            table.to_csv(partial, index=False, sep="\t" if name.endswith(".tsv") else ",")
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:

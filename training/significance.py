@@ -13,6 +13,8 @@ from scipy import stats
 from gates.errors import GateError
 from training.bootstrap import LEVEL, Array
 
+SIGNIFICANCE = 0.05
+"""Below it p is called significant."""
 MINIMUM_CELLS = 6
 """Fewer non-zero paired differences cannot reach p < 0.05: the exact two-sided Wilcoxon p is at least 2 / 2^cells."""
 

@@ -14,11 +14,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gates.errors import GateError
-from training.bootstrap import RESAMPLES, resample_metric, resampled_difference
+from training.bootstrap import RESAMPLES, Metric, resample_metric, resampled_difference
 from training.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
-from training.verdict import DENSE, is_dense, verdict
-
-__all__ = ["agreement", "compare_methods", "overlap", "rank_methods", "summarise", "verdict"]
+from training.verdict import are_dense, is_dense
 
 
 def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
@@ -50,8 +48,7 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
 def compare_methods(
     comparison: pd.DataFrame,
     predictions: Mapping[str, Mapping[str, Any]],
-    main_metric: str,
-    references: Sequence[str] | None = None,
+    metric: Metric,
     *,
     resamples: int = RESAMPLES,
 ) -> pd.DataFrame:
@@ -62,8 +59,7 @@ def compare_methods(
     Args:
         comparison: see :func:`summarise`, with the column ``cell``.
         predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each cell, in the same order of examples.
-        main_metric: of :data:`training.bootstrap.METRICS`.
-        references: methods to compare with every other; by default all.
+        metric: see :func:`training.bootstrap.metric_values`.
         resamples: of the bootstrap.
 
     Returns:
@@ -75,15 +71,15 @@ def compare_methods(
     """
     rows: list[dict[str, Any]] = []
     for stage, of_stage in comparison.groupby("stage", sort=False):
-        dense = of_stage[is_dense(of_stage["method"])]
-        for budget, own in of_stage[~is_dense(of_stage["method"])].groupby("budget", sort=False):
+        dense = of_stage[are_dense(of_stage["method"])]
+        for budget, own in of_stage[~are_dense(of_stage["method"])].groupby("budget", sort=False):
             cells = pd.concat([own, dense]).drop_duplicates(["method", "seed"])
-            values, replicates = resample_metric(*_stacked(cells, predictions), main_metric, resamples=resamples)
+            values, replicates = resample_metric(*_stacked(cells, predictions), metric, resamples=resamples)
             place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
             methods = list(dict.fromkeys(cells["method"]))
             tested: list[dict[str, Any]] = []
             for method in methods:
-                if method.split("+")[0] == DENSE or (references is not None and method not in references):
+                if is_dense(method):
                     continue
                 for rival in (other for other in methods if other != method):
                     seeds = [seed for name, seed in place if name == method and (rival, seed) in place]
@@ -109,7 +105,7 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[
         number; NaN for the first, and where too few cells differ), and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
-    rows = comparison[~is_dense(comparison["method"])]
+    rows = comparison[~are_dense(comparison["method"])]
     return {str(stage): _rank(of_stage, column) for stage, of_stage in rows.groupby("stage", sort=False)}
 
 
@@ -155,7 +151,7 @@ def agreement(
     by_cell = {
         (row["budget"], row["method"], row["seed"]): np.asarray(row["mask"], dtype=int)
         for row in masks
-        if row["method"].split("+")[0] != DENSE
+        if not is_dense(row["method"])
     }
     groups = {budget: np.asarray(kinds, dtype=int) for budget, kinds in (quotas or {}).items()}
     known: dict[frozenset[Mask], tuple[float, ...]] = {}

@@ -14,18 +14,15 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
 from training.command import finish
-from training.report.numbers import IN_PERCENT, shown
+from training.report.numbers import IN_PERCENT, kinds_kept, shown
 
 BLOCK = re.compile(r"(?P<begin><!-- python -m training.summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
 
@@ -34,8 +31,10 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
     """The rows of all ``comparison.csv`` files: of comparisons as they are, of single runs with their budget and seed.
 
     Raises:
-        GateError: for a directory without a finished comparison.
+        GateError: for a directory without a finished comparison, or if two have results of the same seed.
     """
+    if not paths:
+        raise GateError("no directory is given; name some that training.fit or training.compare wrote")
     tables = []
     for path in paths:
         try:
@@ -43,48 +42,27 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             table = pd.read_csv(path / "comparison.csv")
         except (OSError, ValueError) as error:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
-        if "seed" not in table:
-            table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
-        known = kinds_kept(path)
-        tables.append(table.assign(kinds=[known.get(heads, "") for heads in table["heads"]]))
-    return pd.concat(tables, ignore_index=True)
-
-
-def kinds_kept(path: Path) -> dict[int, str]:
-    """What is left of the kinds of attention that a comparison prunes, such as ``encoder 10``, by the heads that it keeps in
-    all; nothing where no kind stays whole, or where masks of as many heads differ in it.
-
-    Args:
-        path: of a comparison; of anything else nothing is known.
-
-    Raises:
-        GateError: if its files do not belong together.
-    """
-    files = [path / "sites.json", path / "masks.json"]
-    if not all(file.is_file() for file in files):
-        return {}
-    found: dict[int, set[str]] = {}
-    try:
-        sites, masks = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-        heads: Counter[str] = Counter()
-        for site in sites:
-            heads[site["kind"]] += site["heads"]
-        for row in masks:
-            kept = _heads_kept(sites, row["mask"])
-            pruned = [f"{kind} {count}" for kind, count in kept.items() if count < heads[kind]]
-            found.setdefault(kept.total(), set()).add(", ".join(pruned) if len(pruned) < len(heads) else "")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GateError(f"sites.json and masks.json in {str(path)!r} do not belong together") from error
-    return {total: names.pop() for total, names in found.items() if len(names) == 1}
-
-
-def _heads_kept(sites: list[dict[str, Any]], mask: list[int]) -> Counter[str]:
-    """Heads of each kind that a mask ``[gates]`` keeps."""
-    kept: Counter[str] = Counter()
-    gates = iter(mask)
-    for site in sites:
-        kept[site["kind"]] += sum(islice(gates, site["gates"])) * site["heads"] // site["gates"]
-    return kept
+        try:
+            if "seed" not in table:
+                table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
+            known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
+            kinds = [known.get(budget, "") for budget in table["budget"]]
+            tables.append(
+                table[["seed", "stage", "method", "heads"]].join(table.filter(regex="^(select|test)_")).assign(kinds=kinds)
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise GateError(
+                f"metrics.json or comparison.csv in {str(path)!r} is not as training.fit or training.compare writes it"
+            ) from error
+    rows = pd.concat(tables, ignore_index=True).drop_duplicates()
+    cell = ["seed", "stage", "method", "heads", "kinds"]
+    if (double := rows[rows.duplicated(cell)]).any(axis=None):
+        seed, stage, method, heads, _ = double.iloc[0][cell]
+        raise GateError(
+            f"two of these directories have a result of {method}, {stage}, {heads} heads, seed {seed}, and not the same one; "
+            "a mean is taken over seeds of one experiment, so make a table of each"
+        )
+    return rows
 
 
 def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -98,7 +76,6 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     if metric not in names:
         have = ", ".join(names) or "there is none"
         raise GateError(f"--metric is {metric!r}; expected one that all of these rows have: {have}")
-    rows = rows.drop_duplicates(["method", "stage", "heads", "kinds", "seed", metric]).copy()
     values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     for column in ("mean", "std"):
         values[column] = shown(_name(metric), values[column])
@@ -221,10 +198,8 @@ def show(options: argparse.Namespace) -> None:
     """Print the tables, or write them into a page."""
     if options.update is not None:
         update(options.update)
-    elif options.runs:
-        print(report(options))
     else:
-        raise GateError("no directory is given; name some that training.fit or training.compare wrote")
+        print(report(options))
 
 
 if __name__ == "__main__":

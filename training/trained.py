@@ -22,6 +22,7 @@ from gates.pruned import reshape_
 from gates.ranking import budget_mask
 from training.checkpoints import read_checkpoint
 from training.module import PRUNED_BEFORE
+from training.options import mask_found_by
 from training.run_directory import RunDirectory
 from training.tasks import base_model_name
 
@@ -39,6 +40,7 @@ class TrainedModel:
         gates: of the end of the run, not attached.
         gate_config: how the run gated it; ``base_model`` is a hub name as it is, and of a local folder the last part.
         minimum_per_layer: heads that every layer keeps.
+        mask_found_by: see :func:`training.options.mask_found_by`.
         checkpoint: its name, such as ``final``.
         tokenizer: None if the run saved none.
     """
@@ -48,6 +50,7 @@ class TrainedModel:
     gates: HeadGates
     gate_config: GateConfig
     minimum_per_layer: int
+    mask_found_by: str
     checkpoint: str
     tokenizer: PreTrainedTokenizerBase | None
 
@@ -86,7 +89,7 @@ def load_trained(path: str) -> TrainedModel:
     except (OSError, ValueError, KeyError):  # a run without text has none
         tokenizer = None
     name = Path(path).stem if is_checkpoint else "final"
-    return TrainedModel(run, model, gates, config, settings["minimum_per_layer"], name, tokenizer)
+    return TrainedModel(run, model, gates, config, settings["minimum_per_layer"], mask_found_by(settings), name, tokenizer)
 
 
 def choose_mask(

@@ -27,7 +27,15 @@ from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
 from training.fit import quiet_libraries
-from training.tasks.translation import Decoding, decode, encode_sources, generate, load_encoder_decoder, positions
+from training.tasks.translation import (
+    Decoding,
+    begin_with_,
+    decode,
+    encode_sources,
+    generate,
+    load_encoder_decoder,
+    positions,
+)
 from training.translation_metrics import SCORERS, Tokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
 
 
@@ -128,8 +136,8 @@ def load_system(
         raise GateError(f"{str(path)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
     model = load_encoder_decoder(str(path)).eval()
     set_languages(tokenizer, source=source_language, target=target_language)
-    if target_language is not None and model.generation_config is not None:
-        model.generation_config.forced_bos_token_id = language_token(tokenizer, target_language)
+    if target_language is not None:
+        begin_with_(model, tokenizer, language_token(tokenizer, target_language))
     return model, tokenizer
 
 

@@ -44,10 +44,10 @@ def corpus_score(name: Scorer, hypotheses: Sequence[str], references: Sequence[s
     return float(make_scorer(name, tokenize).corpus_score(list(hypotheses), [list(references)]).score)
 
 
-def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: Tokenizer = "13a") -> NDArray[np.int64]:
     """What BLEU adds up over a corpus, for every text ``[texts, 10]``: its length and its reference's in tokens, its matching
     and its total n-grams of lengths 1 to 4."""
-    scorer = BLEU(effective_order=True)  # which of a single text changes the score and no count
+    scorer = make_scorer("bleu", tokenize, effective_order=True)  # which of a single text changes the score and no count
     found = [scorer.sentence_score(text, [reference]) for text, reference in zip(hypotheses, references, strict=True)]
     return np.array([(score.sys_len, score.ref_len, *score.counts, *score.totals) for score in found], dtype=np.int64)
 
@@ -122,10 +122,11 @@ def paired_bootstrap(
     rows = []
     for index, system in enumerate(found["System"]):
         row: dict[str, Any] = {"system": system}
-        same = index > 0 and list(systems[str(system)]) == list(systems[str(found["System"][0])])
         for name, title in (("bleu", "BLEU"), ("chrf", "chrF2")):
+            baseline: Any = found[title][0]
             result: Any = found[title][index]
-            p = 1.0 if same else result.p_value  # sacrebleu gives the same translations the smallest p there is
+            level = index > 0 and result.score == baseline.score  # sacrebleu's p is its smallest where no resample differs
+            p = 1.0 if level else result.p_value
             row |= {name: result.score, f"{name}_mean": result.mean, f"{name}_interval": result.ci, f"{name}_p": p}
         rows.append(row)
     return rows
@@ -138,6 +139,7 @@ class TextScore(Metric):
 
     Args:
         scorer: ``bleu`` or ``chrf``.
+        tokenize: of BLEU.
         kwargs: passed to :class:`torchmetrics.Metric`.
     """
 
@@ -147,9 +149,10 @@ class TextScore(Metric):
     hypotheses: list[Tensor]
     references: list[Tensor]
 
-    def __init__(self, scorer: Scorer, **kwargs: Any) -> None:
+    def __init__(self, scorer: Scorer, tokenize: Tokenizer = "13a", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.scorer: Scorer = scorer
+        self.tokenize: Tokenizer = tokenize
         for name in ("rows", "hypotheses", "references"):
             self.add_state(name, [], dist_reduce_fx="cat")
 
@@ -166,7 +169,7 @@ class TextScore(Metric):
 
     def compute(self) -> Tensor:
         hypotheses, references = self._texts(self.hypotheses), self._texts(self.references)
-        return torch.tensor(corpus_score(self.scorer, hypotheses, references) if references else 0.0)
+        return torch.tensor(corpus_score(self.scorer, hypotheses, references, tokenize=self.tokenize) if references else 0.0)
 
     def translations(self) -> list[str]:
         """The hypotheses of all processes in the order of the split."""

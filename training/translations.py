@@ -69,10 +69,13 @@ def compare_translations(run: RunDirectory, data: TaskData, *, baseline: str = "
         if first is None or len(systems) < 2:
             continue
         ordered = {first: systems.pop(first), **systems}
-        rows += [{"search": search, "baseline": first, **row} for row in paired_bootstrap(ordered, reference, samples=samples)]
+        rows += [
+            {"search": search, "baseline": first, **row}
+            for row in paired_bootstrap(ordered, reference, samples=samples, tokenize=data.bleu_tokenize)
+        ]
     if rows:
         run.write_table(f"{FOLDER}/significance.csv", pd.DataFrame(rows))
-    run.write_json(f"{FOLDER}/signatures.json", signatures())
+    run.write_json(f"{FOLDER}/signatures.json", signatures(data.bleu_tokenize))
 
 
 def read_texts(path: Path) -> list[str]:

@@ -7,14 +7,20 @@ from typing import Any
 
 import pandas as pd
 
-from training.report.numbers import IN_PERCENT, shown
-from training.significance import RankTest
+from training.report.numbers import IN_PERCENT, budget_label, counted, shown
+from training.significance import SIGNIFICANCE, RankTest
 
 DENSE = "dense"
 """Method of the model that keeps all heads."""
-SIGNIFICANCE = 0.05
 LEVEL_MEANS = 0.05
 """Means that differ by less print as the same number."""
+MEANS = {
+    True: ", means over seeds, with 95 % intervals (Student's t over seeds) in brackets. Significant means p < "
+    f"{SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds",
+    False: f" of one seed, whose chance is unknown. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test "
+    "examples alone",
+}
+"""What is said of numbers, by whether they are of several seeds."""
 CHOICE = {
     "select_mean": "The best of this project's own methods is the one of the highest mean on the selection split; it stands "
     "against the best rival on test.",
@@ -24,9 +30,14 @@ CHOICE = {
 """What is said of the column of the summary by which this project's own methods are chosen from."""
 
 
-def is_dense(methods: pd.Series) -> pd.Series:
-    """Which of these methods keep all heads: the dense model, and the same trained with distillation."""
-    return methods.str.split("+").str[0] == DENSE
+def is_dense(method: str) -> bool:
+    """Whether a method keeps all heads: the dense model, or the same trained with distillation."""
+    return method.split("+")[0] == DENSE
+
+
+def are_dense(methods: pd.Series) -> pd.Series:
+    """Which of these methods keep all heads."""
+    return methods.astype(str).map(is_dense).astype(bool)
 
 
 def verdict(
@@ -36,6 +47,8 @@ def verdict(
     main_metric: str = "accuracy",
     ours: Sequence[str] = ("learned",),
     ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
+    kinds: Mapping[int, Mapping[str, int]] | None = None,
+    unit: str = "head",
 ) -> str:
     """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
 
@@ -50,6 +63,8 @@ def verdict(
         main_metric: such as ``accuracy``.
         ours: this project's own methods; the others are the rivals.
         ranks: by stage, as :func:`training.statistics.rank_methods` returns them.
+        kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
+        unit: what budgets count, ``head`` or ``group``.
 
     Returns:
         Markdown.
@@ -57,35 +72,35 @@ def verdict(
     summary = summary.assign(**{name: shown(main_metric, summary[name]) for name in ("mean", "low", "high") if name in summary})
     has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
     chosen_by = "select_mean" if has_selection else "mean"
+    several = bool((summary["seeds"] > 1).any())
     lines = [
         "# Verdict",
         "",
-        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}, means over seeds, with 95 % intervals "
-        f"(Student's t over seeds) in brackets. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test "
-        f"examples and seeds, corrected by Holm's method for all pairs of methods tested at that stage and budget. "
-        f"{CHOICE[chosen_by]}",
+        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{MEANS[several]}, corrected by Holm's "
+        f"method for all pairs of methods tested at that stage and budget. {CHOICE[chosen_by]}",
     ]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
-        dense = of_stage[is_dense(of_stage["method"])]
-        budgets = of_stage[~is_dense(of_stage["method"])]
+        dense = of_stage[are_dense(of_stage["method"])]
+        budgets = of_stage[~are_dense(of_stage["method"])]
         if budgets.empty:
             continue
         lines += ["", f"## {str(stage).capitalize()}", ""]
         if len(dense):
-            lines += [f"Dense, with all {dense['budget'].iloc[0]}: {_value(dense.iloc[0])}.", ""]
+            lines += [f"Dense, with all {counted(int(dense['budget'].iloc[0]), unit)}: {_value(dense.iloc[0])}.", ""]
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
             cell = _Cell(own, tests, dense, ours, chosen_by)
-            lines.append(f"- **Budget {budget}**: {' '.join(cell.sentences())}")
+            label = budget_label(int(str(budget)), (kinds or {}).get(int(str(budget)), {}), unit)
+            lines.append(f"- **{label}**: {' '.join(cell.sentences())}")
             if cell.own is not None and cell.rivals:
                 compared += 1
                 held += cell.own_holds
         if ranks is not None and stage in ranks:
             lines += ["", _ranks(*ranks[str(stage)])]
         if compared:
-            counts.append(f"{held} of {compared} budgets {stage}")
+            counts.append(f"{held} of {counted(compared, 'budget')} {stage}")
     if counts:
         lines += [
             "",
@@ -160,11 +175,11 @@ class _Cell:
             return []
         if self.own_holds:
             gap = self.mean[self.own] - self.mean[self.rivals[0]]
-            where = "level with" if gap < LEVEL_MEANS else f"{gap:.1f} above"
+            where = "level with" if gap < 1e-9 else f"{_gap(gap)} above"
             return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rivals[0]}."]
         ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + 1e-9]
         rivals = [
-            f"{name} by {self.mean[name] - self.mean[self.own]:.1f}"
+            f"{name} by {_gap(self.mean[name] - self.mean[self.own])}"
             + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
             for name in ahead
         ]
@@ -185,6 +200,10 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _gap(gap: float) -> str:
+    return f"{gap:.1f}" if gap >= LEVEL_MEANS else "less than 0.1"
+
+
 def _value(row: Any) -> str:
     """A mean with its interval and seeds."""
     seeds = int(row["seeds"])
@@ -200,7 +219,7 @@ def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
         return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
     behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
-        f"Average ranks over {test.cells} cells (budget and seed; 1 is best): {listed}. Friedman's test that all "
+        f"Average ranks over {counted(test.cells, 'cell')} (budget and seed; 1 is best): {listed}. Friedman's test that all "
         f"methods are alike has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction {', '.join(behind) or 'none'} "
         f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since cells of one seed share a "
         "dense model."

@@ -6,10 +6,12 @@ import torch
 
 from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
+from training.averaging import AverageWeights
 from training.cache import CellCache, key_of
 from training.callbacks import CostInCheckpoints
 from training.cells import NUMERICS, Cells, Scratch, behaviour_of
 from training.cost import Cost
+from training.from_scratch import train_from_scratch
 from training.progress import cell_progress
 
 DEFAULT = Scratch()
@@ -35,7 +37,7 @@ def make_cells(folder, *more, scratch=DEFAULT, **settings):
             lambda *callbacks, **overrides: make_trainer(
                 callbacks=[*more, *callbacks], **({"limit_val_batches": 1.0} | overrides)
             ),
-            trainer_settings=dict.fromkeys(NUMERICS),
+            trainer_settings=dict.fromkeys(NUMERICS) | {"average_last": 1},
             seed=0,
             cache=CellCache(folder),
             progress=progress,
@@ -89,6 +91,36 @@ def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
     longer = make_cells(tmp_path, first, from_scratch=MODEL, scratch=Scratch(4.0, 1e-4)).from_scratch(mask)
     assert longer.key != cell.key
     assert longer.result["steps"] == 4 * 16
+
+
+class Averaged(AverageWeights):
+    """Notes the steps whose weights go into an average."""
+
+    def __init__(self, last, every):
+        super().__init__(last, every)
+        self.at = []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        before = self.count
+        super().on_train_batch_end(trainer, pl_module, *args)
+        if self.count != before:
+            self.at.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(("epochs", "end"), [(None, 3 * 16), (4.0, 4 * 16)])
+def test_new_weights_are_averaged_over_the_last_checkpoints_of_their_training(tmp_path, epochs, end):
+    """As those of a run are: it is one phase, whatever phases the comparison has."""
+    found = []
+    averages = Averaged(5, 8)
+    cells = make_cells(tmp_path, averages, from_scratch=MODEL, settle=0.25, prune=1.75, scratch=Scratch(epochs))
+    cells.from_scratch(torch.ones(8))
+    found.append(averages.at)
+    averages, pruner, data = Averaged(5, 8), make_pruner(from_scratch=MODEL, settle=0.25, prune=1.75), make_data()
+    make_trainer().fit(pruner, data)
+    factory = lambda *callbacks, **more: make_trainer(callbacks=[averages, *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
+    train_from_scratch(pruner, data, torch.ones(8), factory, method="dense", epochs=epochs)
+    found.append(averages.at)
+    assert found == [[end - 32, end - 24, end - 16, end - 8, end]] * 2
 
 
 def test_a_stopped_cell_reports_its_whole_cost(cells, tmp_path):

@@ -191,13 +191,21 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
         (["--stages", "settled,later"], "--stages has 'later'"),
         (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
-        (["--draws.temperature", "0"], "--draws.temperature is 0"),
-        (["--swap.passes", "1"], "expected at least 6"),
+        (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
+        (["--methods", "his+swap", "--swap.passes", "1"], "expected at least 6"),
+        (["--methods", "his,learned", "--swap.passes", "40"], "add +swap to a method"),
+        (["--methods", "his,learned", "--draws.count=4"], "--draws.count is given, but nothing uses it; add +draws"),
+        (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
+        (["--from_scratch_epochs", "3"], "add from scratch to --stages"),
+        (["--seeds", "4294967296"], "from 0 to 4294967295"),
+        (["--methods", "learned-once", "--budgets", "4,{encoder: 2}"], "learned-once learns once, for the smallest budget"),
         (["--methods", "36,18"], "unknown method '36'"),
         (["--prices", "0.1,0.2"], "add lambda to --methods"),
         (["--seed", "5"], "--seeds has those of a comparison"),
         (["--ckpt_path=dense.ckpt"], "--ckpt_path is an option of training.fit"),
         (["--model.swaps", "40"], "here swaps are a method"),
+        (["--model.budget", "3"], "--budgets has those of a comparison"),
+        (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
         (["--trainer.fast_dev_run", "true"], "--trainer.limit_train_batches"),
         (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
         (["--model.steering", "multipliers"], "needs --model.steering projection"),
@@ -217,6 +225,29 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_pa
 def test_budgets_of_the_same_total_are_refused_by_their_names():
     with pytest.raises(GateError, match=r"\{'encoder': 10\} and \{'decoder': 10\}, which both keep 106 heads in all"):
         check_budgets([{"encoder": 10}, {"decoder": 10}], {"encoder": 48, "decoder": 48, "cross": 48})
+
+
+def test_every_price_that_was_trained_with_is_told(finished, tmp_path):
+    run, config = finished
+    priced = ["--methods", "lambda", "--prices", "0,3", "--model.gate_learning_rate", "1", "--stages", "post hoc"]
+    shared = ["--budgets", "4", "--seeds", "0", "--cells", str(run / "cells")]
+    assert main(command(tmp_path / "run", config, *priced, *shared)) == 0
+    table = pd.read_csv(tmp_path / "run" / "prices.csv")
+    sites = [site["label"] for site in json.loads((run / "sites.json").read_text())]
+    assert table.columns.tolist() == ["seed", "method", "price", "open", *sites]
+    assert table["price"].tolist() == [0, 3]
+    assert table["open"].tolist() == table[sites].sum(axis=1).tolist()
+    assert table["open"][0] > table["open"][1]
+    assert (tmp_path / "run" / "figures" / "prices_lambda.png").is_file()
+
+
+def test_what_an_earlier_comparison_of_other_methods_left_goes(finished, tmp_path):
+    run, config = finished
+    shared = ["--budgets", "4", "--seeds", "0", "--cells", str(run / "cells")]
+    for methods, is_there in (("learned,his", True), ("his", False)):
+        assert main(command(tmp_path / "run", config, "--methods", methods, *shared)) == 0
+        assert (tmp_path / "run" / "gates_over_time.csv").is_file() is is_there
+    assert "open_heads_learned" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_path, monkeypatch):

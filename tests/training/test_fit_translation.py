@@ -12,6 +12,7 @@ import torch
 from scipy.stats import hypergeom
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from gates.checkpoint import load_pruned
 from tests.models import build
 from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
@@ -336,3 +337,44 @@ def test_two_processes_equal_one(tmp_path):
     scores = [pd.read_csv(tmp_path / name / "scores" / "heads.csv") for name in ("one", "two")]
     for column in ("his", "entropy"):
         pd.testing.assert_series_equal(scores[0][column], scores[1][column], rtol=1e-3)
+
+
+def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
+    """Encoder heads have a price; the others were never to go."""
+    price = ["--model.budget", "null", "--model.price", "{encoder: 0.5}", "--model.gate_learning_rate", "2.0"]
+    more = ["--compare", "posthoc", "--model.swaps", "12", "--model.minimum_per_layer", "1"]
+    assert main(["--config", write_config(tmp_path), *price, *more, "--run_dir", str(tmp_path / "run")]) == 0
+    kept = {}
+    for file in (tmp_path / "run" / "masks").glob("*.json"):
+        kinds = {"encoder": 0, "decoder": 0, "cross": 0}
+        for site in json.loads(file.read_text())["sites"]:
+            kinds[site["kind"]] += len(site["kept"])
+        kept[file.stem] = kinds
+    assert {"learned", "his", "random"} <= set(kept)
+    assert kept["learned"]["encoder"] < 8
+    assert all(kinds == kept["learned"] | {"decoder": 4, "cross": 4} for kinds in kept.values())
+
+
+def test_a_translator_that_loses_all_its_heads_is_exported(tmp_path):
+    none = ["--model.budget", "0", "--model.freeze_while_pruning", "null", "--compare", "posthoc", "--curve", "[]"]
+    assert main(["--config", write_config(tmp_path), *none, "--run_dir", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["heads"]["kept"] == 0
+    model = load_pruned(tmp_path / "run" / "export")
+    assert not [name for name, _ in model.named_parameters() if "k_proj" in name]
+
+
+def test_what_is_kept_of_a_dense_model_that_did_not_improve_is_its_best(tmp_path):
+    """Also if training reaches its end."""
+    alone = ["--model.budget", "null", "--model.prune", "0", "--model.settle", "0", "--model.warm_up", "3"]
+    early = ["--patience", "5", "--model.freeze_while_pruning", "null", "--data.validate_every", "0.5"]
+    assert main(["--config", write_config(tmp_path), *alone, *early, "--run_dir", str(tmp_path / "run")]) == 0
+    dense, final = (
+        torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+        for name in ("dense", "final")
+    )
+    torch.testing.assert_close(
+        *({name: tensor for name, tensor in state.items() if torch.is_tensor(tensor)} for state in (dense, final)),
+        rtol=0,
+        atol=0,
+    )
+    assert "no pruning: the dense model" in (tmp_path / "run" / "export" / "README.md").read_text()

@@ -2,7 +2,11 @@ import gzip
 import json
 
 import pytest
+import sacrebleu
+import torch
 
+import training.data.base
+import training.data.translation
 from gates.errors import GateError
 from training.data.parallel_text import ParallelTextData, read_lines, set_aside
 from training.data.translation import Pairs
@@ -215,3 +219,44 @@ def test_names_of_special_tokens_within_texts_are_text(files):
         assert [token for token in ids if token in special] == [data.tokenizer.eos_token_id] == ids[-1:]
         assert data.tokenizer.decode(ids, skip_special_tokens=True) == odd
     assert data.splits["train"]["source"][1:] == data.tokenizer(SOURCE)["input_ids"]
+
+
+def test_pairs_set_aside_are_filtered_as_training_pairs_are(files):
+    """They are training pairs: no file of the user's has them as its selection split."""
+    long = [f"{'long ' * 30}{n}" for n in range(8)]
+    data = aligned(files, [*SOURCE, *long], [*TARGET, *(f"kurz {n}" for n in range(8))], select_fraction=0.5, max_ratio=2.0)
+    data.build(None)
+    assert 0 < len(data.texts["select"].source) == data.splits["select"].num_rows < 16
+    assert {*data.texts["select"].source} <= {*SOURCE}
+    assert list(data.splits["select"]["row"]) == list(range(len(data.texts["select"].target)))
+
+
+def test_no_more_pairs_are_set_aside_than_validation_needs():
+    pairs = Pairs([f"s{n}" for n in range(100_000)], ["t"] * 100_000)
+    _, select = set_aside(pairs, 0.1)
+    assert len(select.source) == 2000
+
+
+def test_parts_of_a_split_are_encoded_as_the_whole(files, monkeypatch):
+    whole, parts = aligned(files), aligned(files)
+    whole.build(None)
+    monkeypatch.setattr(training.data.translation, "ENCODED_AT_ONCE", 7)
+    monkeypatch.setattr(training.data.base, "HASHED_AT_ONCE", 3)
+    parts.build(None)
+    assert parts.splits["train"][:] == whole.splits["train"][:]
+    assert parts.fingerprint() == whole.fingerprint()
+
+
+def test_bleu_has_the_tokenizer_that_the_language_needs(files):
+    data = aligned(files, bleu_tokenize="zh")
+    data.build(None)
+    found = data.task.metrics("test")
+    for name in ("bleu", "beam_bleu"):
+        found[name].update(torch.tensor([0]), ["我喜欢看书和写字"], ["我喜欢看书和画画"])
+    assert float(found["bleu"].compute()) == pytest.approx(
+        sacrebleu.corpus_bleu(["我喜欢看书和写字"], [["我喜欢看书和画画"]], tokenize="zh").score, abs=1e-4
+    )
+    assert float(found["bleu"].compute()) > 30
+    plain = aligned(files)
+    plain.build(None)
+    assert plain.fingerprint() != data.fingerprint()

@@ -108,9 +108,10 @@ def test_draws_that_can_do_nothing_are_refused(options):
         DrawSearch(**options)
 
 
-def test_a_run_can_end_its_prune_phase_with_swaps(tmp_path):
-    """The mask that settles is what a search finds from the gates' mask on the weights of that moment."""
-    options = {"warm_up": 2.0, "learning_rate": 3e-3}
+@pytest.mark.parametrize("settle", [1.0, 0.0])
+def test_a_run_can_end_its_prune_phase_with_swaps(settle):
+    """The final mask is what a search finds from the gates' mask on the weights of that moment, whether it settles or not."""
+    options = {"warm_up": 2.0, "learning_rate": 3e-3, "settle": settle}
     plain, data = make_pruner(**options), make_data()
     make_trainer(max_steps=48).fit(plain, data)  # the end of the prune phase
     expected = refine(plain, data, make_trainer(), plain.learned_mask(), SwapSearch(passes=20), budget=plain.budget).mask

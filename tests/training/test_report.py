@@ -20,9 +20,9 @@ from tests.training.report_fixture import METHODS, write_comparison, write_run, 
 from training.plots import line_style, mask_agreement
 from training.report import captions, figures
 from training.report.__main__ import main
-from training.report.contents import Course, Site, Values
+from training.report.contents import Contents, Course, Site, Values
 from training.report.numbers import NONE, duration, quantity
-from training.report.pictures import figures_for
+from training.report.pictures import figures_for, pictures_of
 from training.report.reading import read_contents
 from training.report.translations import systems_shown
 
@@ -222,12 +222,14 @@ def test_the_caption_of_agreement_counts_every_pair_once():
         ("a", "a", 0.9),
     ]
     rows = pd.DataFrame(both, columns=["method", "other", "jaccard"]).assign(budget=3, chance_jaccard=0.2)
-    said = captions.agreement(rows, 3, 8)
+    contents = Contents(Path("a"), "comparison", metrics={"heads": 16, "gates": 8, "unit": "group"})
+    said = captions.agreement(contents, rows, 3)
+    assert said.startswith("Masks of 3 of 8 groups. ")
     assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
     assert "would share 0.20; 2 of 3 pairs share more." in said
     assert "a repeats itself best (0.90)" in said
     one_seed = rows.assign(jaccard=rows["jaccard"].where(rows["method"] != rows["other"]))
-    assert "Between seeds" not in captions.agreement(one_seed, 3, 8)
+    assert "Between seeds" not in captions.agreement(contents, one_seed, 3)
 
 
 def test_where_heads_stay_is_told_by_kind_and_layer():
@@ -236,7 +238,9 @@ def test_where_heads_stay_is_told_by_kind_and_layer():
     said = captions.kept_by_site(kept, "learned")
     assert "keeps at a budget of 2: 0.5 of 4 in encoder and 1.5 of 2 in cross" in said
     assert "No head is left in encoder.0." in said
-    above, below, _ = figures.kept_by_site(kept, "title").axes
+    counts = np.array([[1, 1, 2], [0, 0.5, 1.5]])
+    above, below, _ = figures.kept_by_site(sites, counts, ["4", "2"], axis="heads kept", title="title").axes
+    assert [text.get_text() for text in below.get_xticklabels()] == ["4", "2"]
     assert {line.get_label(): line.get_ydata().tolist() for line in above.lines} == {
         "encoder": [0.5, 0.125],
         "cross": [1, 0.75],
@@ -249,8 +253,8 @@ def test_open_heads_are_counted_before_seeds_are_averaged():
     is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
     course = Course(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
     assert course.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
-    said = captions.training(course, "learned", 2)
-    assert "5 open heads at step 0, 2 at step 20" in said
+    said = captions.training(Contents(Path("a"), "comparison"), course, "learned", 2)
+    assert said.startswith("learned, 2 heads: 5 open at step 0, 2 at step 20. ")
     assert "Half of those that close have closed by step 10" in said
 
 
@@ -261,7 +265,8 @@ def test_a_course_ends_in_the_mask_that_is_made_of_it():
     ended = course.ending_in(np.array([0.0, 0, 1, 1]))
     assert ended.steps.tolist() == [10, 20, 30]
     assert ended.by_site().tolist() == [[2, 2], [1, 2], [0, 2]]
-    assert "4 open heads at step 10, 3 at step 20, then the 2 of the mask" in captions.training(ended, "learned", 2)
+    said = captions.training(Contents(Path("a"), "comparison"), ended, "learned", 2)
+    assert "4 open at step 10, 3 at step 20, then the 2 of the mask" in said
 
 
 def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
@@ -503,3 +508,92 @@ def test_no_picture_has_room_for_more_than_all(comparison):
     for stage in contents.stages:
         low, high = figures.quality_against_heads(contents, stage).axes[0].get_ylim()
         assert low < 100 < high <= 101
+
+
+PRUNED = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
+
+
+def of_encoder_heads(**more):
+    """Budgets of 2 and 1 of 4 encoder heads; the 2 across stay whole."""
+    kept = {("learned", 4): [[1, 0, 1, 0, 1, 1]], ("his", 4): [[1, 1, 0, 0, 1, 1]], ("learned", 3): [[0, 0, 0, 1, 1, 1]]}
+    masks = {key: (PRUNED, np.array(mask)) for key, mask in kept.items()}
+    return Contents(Path("a"), "comparison", kinds={4: {"encoder": 2}, 3: {"encoder": 1}}, masks=masks, **more)
+
+
+def test_heads_that_cannot_go_are_no_result():
+    contents = of_encoder_heads()
+    assert captions.masks(contents, 4, "learned") == (
+        "At 4 of 6 heads (encoder 2), learned keeps 1 in every layer. All 2 methods agree in every seed on 1 head to keep and "
+        "1 head to give up."
+    )
+    assert "keeps most in encoder.1 (1 of 2) and fewest in encoder.0 (0 of 2)." in captions.masks(contents, 3, "learned")
+    gates = np.array([[1.0] * 6, [0, 0, 0, 1, 1, 1]])
+    said = captions.training(contents, Course(PRUNED, np.array([0, 10]), gates, gates), "learned", 3)
+    assert said.startswith("learned, 3 heads (encoder 1): 6 open at step 0, 3 at step 10. ")
+    assert said.endswith("Most stay in encoder.1 (1 of 2), none in encoder.0.")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "ticks", "title"),
+    [
+        ({4: {"encoder": 2}, 3: {"encoder": 1}}, ["1", "2"], "encoder heads kept (the others stay)"),
+        ({4: {"encoder": 3, "cross": 1}, 3: {"encoder": 1}}, ["3", "4"], "heads kept"),
+        ({}, ["3", "4"], "heads kept"),
+    ],
+)
+def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
+    rows = [("settled", name, budget, 0.8) for name, budget in (("dense", 6), ("his", 4), ("his", 3))]
+    summary = pd.DataFrame(rows, columns=["stage", "method", "budget", "mean"]).assign(seeds=1)
+    contents = Contents(Path("a"), "comparison", kinds=kinds, summary=summary, comparison=summary)
+    axes = figures.quality_against_heads(contents, "settled").axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ticks
+    assert axes.get_xlabel() == title
+
+
+def test_the_best_result_is_that_of_models_that_were_trained_on():
+    rows = [("post hoc", 0.9), ("post hoc with means", 0.95), ("settled", 0.7)]
+    summary = pd.DataFrame(rows, columns=["stage", "mean"]).assign(method="his", budget=4, seeds=1)
+    contents = Contents(Path("a"), "comparison", summary=summary, comparison=summary)
+    assert "Highest after training: his at 4 heads, settled, with 70.00 %." in captions.results(contents)
+    assert contents.stages_by_weight == ["settled", "post hoc", "post hoc with means"]
+    contents.summary = summary[summary["stage"] != "settled"]
+    assert "Highest: his at 4 heads, post hoc with means, with 95.00 %." in captions.results(contents)
+
+
+def test_budgets_per_kind_are_read_from_metrics(tmp_path):
+    folder = write_comparison(tmp_path / "a", kinds=("encoder", "cross"), budgets=(12, 10))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    by_kind = {"12": {"encoder": 4}, "10": {"encoder": 2}}
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": by_kind}))
+    assert read_contents(folder).label(10) == "10 heads (encoder 2)"
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "12 (encoder 4), 10 (encoder 2) of 16 heads" in page
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": {"ten": 1}}))
+    with pytest.raises(GateError, match="budgets_by_kind in metrics"):
+        read_contents(folder)
+
+
+@pytest.mark.parametrize(
+    ("prices", "ticks"),
+    [((0.001, 0.1, 0.01), ["0.001", "0.01", "0.1"]), (("encoder 1e-05", "encoder 1", "encoder 0.1"), None)],
+)
+def test_where_gates_stay_open_as_their_price_rises(prices, ticks, tmp_path):
+    folder = write_comparison(tmp_path / "a", kinds=("encoder", "cross"), layers=1)
+    left = dict(zip(prices, ((4, 3), (1, 0), (2, 1)), strict=True))  # dearest in the middle
+    rows = [
+        {"seed": seed, "method": "lambda", "price": price, "open": a + b, "encoder.0": a, "cross.0": b}
+        for seed in (0, 1)
+        for price, (a, b) in left.items()
+    ]
+    pd.DataFrame(rows).to_csv(folder / "prices.csv", index=False)
+    found = {picture.name: picture for picture in pictures_of(read_contents(folder))}["prices_lambda"]
+    below = found.figure.axes[1]
+    shown = [text.get_text() for text in below.get_xticklabels()]
+    assert shown == (ticks or ["encoder 1e-05", "encoder 0.1", "encoder 1"])
+    assert [text.get_text() for text in below.texts] == ["4", "2", "1", "3", "1", "0"]
+    assert "7 at the lowest price" in found.caption
+    assert "4 and 1 of 4 in encoder, 3 and 0 of 4 in cross." in found.caption
+    pd.DataFrame(rows).drop(columns="cross.0").to_csv(folder / "prices.csv", index=False)
+    with pytest.raises(GateError, match="has no column 'cross"):
+        read_contents(folder)

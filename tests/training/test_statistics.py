@@ -11,10 +11,11 @@ from scipy import stats
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
 
 from gates.errors import GateError
-from gates.ranking import jaccard, rank_correlation
+from gates.ranking import jaccard
 from training.bootstrap import metric_values, paired_bootstrap
 from training.significance import chance_jaccard, friedman, holm, interval, mcnemar, wilcoxon
-from training.statistics import agreement, compare_methods, rank_methods, summarise, verdict
+from training.statistics import agreement, compare_methods, rank_methods, summarise
+from training.verdict import verdict
 
 # -- intervals -----------------------------------------------------------------------------------------------------
 
@@ -263,8 +264,13 @@ def test_agreement_between_methods_and_between_seeds():
     for budget in (4, 2):  # each budget's own rankings
         learned = [torch.tensor(rankings[budget, "learned", seed]) for seed in range(3)]
         expected = {
-            "learned": [rank_correlation(x, y) for x, y in itertools.combinations(learned, 2)],
-            "his": [rank_correlation(x, torch.tensor(y)) for x, y in zip(learned, his, strict=True)],
+            "learned": [
+                (stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic)
+                for x, y in itertools.combinations(learned, 2)
+            ],
+            "his": [
+                (stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic) for x, y in zip(learned, his, strict=True)
+            ],
         }
         for other, correlations in expected.items():
             row = found.loc[(budget, "learned", other), ["kendall", "spearman"]].to_numpy(dtype=float)
@@ -338,8 +344,6 @@ def test_the_tests_between_methods_are_paired_bootstraps_corrected_for_all_pairs
     assert row["p_holm"] == pytest.approx(
         dict(zip(pairs, holm(list(pairs.values())), strict=True))[frozenset(("learned", "his"))]
     )
-    some = compare_methods(table, predictions, "accuracy", ["learned"], resamples=200)
-    assert list(some["rival"]) == ["his", "random", "dense"]
 
 
 def test_predictions_must_be_there_and_of_the_same_examples():
@@ -360,11 +364,11 @@ def spoken(accuracies, **options):
 
 def test_a_clear_winner_is_named():
     text = spoken(CLEAR)
-    assert "**Budget 4**: learned has the best mean" in text
+    assert "**4 heads**: learned has the best mean" in text
     assert "Significantly behind: his (-" in text
     assert "Level" not in text
     assert "learned wins." in text
-    assert "at or above every rival's at 1 of 1 budgets settled" in text
+    assert "at or above every rival's at 1 of 1 budget settled" in text
     assert "Average ranks are not tested: 3 methods and 3 cells" in text
 
 
@@ -381,7 +385,7 @@ def test_a_learned_method_that_is_behind_is_said_to_be():
     assert "his has the best mean" in text
     assert "The best of this project's own methods, learned, is below his by" in text
     assert "(significantly)" in text
-    assert "at 0 of 1 budgets settled" in text
+    assert "at 0 of 1 budget settled" in text
 
 
 def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival_on_test():
@@ -396,7 +400,7 @@ def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival
     text = verdict(summary, tests, ours=ours)
     assert "highest mean on the selection split" in text
     assert "The best of this project's own methods, learned, is below his by 5.0." in text
-    assert "at 0 of 1 budgets settled" in text
+    assert "at 0 of 1 budget settled" in text
     text = verdict(summary.drop(columns="select_mean"), tests, ours=ours)
     assert "no result on a selection split, so the best of this project's own methods is chosen on test" in text
     assert "own methods, learned+swap, is 10.0 above the best rival, his." in text

@@ -51,51 +51,51 @@ def test_bleu_is_in_points(tmp_path, capsys):
     assert "percent" not in out
 
 
-def comparison(folder, masks, *, metric="test_bleu"):
-    """Two kinds of attention: 2 sites of 3 gates for 6 heads each, and one of 4."""
+def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0):
+    """Of 16 heads, with groups of two as the unit of budgets."""
     folder.mkdir()
-    sites = [
-        {"kind": kind, "heads": heads, "gates": gates} for kind, heads, gates in (("encoder", 6, 3),) * 2 + (("cross", 4, 4),)
-    ]
-    (folder / "sites.json").write_text(json.dumps(sites))
-    (folder / "metrics.json").write_text(json.dumps({"heads": 16}))
-    (folder / "masks.json").write_text(json.dumps([{"method": name, "mask": mask} for name, mask in masks.items()]))
-    rows = [(0, name, "settled", sum(mask[:6]) * 2 + sum(mask[6:]), 20.0) for name, mask in masks.items()]
-    table = pd.DataFrame(rows, columns=["seed", "method", "stage", "heads", metric])
+    (folder / "metrics.json").write_text(json.dumps({"heads": 16, "budgets_by_kind": by_kind or {}}))
+    rows = [(0, "dense", "settled", 8, 16, 30.0), (0, "his", "settled", heads // 2, heads, quality)]
+    table = pd.DataFrame(rows, columns=["seed", "method", "stage", "budget", "heads", metric])
     table.to_csv(folder / "comparison.csv", index=False)
     return str(folder)
 
 
-DENSE = [1] * 10
-
-
 @pytest.mark.parametrize(
-    ("masks", "title"),
+    ("by_kind", "title"),
     [
-        ({"dense": DENSE, "his": [1, 0, 0, 0, 0, 1] + [1] * 4}, "8 heads (encoder 4)"),
-        ({"dense": DENSE, "his": [1] * 6 + [0, 1, 0, 0]}, "13 heads (cross 1)"),
-        ({"dense": DENSE, "his": [1, 1, 0, 1, 1, 0, 0, 1, 0, 0]}, "9 heads"),  # no kind is whole
-        ({"dense": DENSE, "his": [1, 0, 0, 0, 0, 1] + [1] * 4, "random": [1, 1, 0, 1, 0, 0, 0, 1, 1, 0]}, "8 heads"),
+        ({4: {"encoder": 1}}, "8 heads (encoder 1)"),
+        ({4: {"encoder": 1, "cross": 2}, 2: {"cross": 1}}, "8 heads (encoder 1, cross 2)"),
+        ({2: {"encoder": 1}}, "8 heads"),
     ],
 )
-def test_kinds_are_named_where_others_stay_whole(masks, title, tmp_path, capsys):
-    assert main([comparison(tmp_path / "a", masks), "--metric", "test_bleu"]) == 0
+def test_budgets_per_kind_are_named(by_kind, title, tmp_path, capsys):
+    assert main([comparison(tmp_path / "a", 8, by_kind=by_kind), "--metric", "test_bleu"]) == 0
     assert f"| stage | method | 16 heads | {title} |" in capsys.readouterr().out
 
 
 def test_budgets_of_different_kinds_are_different_columns(tmp_path, capsys):
     """12 of 16 heads either way: no mean of the two is taken."""
-    encoder, cross = [1, 1, 1, 1, 0, 0] + [1] * 4, [1] * 10
-    paths = [comparison(tmp_path / "a", {"his": encoder}), comparison(tmp_path / "b", {"his": cross[:6] + [0] * 4})]
+    paths = [comparison(tmp_path / kind, 12, by_kind={6: {kind: 2}}) for kind in ("encoder", "cross")]
     assert main([*paths, "--metric", "test_bleu"]) == 0
-    assert "| 12 heads (encoder 8) | 12 heads (cross 0) |" in capsys.readouterr().out
+    assert "| 12 heads (encoder 2) | 12 heads (cross 2) |" in capsys.readouterr().out
 
 
-def test_masks_of_other_sites_are_named(tmp_path, capsys):
-    path = comparison(tmp_path / "a", {"his": DENSE})
-    (tmp_path / "a" / "masks.json").write_text('[{"mask": 3}]')
+def test_two_experiments_are_not_two_seeds(tmp_path, capsys):
+    """Their dense models may be the same."""
+    paths = [comparison(tmp_path / name, 12, quality=quality) for name, quality in (("a", 20.0), ("b", 20.5))]
+    assert main([*paths, "--metric", "test_bleu"]) == 2
+    assert "have a result of his, settled, 12 heads, seed 0, and not the same one" in capsys.readouterr().err
+    paths[1] = comparison(tmp_path / "c", 8, quality=20.5)
+    assert main([*paths, "--metric", "test_bleu"]) == 0
+
+
+@pytest.mark.parametrize("metrics", ["[]", '{"budgets_by_kind": {"six": {}}}', '{"budgets_by_kind": [6]}'])
+def test_damaged_results_are_named(metrics, tmp_path, capsys):
+    path = comparison(tmp_path / "a", 12)
+    (tmp_path / "a" / "metrics.json").write_text(metrics)
     assert main([path, "--metric", "test_bleu"]) == 2
-    assert f"sites.json and masks.json in {path!r} do not belong together" in capsys.readouterr().err
+    assert f"metrics.json or comparison.csv in {path!r} is not as" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"], ["--metric", "method"]])
@@ -107,7 +107,7 @@ def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
 
 def test_runs_of_two_tasks_are_not_put_into_one_table(tmp_path, capsys):
     paths = [
-        comparison(tmp_path / "a", {"his": [1] * 10}, metric="test_bleu"),
+        comparison(tmp_path / "a", 12),
         run(tmp_path / "b", 0, [("his", "post hoc", 18, 0.8)]),
     ]
     assert main([*paths, "--metric", "test_bleu"]) == 2

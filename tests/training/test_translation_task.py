@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, MBart50Tokenizer, MBartConfig, MBartForConditionalGeneration, MBartTokenizer
 
 from gates.checkpoint import load_pruned, save_pruned
 from gates.entropy import AttentionEntropy
@@ -12,10 +12,10 @@ from gates.importance import head_gradients
 from gates.observe import observe_entropy
 from gates.surgery import remove_heads_, zero_heads_
 from tests.models import build
-from tests.training.translation_runs import make_data, make_pruner
+from tests.training.translation_runs import MODEL, make_data, make_pruner
 from training.data.languages import language_token, set_languages
 from training.distillation import Teacher
-from training.tasks.translation import Decoding, encode_targets, generate, shifted_right
+from training.tasks.translation import Decoding, begin_with_, encode_sources, encode_targets, generate, shifted_right
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +182,7 @@ def test_a_new_model_that_is_none_is_refused(fields, data):
 @pytest.mark.parametrize("family", ["bart", "marian"])
 def test_a_pretrained_encoder_decoder_is_loaded(family, data, tmp_path):
     model = build(family)
+    model.resize_token_embeddings(len(data.tokenizer), mean_resizing=False)
     model.save_pretrained(tmp_path / "model")
     again = data.task.build(str(tmp_path / "model"), None, data.tokenizer).eval()
     torch.testing.assert_close(again.state_dict(), model.state_dict())
@@ -288,3 +289,37 @@ def test_a_distilled_translator_has_the_task_loss_of_others(sentence_loss):
     expected = pruner.task.batch_loss(pruner.task.losses(pruner.backbone, batch)[0], batch)
     found, _ = pruner._taught(Teacher(pruner.backbone, pruner.gates), batch)
     torch.testing.assert_close(found, expected)
+
+
+VOCABULARY = [
+    ("<s>", 0.0),
+    ("<pad>", 0.0),
+    ("</s>", 0.0),
+    ("<unk>", 0.0),
+    *((f"\u2581{word}", -1.0) for word in ("a", "dog", "hund")),
+]
+
+
+@pytest.mark.parametrize("kind", [MBartTokenizer, MBart50Tokenizer])
+def test_translations_begin_as_the_targets_in_training(kind):
+    """mBART starts the decoder with the language, mBART-50 sees it as the first token."""
+    tokenizer = kind(vocab=VOCABULARY)
+    set_languages(tokenizer, source="en_XX", target="ro_RO")
+    language = language_token(tokenizer, "ro_RO")
+    torch.manual_seed(0)
+    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = MBartConfig(vocab_size=len(tokenizer), pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, **small, **heads)
+    model = MBartForConditionalGeneration(config).eval()
+    begin_with_(model, tokenizer, language)
+    seen = shifted_right(model, torch.tensor(encode_targets(tokenizer, ["a hund"])))[0]
+    source = torch.tensor(encode_sources(tokenizer, ["a dog"]))
+    begun = generate(model, source, torch.ones_like(source), Decoding(1, max_length=5), beams=1)[0]
+    place = int((seen == language).nonzero()[0])
+    assert place == (0 if kind is MBartTokenizer else 1)
+    assert begun[: place + 1].tolist() == seen[: place + 1].tolist()
+
+
+def test_a_tokenizer_of_another_model_is_refused(data):
+    with pytest.raises(GateError, match="but the new model has embeddings of 20; a model needs its own tokenizer"):
+        data.task.build(None, MODEL | {"vocab_size": 20}, data.tokenizer)

@@ -20,6 +20,8 @@ from training.data.batches import SplitBatches
 from training.tasks import Task
 
 SPLITS = ("train", "select", "test")
+HASHED_AT_ONCE = 10_000
+"""Rows of a column."""
 
 
 @runtime_checkable
@@ -164,7 +166,13 @@ class TaskData(pl.LightningDataModule, ABC):
         digest = xxhash.xxh3_128(self.order.encode())
         for name in SPLITS:
             for column in self.splits[name].column_names:
-                digest.update(f"{name} {column} {json.dumps(list(self.splits[name][column]))}".encode())
+                values = self.splits[name][column]
+                digest.update(f"{name} {column} [".encode())
+                for first in range(0, len(values), HASHED_AT_ONCE):  # the same as of the whole column, which may be large
+                    digest.update(
+                        (", " * (first > 0) + json.dumps(list(values[first : first + HASHED_AT_ONCE]))[1:-1]).encode()
+                    )
+                digest.update(b"]")
         return digest.hexdigest()
 
     def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:

@@ -14,6 +14,9 @@ from gates.errors import GateError
 from training.data.text import check_text, read_file, read_hub, refuse_blank_lines
 from training.data.translation import Pairs, TranslationData, chosen
 
+ASIDE_AT_MOST = 2000
+"""Source sentences."""
+
 
 class ParallelTextData(TranslationData):
     """Sentences and their translations.
@@ -28,7 +31,7 @@ class ParallelTextData(TranslationData):
         train_file, select_file, test_file: instead, local csv, tsv, jsonl or parquet files with a column for each side.
         columns: names of the columns of a csv or tsv file that has no header line.
         source_column, target_column: of the two sides; in data sets with one column ``translation``, the languages in it.
-        select_fraction: share of the training pairs set aside for selection when there is no split for it.
+        select_fraction: share of the training pairs set aside for selection when there is no split for it, at most 2,000.
         skip_empty: leave out training pairs with an empty side, instead of refusing them. ``skip_unfit_pairs`` is the same for
             pairs of the other splits.
         kwargs: see :class:`training.data.translation.TranslationData`.
@@ -99,6 +102,7 @@ class ParallelTextData(TranslationData):
         pairs = {name: self._without_empty(name, split) for name, split in pairs.items()}
         if "select" not in pairs:
             pairs["train"], pairs["select"] = set_aside(pairs["train"], self.select_fraction)
+            self.set_aside = True
         return pairs
 
     def _read_local(self, name: str) -> Pairs:
@@ -190,11 +194,12 @@ def read_lines(file: str) -> list[str]:
 
 
 def set_aside(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
-    """A part of the pairs for selection, chosen at random; pairs with the same source are all on one side."""
+    """A part of the pairs for selection, chosen at random; pairs with the same source are all on one side. More than
+    :data:`ASIDE_AT_MOST` would only make every validation, which translates them, longer."""
     sources = list(dict.fromkeys(pairs.source))
     if len(sources) < 2:
         raise GateError("the train split has one source sentence; expected more, or a selection split beside it")
     order = np.random.default_rng(0).permutation(len(sources))
-    taken = {sources[index] for index in order[: min(len(sources) - 1, max(1, round(fraction * len(sources))))]}
+    taken = {sources[index] for index in order[: min(len(sources) - 1, ASIDE_AT_MOST, max(1, round(fraction * len(sources))))]}
     aside = np.array([source in taken for source in pairs.source])
     return chosen(pairs, np.flatnonzero(~aside)), chosen(pairs, np.flatnonzero(aside))

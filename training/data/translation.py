@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -29,11 +29,14 @@ from training.tasks.translation import (
     encode_sources,
     encode_targets,
 )
+from training.translation_metrics import Tokenizer, make_scorer
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer in a run's directory."""
 LENGTHS = {"source": "length", "target": "target_length"}
 """Columns of the splits with the tokens of each side."""
+ENCODED_AT_ONCE = 10_000
+"""Pairs: a tokenizer's answer takes some 10 kB for each, the ids that are kept of it a twentieth."""
 LEAVE_OUT_AT_MOST = 0.5
 """Share of the training pairs that the length filter may leave out before it is taken for a mistake."""
 
@@ -70,7 +73,7 @@ class TranslationData(TaskData):
         vocab_size: of a trained tokenizer, for both languages together.
         source_prefix: text before every source, such as ``translate English to German: `` for T5.
         source_language, target_language: for multilingual models, their names in the tokenizer, such as ``en_XX``.
-        label_smoothing, sentence_loss, beam_splits: see :class:`training.tasks.translation.Translation`.
+        label_smoothing, sentence_loss, bleu_tokenize, beam_splits: see :class:`training.tasks.translation.Translation`.
         beams, length_penalty: of beam search.
         validate_every: epochs between validations, each of which translates the selection split.
         num_workers: processes that prepare batches.
@@ -94,6 +97,7 @@ class TranslationData(TaskData):
         target_language: str | None = None,
         label_smoothing: float = 0.1,
         sentence_loss: SentenceLoss = "mean",
+        bleu_tokenize: Tokenizer = "13a",
         beams: int = 4,
         length_penalty: float = 1.0,
         beam_splits: list[str] | None = None,
@@ -132,14 +136,18 @@ class TranslationData(TaskData):
         self.source_language, self.target_language = source_language, target_language
         self.label_smoothing = label_smoothing
         self.sentence_loss: SentenceLoss = sentence_loss
+        make_scorer("bleu", bleu_tokenize)  # raises where its package is missing
+        self.bleu_tokenize: Tokenizer = bleu_tokenize
         self.decoding = Decoding(beams, length_penalty, max_length)
         self.validate_every = validate_every
         self.texts: dict[str, Pairs] = {}
+        self.set_aside = False
         self.left_out = 0
 
     @abstractmethod
     def load_pairs(self) -> dict[str, Pairs]:
-        """The three splits, checked but not filtered."""
+        """The three splits, checked but not filtered; sets ``set_aside`` if the selection split is a part of the training
+        pairs."""
 
     # -- building ----------------------------------------------------------------------------------------------
 
@@ -152,9 +160,11 @@ class TranslationData(TaskData):
         self.texts = self.load_pairs()
         self.tokenizer = self.load_tokenizer(backbone)
         for name in SPLITS:
-            self.splits[name] = self._encode(name, self.texts[name])
-        for name in ("select", "test"):
+            self.splits[name] = self._encode(self.texts[name])
+        for name in ("test",) if self.set_aside else ("select", "test"):
             self._check_lengths(name)
+        if self.set_aside:
+            self._keep("select", self._fit("select"))
         self._drop_unfit_pairs()
 
     def use_files_of(self, run: Path) -> None:
@@ -190,19 +200,22 @@ class TranslationData(TaskData):
         set_languages(tokenizer, source=self.source_language, target=self.target_language)
         return tokenizer
 
-    def _encode(self, name: str, pairs: Pairs) -> Dataset:
+    def _encode(self, pairs: Pairs) -> Dataset:
         assert self.tokenizer is not None
-        source = encode_sources(self.tokenizer, pairs.source, prefix=self.source_prefix)
-        target = encode_targets(self.tokenizer, pairs.target)
-        return Dataset.from_dict(
-            {
-                "row": list(range(len(source))),
-                "source": source,
-                "target": target,
-                "length": [len(ids) for ids in source],
-                "target_length": [len(ids) for ids in target],
+        parts = []
+        for first in range(0, len(pairs.source), ENCODED_AT_ONCE):
+            source, target = (texts[first : first + ENCODED_AT_ONCE] for texts in pairs)
+            sources = encode_sources(self.tokenizer, source, prefix=self.source_prefix)
+            targets = encode_targets(self.tokenizer, target)
+            columns = {
+                "row": list(range(first, first + len(sources))),
+                "source": sources,
+                "target": targets,
+                "length": [len(ids) for ids in sources],
+                "target_length": [len(ids) for ids in targets],
             }
-        )
+            parts.append(Dataset.from_dict(columns))
+        return concatenate_datasets(parts)
 
     def _check_lengths(self, name: str) -> None:
         """Pairs for evaluation that are too long refused, or left out if that is asked for."""
@@ -222,28 +235,37 @@ class TranslationData(TaskData):
         self.notices.append(
             f"{(~fits).sum()} of {len(fits)} {name} pairs are left out: they have more than {self.max_length} tokens on a side"
         )
-        self.texts[name] = chosen(self.texts[name], np.flatnonzero(fits))
-        self.splits[name] = self._encode(name, self.texts[name])
+        self._keep(name, fits)
 
-    def _drop_unfit_pairs(self) -> None:
-        """Training pairs that are too long or too unequal left out, unless they are too many."""
-        train = self.splits["train"]
-        source, target = np.asarray(train["length"]), np.asarray(train["target_length"])
+    def _keep(self, name: str, rows: np.ndarray) -> None:
+        """Leave the other pairs of a split out, in texts and ids."""
+        if not rows.all():
+            self.texts[name] = chosen(self.texts[name], np.flatnonzero(rows))
+            self.splits[name] = self._encode(self.texts[name])
+
+    def _fit(self, name: str) -> np.ndarray:
+        """Which pairs of a split are neither too long nor too unequal for training."""
+        source, target = (np.asarray(self.splits[name][column]) for column in LENGTHS.values())
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
-        fits = (longer <= self.max_length) & (longer <= self.max_ratio * shorter)
-        self.left_out = int((~fits).sum())
-        if self.left_out > LEAVE_OUT_AT_MOST * len(fits):
+        fits: np.ndarray = (longer <= self.max_length) & (longer <= self.max_ratio * shorter)
+        if (~fits).sum() > LEAVE_OUT_AT_MOST * len(fits):
             raise GateError(
-                f"{self.left_out} of {len(fits)} training pairs have more than {self.max_length} tokens on a side, or sides "
+                f"{(~fits).sum()} of {len(fits)} training pairs have more than {self.max_length} tokens on a side, or sides "
                 f"that differ by a factor of more than {self.max_ratio:g}; raise --data.max_length or --data.max_ratio, or "
                 "check that the lines of both sides belong together"
             )
+        return fits
+
+    def _drop_unfit_pairs(self) -> None:
+        """Training pairs that are too long or too unequal left out, unless they are too many."""
+        fits = self._fit("train")
+        self.left_out = int((~fits).sum())
         if self.left_out:
             self.notices.append(
                 f"{self.left_out} of {len(fits)} training pairs are left out: they have more than {self.max_length} tokens on "
                 f"a side, or sides that differ by a factor of more than {self.max_ratio:g}"
             )
-            self.splits["train"] = train.select(np.flatnonzero(fits))
+            self.splits["train"] = self.splits["train"].select(np.flatnonzero(fits))
 
     @property
     def task(self) -> Translation:
@@ -253,6 +275,7 @@ class TranslationData(TaskData):
             self.tokenizer,
             label_smoothing=self.label_smoothing,
             sentence_loss=self.sentence_loss,
+            bleu_tokenize=self.bleu_tokenize,
             decoding=replace(self.decoding, forced_first=first),
             beam_splits=self.beam_splits,
         )
@@ -272,7 +295,8 @@ class TranslationData(TaskData):
 
     def fingerprint(self) -> str:
         """Of texts, order, and all that the task is told: how losses are computed and how translations are searched."""
-        settings = [self.label_smoothing, self.sentence_loss, self.beam_splits, asdict(self.task.decoding)]
+        settings: list[Any] = [self.label_smoothing, self.sentence_loss, self.beam_splits, asdict(self.task.decoding)]
+        settings += [self.bleu_tokenize] * (self.bleu_tokenize != "13a")  # as without the option, which cells on disk had not
         return xxhash.xxh3_128(json.dumps([super().fingerprint(), settings, self.texts]).encode()).hexdigest()
 
     def validation_interval(self, epochs: float) -> float:

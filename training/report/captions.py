@@ -6,11 +6,15 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from training.report.contents import Contents, Course, Values, is_dense
+from training.report.contents import Contents, Course, Site, Values, is_dense
 from training.report.numbers import counted, duration, listed, p_value, quantity
+from training.stages import is_post_hoc
 
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",
+    "post hoc with means": "With the mask alone and the mean output of closed heads (post hoc with means)",
+    "post hoc with uniform attention": "With the mask alone and uniform attention of closed heads (post hoc with uniform "
+    "attention)",
     "settled": "Trained on with the mask (settled)",
     "from scratch": "Trained from scratch with the mask",
 }
@@ -25,15 +29,12 @@ def quality(contents: Contents, stage: str) -> str:
     for budget in contents.budgets:
         at_budget = rows[rows["budget"] == budget].sort_values("mean", ascending=False, kind="stable")
         if len(at_budget):
-            parts.append(f"at {counted(budget, 'head')} {_best(metric, at_budget)}")
+            parts.append(f"at {contents.label(budget)} {_best(metric, at_budget)}")
         if len(at_budget) > 1:
             last = at_budget.iloc[-1]
             below = last["mean"] < at_budget["mean"].iloc[0]
-            lowest = (
-                ""
-                if not below
-                else f" Lowest at {counted(budget, 'head')}: {last['method']}, {quantity(metric, last['mean'])}."
-            )
+            said = f" Lowest at {contents.label(budget)}: {last['method']}, {quantity(metric, last['mean'])}."
+            lowest = said if below else ""
     if not parts:
         return f"{STAGE_WORDS.get(stage, stage)} there is only the dense model."
     text = f"{STAGE_WORDS.get(stage, stage)}, highest test {metric}: {'; '.join(parts)}.{lowest}"
@@ -56,17 +57,17 @@ def _best(metric: str, rows: pd.DataFrame) -> str:
 
 
 def results(contents: Contents) -> str:
-    """The best trained result, beside the dense model's."""
+    """The best trained result, or the best of all where nothing was trained on."""
     rows = contents.summary.dropna(subset=["mean"])
-    trained = rows[~is_dense(rows) & (rows["stage"] != "post hoc")]
+    trained = rows[~is_dense(rows) & ~rows["stage"].map(is_post_hoc).astype(bool)]
     rows = trained if len(trained) else rows[~is_dense(rows)]
     if not len(rows):
         return f"Test {contents.metric} of the dense model."
     best = _highest(rows, "mean")
     return (
-        f"Test {contents.metric} per stage, method and heads kept. Highest: {best['method']} at "
-        f"{counted(int(best['budget']), 'head')}, {best['stage']}, with {quantity(contents.metric, best['mean'])}. "
-        "Column titles sort."
+        f"Test {contents.metric} per stage, method and {contents.unit}s kept. Highest{' after training' * bool(len(trained))}: "
+        f"{best['method']} at {contents.label(int(best['budget']))}, {best['stage']}, with "
+        f"{quantity(contents.metric, best['mean'])}. Column titles sort."
     )
 
 
@@ -99,28 +100,30 @@ def curve(contents: Contents) -> str:
 
 
 def masks(contents: Contents, budget: int, method: str) -> str:
-    """Where one method's heads are, and which heads all methods agree on."""
+    """Where one method's heads are, and which heads all methods agree on, of those that can go within the budget."""
     kept = contents.kept(method, budget)
     assert kept is not None
-    counts = [float(part.sum()) for part in kept.by_site()]
-    most, fewest = int(np.argmax(counts)), int(np.argmin(counts))
-    labels = [site.label for site in kept.sites]
-    text = f"At {budget} of {len(kept.values)} heads, {method} keeps "
+    sites, counts = kept.sites, [float(part.sum()) for part in kept.by_site()]
+    among = [index for index, site in enumerate(sites) if contents.prunes(site, budget)]
+    most, fewest = max(among, key=counts.__getitem__), min(among, key=counts.__getitem__)
+    text = f"At {budget} of {contents.label(len(kept.values))}{contents.of_kinds(budget)}, {method} keeps "
     if counts[most] == counts[fewest]:
         text += f"{counts[most]:.3g} in every layer."
     else:
         text += (
-            f"most in {labels[most]} ({counts[most]:.3g} of {kept.sites[most].gates}) and fewest in {labels[fewest]} "
-            f"({counts[fewest]:.3g} of {kept.sites[fewest].gates})."
+            f"most in {sites[most].label} ({counts[most]:.3g} of {sites[most].gates}) and fewest in {sites[fewest].label} "
+            f"({counts[fewest]:.3g} of {sites[fewest].gates})."
         )
+    can_go = np.repeat([contents.prunes(site, budget) for site in sites], [site.gates for site in sites])
     shares = [
         found.values for name, at in contents.masks if at == budget and (found := contents.kept(name, budget)) is not None
     ]
     if len(shares) > 1 and len({len(share) for share in shares}) == 1:
-        always, never = int((np.min(shares, axis=0) == 1).sum()), int((np.max(shares, axis=0) == 0).sum())
+        always = int((np.min(shares, axis=0) == 1)[can_go].sum())
+        never = int((np.max(shares, axis=0) == 0)[can_go].sum())
         text += (
-            f" All {len(shares)} methods agree in every seed on {counted(always, 'head')} to keep and {counted(never, 'head')} "
-            "to give up."
+            f" All {len(shares)} methods agree in every seed on {counted(always, contents.unit)} to keep and "
+            f"{counted(never, contents.unit)} to give up."
         )
     seeds = max(len(masks) for _, masks in contents.masks.values())
     return text + (f" Masks show the share of {seeds} seeds that keep a head." if seeds > 1 else "")
@@ -145,6 +148,24 @@ def kept_by_site(kept: dict[int, Values], method: str) -> str:
     return text + (f" No head is left in {listed(emptied)}." if emptied else "")
 
 
+def prices(sites: tuple[Site, ...], counts: np.ndarray, ticks: list[str], method: str) -> str:
+    """How many gates of each kind the lowest and the highest price leave open.
+
+    Args:
+        sites: of the model.
+        counts: open gates ``[prices, sites]``, by rising price.
+        ticks: the prices.
+        method: that trained with them.
+    """
+    parts = []
+    for kind in dict.fromkeys(site.kind for site in sites):
+        members = [site.kind == kind for site in sites]
+        of_kind, size = counts[:, members].sum(axis=1), sum(site.gates for site in sites if site.kind == kind)
+        parts.append(f"{of_kind[0]:.3g} and {of_kind[-1]:.3g} of {size} in {kind}")
+    ends = [f"{counts[end].sum():.3g} at the {word} price ({ticks[end]})" for end, word in ((0, "lowest"), (-1, "highest"))]
+    return f"Gates that {method} leaves open: {' and '.join(ends)}; {', '.join(parts)}."
+
+
 def scores(his: Values | None, entropy: Values | None) -> str:
     """Where HIS and entropy are highest."""
     parts = [
@@ -156,48 +177,50 @@ def scores(his: Values | None, entropy: Values | None) -> str:
     return f" {'; '.join(parts)}." if parts else ""
 
 
-def training(course: Course, method: str, budget: int) -> str:
-    """From how many to how many open heads, when half had closed, and where the last are."""
-    total, by_site = course.open.sum(axis=1), course.by_site()
-    first, last = float(total[0]), float(total[-1])
-    text = f"{method}, budget {budget}: {first:.3g} open heads at step {course.steps[0]}, "
+def training(contents: Contents, course: Course, method: str, budget: int) -> str:
+    """From how many to how many open heads, when half had closed, and where the last are of those that could go."""
+    total, left = course.open.sum(axis=1), course.by_site()[-1]
+    first, last, trained = float(total[0]), float(total[-1]), course.last_trained
+    text = f"{method}, {contents.label(budget)}: {first:.3g} open at step {course.steps[0]}, "
     if course.ends_in_mask:
-        text += f"{total[-2]:.3g} at step {course.steps[-2]}, then the {last:.3g} of the mask (drawn last)."
+        text += f"{total[trained]:.3g} at step {course.steps[trained]}, then the {last:.3g} of the mask (drawn last)."
     else:
         text += f"{last:.3g} at step {course.steps[-1]}."
     if last < first:
         reached = int(np.argmax(total <= (first + last) / 2))
-        half = int(course.steps[min(reached, len(course.steps) - 1 - course.ends_in_mask)])  # the mask has no step of its own
-        most = int(np.argmax(by_site[-1]))
-        empty = [site.label for site, count in zip(course.sites, by_site[-1], strict=True) if count == 0]
+        half = int(course.steps[min(reached, trained)])
+        among = [index for index, site in enumerate(course.sites) if contents.prunes(site, budget)]
+        most = max(among, key=left.__getitem__)
+        empty = [course.sites[index].label for index in among if left[index] == 0]
         text += f" Half of those that close have closed by step {half}."
-        if by_site[-1].min() < by_site[-1].max():
-            text += f" Most stay in {course.sites[most].label} ({by_site[-1][most]:.3g} of {course.sites[most].gates})"
+        if min(left[among]) < left[most]:
+            text += f" Most stay in {course.sites[most].label} ({left[most]:.3g} of {course.sites[most].gates})"
             text += f", none in {listed(empty)}." if empty else "."
     return text
 
 
-def gates(course: Course, method: str, budget: int) -> str:
+def gates(contents: Contents, course: Course, method: str, budget: int) -> str:
     """How far the gates came from all open towards 0 and 1."""
     last = course.values[-1]
     between = int(((last > 0) & (last < 1)).sum())
-    trained = len(course.steps) - 1 - course.ends_in_mask  # the mask has no step of its own
+    trained = course.last_trained
     soft = f", {between} between 0 and 1" if between and course.seeds == 1 else ""
     first, final = float(course.open[0].sum()), float(course.open[trained].sum())
     mask = f", then {course.open[-1].sum():.3g} in the mask" if course.ends_in_mask else ""
     mean = f", the mean of {course.seeds} seeds" if course.seeds > 1 else ""
     return (
-        f"The gates of {method} with budget {budget} as they train{mean}: of {len(last)}, {first:.3g} are open at step "
+        f"The gates of {method} for {contents.label(budget)} as they train{mean}: of {len(last)}, {first:.3g} are open at step "
         f"{course.steps[0]} and {final:.3g} at step {course.steps[trained]}{mask}{soft}."
     )
 
 
-def agreement(rows: pd.DataFrame, budget: int, heads: int | None) -> str:
+def agreement(contents: Contents, rows: pd.DataFrame, budget: int) -> str:
     """The most and least alike pairs, against chance, and methods with themselves over seeds."""
     ends = [" ".join(sorted(map(str, pair))) for pair in zip(rows["method"], rows["other"], strict=True)]
     rows = rows.assign(pair=ends).drop_duplicates("pair")  # a pair may be listed from both its ends
     pairs, selves = rows[rows["method"] != rows["other"]], rows[rows["method"] == rows["other"]].dropna(subset="jaccard")
-    text = f"Masks of {budget}{f' of {heads}' if heads else ''} heads."
+    of = f"{budget} of {contents.label(contents.size)}{contents.of_kinds(budget)}" if contents.size else contents.label(budget)
+    text = f"Masks of {of}."
     if len(pairs):
         most, least = _highest(pairs, "jaccard"), _highest(pairs.assign(apart=-pairs["jaccard"]), "apart")
         text += f" Most alike are {most['method']} and {most['other']} (Jaccard index {most['jaccard']:.2f})"
@@ -206,7 +229,7 @@ def agreement(rows: pd.DataFrame, budget: int, heads: int | None) -> str:
         low, high = rows["chance_jaccard"].min(), rows["chance_jaccard"].max()
         chance = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
         above = int((pairs["jaccard"] > pairs["chance_jaccard"]).sum())
-        text += f" Random masks of these sizes would share {chance}; {above} of {counted(len(pairs), 'pair')} share more."
+        text += f" Random masks of these sizes would share {chance}; {above} of {len(pairs)} pairs share more."
     if len(selves):
         best = _highest(selves, "jaccard")
         text += f" Between seeds, {best['method']} repeats itself best ({best['jaccard']:.2f})."
@@ -214,7 +237,7 @@ def agreement(rows: pd.DataFrame, budget: int, heads: int | None) -> str:
 
 
 def his_against_entropy(his: Values, entropy: Values, kept: Values | None, method: str) -> str:
-    """How HIS and entropy go together, and how many of the kept heads HIS alone would have kept."""
+    """How HIS and entropy go together, and how many of the kept heads are among those of highest HIS."""
     count = len(his.values)
     constant = np.ptp(his.values) == 0 or np.ptp(entropy.values) == 0
     text = f"Over {count} heads, "
@@ -229,7 +252,8 @@ def his_against_entropy(his: Values, entropy: Values, kept: Values | None, metho
         inside = kept.values >= 0.5
         highest = np.argsort(-his.values, kind="stable")[: inside.sum()]
         same = int(inside[highest].sum())
-        text += f" Of the {inside.sum()} heads that {method} keeps, {same} are among the {inside.sum()} of highest HIS."
+        seeds = " in at least half of the seeds" if ((kept.values > 0) & (kept.values < 1)).any() else ""
+        text += f" Of the {inside.sum()} heads that {method} keeps{seeds}, {same} are among the {inside.sum()} of highest HIS."
     return text
 
 
@@ -252,4 +276,4 @@ def cost(contents: Contents) -> str:
 
 def headline(contents: Contents) -> list[str]:
     """In place of a verdict: the caption of every stage, the trained ones first."""
-    return [quality(contents, stage) for stage in sorted(contents.stages, key=lambda stage: stage == "post hoc")]
+    return [quality(contents, stage) for stage in contents.stages_by_weight]

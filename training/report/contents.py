@@ -10,9 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from training.report.numbers import budget_label, kinds_kept
+from training.stages import STAGES, is_post_hoc
+from training.verdict import are_dense
+
 Kind = Literal["comparison", "run"]
 CELL = ["stage", "method", "budget"]
-STAGES = ("post hoc", "settled", "from scratch")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class Course:
             ends_in_mask=True,
         )
 
+    @property
+    def last_trained(self) -> int:
+        """Index of the last step of training; the mask has none of its own."""
+        return len(self.steps) - 1 - self.ends_in_mask
+
     def by_site(self) -> np.ndarray:
         """Open gates of each site, ``[steps, sites]``."""
         starts = np.cumsum([0, *(site.gates for site in self.sites[:-1])])
@@ -103,12 +111,14 @@ class Contents:
         kind: whether ``training.compare`` or ``training.fit`` wrote it.
         metrics: its ``metrics.json``.
         metric: the main metric, such as ``accuracy``.
+        kinds: heads to keep of the kinds that a budget per kind prunes, by budget; none for budgets of all kinds together.
         comparison: a row per seed, stage, method and budget (heads that were asked for).
         summary: a row per stage, method and budget: seeds, mean, low and high of the main metric on the test split.
         curve: of a run, quality at other budgets, post hoc, on the selection split.
         scores: a row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
         masks: of each method and budget ``[seeds, gates]``.
         courses: of each learned method and budget its gates over training.
+        prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
         samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET (of a run as
             METHOD.STAGE.greedy), what each system made of them.
         significance: of a run, the paired bootstrap of its translations against the dense model's.
@@ -120,6 +130,7 @@ class Contents:
     kind: Kind
     metrics: dict[str, Any] = field(default_factory=dict)
     metric: str = "accuracy"
+    kinds: dict[int, dict[str, int]] = field(default_factory=dict)
     comparison: pd.DataFrame = field(default_factory=pd.DataFrame)
     summary: pd.DataFrame = field(default_factory=pd.DataFrame)
     statistics: pd.DataFrame | None = None
@@ -128,6 +139,7 @@ class Contents:
     scores: pd.DataFrame | None = None
     masks: dict[tuple[str, int], tuple[tuple[Site, ...], np.ndarray]] = field(default_factory=dict)
     courses: dict[tuple[str, int], Course] = field(default_factory=dict)
+    prices: pd.DataFrame | None = None
     samples: pd.DataFrame | None = None
     significance: pd.DataFrame | None = None
     signatures: dict[str, str] = field(default_factory=dict)
@@ -140,12 +152,37 @@ class Contents:
         return str(self.metrics.get("name") or self.path.resolve().name)
 
     @property
-    def heads(self) -> int | None:
-        """Gates of the dense model."""
+    def unit(self) -> str:
+        """What budgets count: heads, or groups of heads that share keys and values."""
+        return str(self.metrics.get("unit") or "head")
+
+    @property
+    def size(self) -> int | None:
+        """Of the dense model, in the unit of budgets."""
         heads = self.metrics.get("heads")
-        heads = heads.get("total") if isinstance(heads, dict) else heads
+        stated = heads.get("total") if isinstance(heads, dict) else self.metrics.get("gates", heads)
         dense = self.summary[is_dense(self.summary)] if len(self.summary) else self.summary
-        return int(heads) if heads is not None else int(dense["budget"].max()) if len(dense) else None
+        return int(stated) if stated is not None else int(dense["budget"].max()) if len(dense) else None
+
+    def label(self, budget: int) -> str:
+        """A budget in words: ``18 heads``, ``106 heads (encoder 10)``."""
+        return budget_label(budget, self.kinds.get(budget, {}), self.unit)
+
+    def of_kinds(self, budget: int) -> str:
+        """What a budget says of kinds, in brackets after a space; empty for budgets of all kinds together."""
+        return f" ({kinds_kept(self.kinds[budget])})" if self.kinds.get(budget) else ""
+
+    def axis(self, budgets: list[int]) -> tuple[list[str], str]:
+        """Ticks for budgets and the title of their axis: the heads kept of the one kind that all of them prune, or in all."""
+        kinds = {tuple(self.kinds.get(budget, ())) for budget in budgets}
+        named = kinds.pop() if len(kinds) == 1 else ()
+        if len(named) != 1:
+            return [str(budget) for budget in budgets], f"{self.unit}s kept"
+        return [str(self.kinds[budget][named[0]]) for budget in budgets], f"{named[0]} {self.unit}s kept (the others stay)"
+
+    def prunes(self, site: Site, budget: int) -> bool:
+        """Whether heads of a site can go within a budget: under a budget per kind, other kinds stay whole."""
+        return not self.kinds.get(budget) or site.kind in self.kinds[budget]
 
     @property
     def methods(self) -> list[str]:
@@ -181,6 +218,11 @@ class Contents:
         found = set(self.summary["stage"]) if len(self.summary) else set()
         return [stage for stage in STAGES if stage in found] + sorted(found - set(STAGES))
 
+    @property
+    def stages_by_weight(self) -> list[str]:
+        """The stages of models that were trained on first."""
+        return sorted(self.stages, key=is_post_hoc)
+
     def mean_score(self, name: str) -> Values | None:
         """A raw score of every gate, the mean over seeds; None if it is not there."""
         if self.scores is None or name not in self.scores or not self.scores[name].notna().all():
@@ -201,7 +243,7 @@ class Contents:
 
 def is_dense(rows: pd.DataFrame) -> pd.Series:
     """Which rows are of the model with all its heads: ``dense``, ``dense+distil``."""
-    return rows["method"].astype(str).str.split("+").str[0] == "dense"
+    return are_dense(rows["method"])
 
 
 def group_labels(labels: pd.Series | list[str]) -> tuple[Site, ...]:

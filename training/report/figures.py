@@ -13,8 +13,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from training.plots import COLOURS, INK, MAP, MARKERS, line_style, styled
 from training.report.contents import Contents, Course, Site, Values, is_dense
 from training.report.numbers import IN_PERCENT, shown, unit
+from training.stages import is_post_hoc
 
-STAGE_TITLES = {"post hoc": "mask only (post hoc)", "settled": "trained on with the mask (settled)"}
+STAGE_TITLES = {
+    "post hoc": "mask only (post hoc)",
+    "post hoc with means": "mask only, closed heads at their mean",
+    "post hoc with uniform attention": "mask only, closed heads attend uniformly",
+    "settled": "trained on with the mask (settled)",
+}
 WIDTH = 4.6
 """Inches of most pictures: at this width their text is as large as a phone's screen allows."""
 COLUMNS = 4
@@ -28,25 +34,27 @@ def styles(contents: Contents) -> dict[str, dict[str, Any]]:
 
 @styled
 def quality_against_heads(contents: Contents, stage: str) -> Figure:
-    """The main metric on the test split against heads kept: a line per method, with 95 % intervals, beside the dense model."""
+    """The main metric on the test split against heads kept: a line per method, with 95 % intervals, beside the dense model.
+    Budgets are equally far apart, since they mostly halve."""
     metric, style = contents.metric, styles(contents)
     rows = contents.summary[contents.summary["stage"] == stage]
     dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)]
     methods = [method for method in contents.methods if method in set(rows["method"])]
     figure = Figure(figsize=(WIDTH, 3.3 + 0.17 * (len(methods) // 3)), layout="constrained")
     axes = figure.subplots()
-    budgets = sorted(set(rows["budget"]))
-    step = min(np.diff(budgets), default=1.0) * min(0.03, 0.5 / max(1, len(methods)))  # apart, or intervals hide one another
+    budgets = sorted(map(int, set(rows["budget"])))
+    step = min(0.03, 0.5 / max(1, len(methods)))  # apart, or intervals hide one another
     for index, method in enumerate(methods):
         line = rows[rows["method"] == method].sort_values("budget")
-        x = line["budget"] + step * (index - (len(methods) - 1) / 2)
+        x = line["budget"].map(budgets.index) + step * (index - (len(methods) - 1) / 2)
         axes.plot(x, shown(metric, line["mean"]), **style[method], markersize=4.5, linewidth=1.3, label=method)
         _intervals(axes, x, line, metric, colour=str(style[method]["color"]))
     if len(dense):
         axes.axhline(shown(metric, float(dense["mean"].iloc[0])), color=INK, linestyle=":", linewidth=1.2, label="dense")
     _limit(axes, rows, dense, metric)
-    axes.set_xticks(budgets, [str(budget) for budget in budgets])
-    axes.set(xlabel="heads kept", ylabel=f"test {metric}{unit(metric)}", title=STAGE_TITLES.get(stage, stage))
+    ticks, title = contents.axis(budgets)
+    axes.set_xticks(range(len(budgets)), ticks)
+    axes.set(xlabel=title, ylabel=f"test {metric}{unit(metric)}", title=STAGE_TITLES.get(stage, stage))
     axes.grid(visible=True, axis="y")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
@@ -65,12 +73,12 @@ def quality_of_methods(contents: Contents) -> Figure:
         of_stage = rows[rows["stage"] == stage]
         y = np.array([methods.index(method) for method in of_stage["method"]]) + 0.12 * (index - (len(contents.stages) - 1) / 2)
         colour = COLOURS[index]
-        fill: dict[str, Any] = {"facecolors": "none" if stage == "post hoc" else colour, "edgecolors": colour}
+        fill: dict[str, Any] = {"facecolors": "none" if is_post_hoc(stage) else colour, "edgecolors": colour}
         axes.scatter(shown(metric, of_stage["mean"]), y, marker=MARKERS[index], s=32, label=stage, zorder=3, **fill)
         _intervals(axes, y, of_stage, metric, colour=COLOURS[index], across=True)
         dense = contents.summary[(contents.summary["method"] == "dense") & (contents.summary["stage"] == stage)]
         if len(dense):
-            value, dashes = shown(metric, float(dense["mean"].iloc[0])), ":" if stage == "post hoc" else "--"
+            value, dashes = shown(metric, float(dense["mean"].iloc[0])), ":" if is_post_hoc(stage) else "--"
             axes.axvline(value, color=INK, linestyle=dashes, linewidth=1, label=f"dense, {stage}")
     axes.set_yticks(range(len(methods)), methods)
     axes.set(xlabel=f"test {metric}{unit(metric)}")
@@ -179,19 +187,19 @@ def open_heads(course: Course, title: str) -> Figure:
 
 
 @styled
-def kept_by_site(kept: dict[int, Values], title: str) -> Figure:
-    """Where the heads are that stay as the budget falls: the share of each kind above, of each layer below.
+def kept_by_site(sites: tuple[Site, ...], counts: np.ndarray, ticks: list[str], *, axis: str, title: str) -> Figure:
+    """Where the heads are that stay as budgets fall or prices rise: the share of each kind above, of each layer below.
 
     Args:
-        kept: by budget the share of seeds in which each head stays.
+        sites: rows of the heat map.
+        counts: gates that stay, ``[columns, sites]``.
+        ticks: what each column is called.
+        axis: what they are.
         title: of the picture.
     """
-    budgets = sorted(kept, reverse=True)
-    sites = kept[budgets[0]].sites
     sizes = np.array([site.gates for site in sites])
-    counts = np.array([[part.sum() for part in kept[budget].by_site()] for budget in budgets])  # [budgets, sites]
     kinds = list(dict.fromkeys(site.kind for site in sites))
-    height, places = 1 + 0.19 * len(sites), np.arange(len(budgets))
+    height, places = 1 + 0.19 * len(sites), np.arange(len(counts))
     figure = Figure(figsize=(WIDTH, height + (1.6 if len(kinds) > 1 else 0.6)), layout="constrained")
     if len(kinds) > 1:
         above, below = figure.subplots(2, 1, height_ratios=(2, height), sharex=True)
@@ -211,8 +219,8 @@ def kept_by_site(kept: dict[int, Values], title: str) -> Figure:
         colour = "white" if shares[row, column] < 0.6 else "black"
         below.text(column, row, f"{counts[column, row]:.2g}", ha="center", va="center", fontsize=7, color=colour)
     label_layers(below, sites)
-    below.set_xticks(places, [str(budget) for budget in budgets])
-    below.set_xlabel("heads kept in all")
+    below.set_xticks(places, ticks)
+    below.set_xlabel(axis)
     figure.colorbar(image, ax=below, label="share kept", aspect=12, pad=0.02)
     return figure
 

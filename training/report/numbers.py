@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import pandas as pd
@@ -53,6 +54,16 @@ def listed(names: list[str]) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 seed``, ``3 seeds``."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def kinds_kept(kinds: Mapping[str, int]) -> str:
+    """``encoder 10, cross 20``."""
+    return ", ".join(f"{kind} {kept}" for kind, kept in kinds.items())
+
+
+def budget_label(budget: int, kinds: Mapping[str, int], unit: str = "head") -> str:
+    """``18 heads``; where other kinds stay whole, ``106 heads (encoder 10)``."""
+    return counted(budget, unit) + (f" ({kinds_kept(kinds)})" if kinds else "")
 
 
 def duration(seconds: float) -> str:

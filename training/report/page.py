@@ -64,8 +64,8 @@ class Section:
         if contents.methods:
             parts.append(counted(len(contents.methods), "method"))
         if contents.budgets:
-            of = f" of {contents.heads}" if contents.heads else ""
-            parts.append(f"{', '.join(map(str, contents.budgets))}{of} heads")
+            of = f" of {contents.size}" if contents.size else ""
+            parts.append(", ".join(f"{at}{contents.of_kinds(at)}" for at in contents.budgets) + f"{of} {contents.unit}s")
         if "seed" in contents.comparison:
             parts.append(counted(contents.comparison["seed"].nunique(), "seed"))
         return ", ".join(parts)
@@ -132,7 +132,7 @@ def _animation(contents: Contents, folder: Path) -> Drawn | None:
     if focus is None or len(focus[2].steps) < 2:
         return None
     method, budget, course = focus
-    animated, still = gate_animation(course, f"gates of {method}, budget {budget}")
+    animated, still = gate_animation(course, f"gates of {method}, {contents.label(budget)}")
     name = f"gates_{slug(method)}_{budget}"
     with replacing(folder / f"{name}.gif") as partial:
         partial.write_bytes(animated)
@@ -140,7 +140,7 @@ def _animation(contents: Contents, folder: Path) -> Drawn | None:
     content = Markup(
         '<picture><source media="(prefers-reduced-motion: reduce)" srcset="{}"><img class="chart" src="{}" alt="{}"></picture>'
     ).format(data_uri(still, "image/png"), data_uri(animated, "image/gif"), alt)
-    return Drawn(name, content, captions.gates(course, method, budget))
+    return Drawn(name, content, captions.gates(contents, course, method, budget))
 
 
 def _verdict(contents: Contents) -> Markup:
@@ -159,10 +159,10 @@ def _verdict(contents: Contents) -> Markup:
 def _tables(contents: Contents) -> dict[str, Table]:
     found = []
     if len(contents.budgets) > 1:
-        for stage in sorted(contents.stages, key=lambda stage: stage == "post hoc"):
+        for stage in contents.stages_by_weight:
             words = f"{captions.STAGE_WORDS.get(stage, stage)}: test {contents.metric}{unit(contents.metric)}"
             below = ", below it the 95 % interval of the mean" if captions.has_intervals(contents.summary) else ""
-            found.append(tables.budget_table(contents, stage, f"{words}{below}, by heads kept."))
+            found.append(tables.budget_table(contents, stage, f"{words}{below}, by {contents.unit}s kept."))
     if len(contents.summary) and contents.kind == "comparison":
         found.append(tables.results_table(contents, captions.results(contents)))
     if len(contents.comparison):

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -61,8 +62,9 @@ def _quality(contents: Contents) -> list[Picture]:
     if len(contents.budgets) > 1:
         for stage in contents.stages:
             alt = (
-                f"Line chart of test {contents.metric} against heads kept ({', '.join(map(str, contents.budgets))}), {stage}: "
-                f"a line each for {methods}, a dotted one for the dense model."
+                f"Line chart of test {contents.metric} against {contents.unit}s kept "
+                f"({', '.join(map(str, contents.budgets))}), {stage}: a line each for {methods}, a dotted one for the dense "
+                "model."
             )
             figure = figures.quality_against_heads(contents, stage)
             found.append(Picture(f"quality_{slug(stage)}", "quality", figure, captions.quality(contents, stage), alt))
@@ -101,7 +103,7 @@ def _heads(contents: Contents) -> list[Picture]:
         alt = f"Heat maps of layers (rows) by heads (columns), {counted(len(panels), 'panel')}: {listed(list(panels))}."
         figure = figures.heat_maps(panels)
         found.append(Picture(f"heads_{budget}", "heads", figure, caption.strip(), alt, shown=focus, wide=True))
-    return _kept(contents) + sorted(found, key=lambda picture: not picture.shown)
+    return _kept(contents) + _prices(contents) + sorted(found, key=lambda picture: not picture.shown)
 
 
 def _kept(contents: Contents) -> list[Picture]:
@@ -116,8 +118,37 @@ def _kept(contents: Contents) -> list[Picture]:
         f"Heat map of the heads that {method} keeps in each layer (rows) at each budget (columns); above it, where there are "
         "several kinds of attention, a line for the share of each."
     )
-    figure = figures.kept_by_site(kept, f"heads kept by {method}")
+    budgets = sorted(kept, reverse=True)
+    counts = np.array([[part.sum() for part in kept[budget].by_site()] for budget in budgets])
+    ticks, axis = contents.axis(budgets)
+    title = f"{contents.unit}s kept by {method}"
+    figure = figures.kept_by_site(kept[budgets[0]].sites, counts, ticks, axis=axis, title=title)
     return [Picture(f"kept_{slug(method)}", "heads", figure, captions.kept_by_site(kept, method), alt)]
+
+
+def _prices(contents: Contents) -> list[Picture]:
+    """Where gates stay open as their price rises, the mean over seeds, by each method that trained with prices."""
+    found: list[Picture] = []
+    if contents.prices is None or not contents.masks:
+        return found
+    sites = next(iter(contents.masks.values()))[0]
+    for method, rows in contents.prices.groupby("method", sort=False):
+        means = rows.drop(columns=["seed", "method"]).groupby("price", sort=True).mean()
+        if not pd.api.types.is_numeric_dtype(means.index):  # one of each kind
+            means = means.sort_values("open", ascending=False, kind="stable")
+        counts = means[[site.label for site in sites]].to_numpy()
+        if len(means) < 2:
+            continue
+        ticks = [f"{price:g}" if isinstance(price, float) else str(price) for price in means.index]
+        title = f"open {contents.unit}s of {method} by their price"
+        figure = figures.kept_by_site(sites, counts, ticks, axis=f"price of an open {contents.unit}", title=title)
+        alt = (
+            f"Heat map of the {contents.unit}s open in each layer (rows) at each price (columns); above it, where there are "
+            "several kinds of attention, a line for the share of each."
+        )
+        caption = captions.prices(sites, counts, ticks, str(method))
+        found.append(Picture(f"prices_{slug(str(method))}", "heads", figure, caption, alt))
+    return found
 
 
 def _nearest_courses(contents: Contents) -> dict[str, Course]:
@@ -146,8 +177,8 @@ def _training(contents: Contents) -> list[Picture]:
             "Above, open heads against the optimiser step; below, a heat map of the share of open heads in each of "
             f"{len(course.sites)} layers."
         )
-        figure = figures.open_heads(course, f"{method}, budget {budget}")
-        caption = captions.training(course, method, budget)
+        figure = figures.open_heads(course, f"{method}, {contents.label(budget)}")
+        caption = captions.training(contents, course, method, budget)
         name = f"open_heads_{slug(method)}_{budget}"
         found.append(Picture(name, "training", figure, caption, alt, shown=id(course) in shown))
     return sorted(found, key=lambda picture: not picture.shown)
@@ -166,9 +197,9 @@ def _agreement(contents: Contents) -> list[Picture]:
         grid = table.combine_first(table.T).reindex(index=names, columns=names).to_numpy(dtype=float)
         chance = pd.to_numeric(at_budget["chance_jaccard"]).mean()
         between = "diagonal: between seeds; " if (at_budget["method"] == at_budget["other"]).any() else ""
-        title = f"Jaccard index of masks of {budget} heads\n({between}by chance: {chance:.2f})"
+        title = f"Jaccard index of masks of {contents.label(budget)}\n({between}by chance: {chance:.2f})"
         figure = agreement_matrix(names, grid, title=title)
-        caption = captions.agreement(at_budget, budget, contents.heads)
+        caption = captions.agreement(contents, at_budget, budget)
         alt = f"Matrix of the Jaccard index between the masks of {listed(names)}, with the numbers in its cells."
         focus = budget == contents.focus or len(contents.budgets) < 2
         found.append(Picture(f"agreement_{budget}", "agreement", figure, caption, alt, shown=focus, wide=len(names) > 5))

@@ -13,9 +13,10 @@ import pandas as pd
 import yaml
 
 from gates.errors import GateError, first_line
-from training.report.contents import CELL, Contents, Course, Site, group_labels
+from training.report.contents import CELL, Contents, Course, Site, Values, group_labels
 from training.run_directory import UNFINISHED
 from training.statistics import overlap
+from training.verdict import is_dense
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
@@ -106,8 +107,13 @@ def _read_heads(contents: Contents) -> None:
     contents.masks = dict(_comparison_masks(contents) if compared else _run_masks(contents))
     if not contents.masks:
         contents.missing.append(f"There are no masks ({'masks.json' if compared else 'masks/*.json'}), so they are not shown.")
+    _read_kinds(contents)
     if not compared and contents.masks:
         contents.agreement = _run_agreement(contents)
+    contents.prices = _table(contents.path, "prices.csv")
+    if contents.prices is not None and contents.masks:
+        labels = {site.label for site in next(iter(contents.masks.values()))[0]}
+        _check_columns(contents, "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
     name = "gates_over_time.csv" if compared else "scores/gates_over_time.csv"
     gates = _optional(contents, name, "open heads over training are not shown")
     if gates is not None and len(gates):
@@ -163,7 +169,7 @@ def _comparison_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Mas
         for entry in masks:
             found.setdefault((entry["method"], int(entry["budget"])), []).append(entry["mask"])
         for key, of_seeds in found.items():
-            if key[0].split("+")[0] != "dense":
+            if not is_dense(key[0]):
                 stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), sum(site.gates for site in order))
                 yield key, (order, stacked)
     except (KeyError, TypeError, ValueError) as error:
@@ -190,7 +196,7 @@ def _run_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
 
 def _run_agreement(contents: Contents) -> pd.DataFrame:
     """How much the masks of a run's methods share, beside what random masks of their sizes would."""
-    rows, per_kind = [], _has_budget_per_kind(contents)
+    rows, per_kind = [], bool(contents.kinds)
     for ((method, budget), (sites, mask)), ((other, _), (_, others)) in combinations(contents.masks.items(), 2):
         kept, theirs = (mask[0] > 0).astype(int), (others[0] > 0).astype(int)
         if len(kept) == len(theirs) and kept.sum() == theirs.sum() > 0:
@@ -200,16 +206,32 @@ def _run_agreement(contents: Contents) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard"])
 
 
-def _has_budget_per_kind(contents: Contents) -> bool:
-    """Whether a run's configuration gives a number of heads for each kind, within which random masks have to stay too."""
+def _read_kinds(contents: Contents) -> None:
+    """What budgets per kind keep of the kinds that they prune: a comparison says it, a run's masks show it."""
+    if contents.kind == "comparison":
+        stated = contents.metrics.get("budgets_by_kind") or {}
+        try:
+            contents.kinds = {int(budget): {kind: int(kept) for kind, kept in of.items()} for budget, of in stated.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise GateError(
+                f"budgets_by_kind in metrics.json in {str(contents.path)!r} is {stated!r}; expected heads by kind by budget"
+            ) from error
+    elif named := _kinds_of_budget(contents):
+        for (_, budget), (sites, masks) in contents.masks.items():
+            parts = list(zip(sites, Values(sites, masks[0]).by_site(), strict=True))
+            contents.kinds[budget] = {kind: int(sum(part.sum() for site, part in parts if site.kind == kind)) for kind in named}
+
+
+def _kinds_of_budget(contents: Contents) -> list[str]:
+    """The kinds that a run's configuration gives a budget; none for one budget of all."""
     try:
         config = yaml.safe_load(contents.config or "")
     except (yaml.YAMLError, ValueError):  # shown as it is, and read for nothing else
-        return False
+        return []
     match config:
-        case {"model": {"budget": dict()}}:
-            return True
-    return False
+        case {"model": {"budget": dict(budget)}}:
+            return list(budget)
+    return []
 
 
 def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame | None:

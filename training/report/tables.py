@@ -69,7 +69,7 @@ def results_table(contents: Contents, caption: str) -> Table:
     columns = [
         Column("method", "method", numeric=False),
         Column("stage", "stage", numeric=False),
-        Column("budget", "heads"),
+        Column("budget", f"{contents.unit}s"),
         Column("mean", f"test {metric}{percent}"),
         Column("low", "95 % from"),
         Column("high", "to"),
@@ -87,7 +87,7 @@ def budget_table(contents: Contents, stage: str, caption: str) -> Table:
     rows = contents.summary[contents.summary["stage"] == stage]
     budgets = sorted({int(budget) for budget in rows["budget"]}, reverse=True)
     columns = [Column("method", "method", numeric=False)]
-    columns += [Column(f"mean:{budget}", f"{budget} heads") for budget in budgets]
+    columns += [Column(f"mean:{budget}", contents.label(budget)) for budget in budgets]
     found = {(row["method"], int(row["budget"])): row for _, row in rows.iterrows()}
     cells = []
     for method in dict.fromkeys(rows["method"]):
@@ -137,7 +137,7 @@ def statistics_table(contents: Contents) -> Table:
         "method": "method",
         "rival": "rival",
         "stage": "stage",
-        "budget": "heads",
+        "budget": f"{contents.unit}s",
         "difference": f"difference{unit(contents.metric)}",
         "low": "95 % from",
         "high": "to",
@@ -159,7 +159,7 @@ def agreement_table(contents: Contents) -> Table:
     titles = {
         "method": "method",
         "other": "other",
-        "budget": "heads",
+        "budget": f"{contents.unit}s",
         "jaccard": "Jaccard",
         "chance_jaccard": "by chance",
         "kendall": "Kendall",

@@ -7,10 +7,10 @@ import pandas as pd
 from training.report.contents import Contents, is_dense
 from training.report.numbers import counted, listed
 from training.report.tables import Cell, Column, Table, plain_table
+from training.significance import SIGNIFICANCE
 
 SHOWN = 6
 """Sentences in the table; the file has more."""
-SIGNIFICANCE = 0.05
 
 
 def tables_of(contents: Contents) -> list[Table]:

@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from gates.errors import GateError
 from training.tasks.base import Batch, Task
 from training.tasks.loading import from_config, load_pretrained, read_config
-from training.translation_metrics import TextScore
+from training.translation_metrics import SCORERS, TextScore, Tokenizer
 
 SentenceLoss = Literal["mean", "sum"]
 IGNORED = -100
@@ -40,7 +40,7 @@ class Decoding:
         max_length: longest translation in tokens. In any case it has at most as many as the model has positions, and at most
             twice the longest source of its batch and 10 more: a translation that does not end by itself is cut there, so its
             length depends on the sentences it is translated with.
-        forced_first: token that every translation begins with (the target language of multilingual models).
+        forced_first: token of the target language of a multilingual model, see :func:`begin_with_`.
 
     Raises:
         GateError: for a length penalty that is no finite number.
@@ -66,6 +66,7 @@ class Translation(Task):
             for evaluation and for scores of heads are plain.
         sentence_loss: a sentence's loss is the ``mean`` over its target tokens, or their ``sum``. It decides how much a long
             sentence counts in HIS; training minimises the mean over all tokens of a batch either way.
+        bleu_tokenize: how BLEU cuts texts into tokens.
         decoding: of translations.
         beam_splits: splits (``select``, ``test``) that are translated by beam search too, next to greedy decoding.
     """
@@ -73,6 +74,7 @@ class Translation(Task):
     tokenizer: PreTrainedTokenizerBase
     label_smoothing: float = 0.1
     sentence_loss: SentenceLoss = "mean"
+    bleu_tokenize: Tokenizer = "13a"
     decoding: Decoding = Decoding()
     beam_splits: tuple[str, ...] = ("test",)
     main_metric: str = field(default="bleu", init=False)
@@ -91,8 +93,9 @@ class Translation(Task):
             return self._new(from_scratch or {}, tokenizer)
         model = load_encoder_decoder(backbone, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         self._check_positions(model.config, repr(backbone), "")
-        if self.decoding.forced_first is not None and model.generation_config is not None:
-            model.generation_config.forced_bos_token_id = self.decoding.forced_first  # for those who use the export
+        check_vocabulary(model, tokenizer, repr(backbone))
+        if self.decoding.forced_first is not None:
+            begin_with_(model, tokenizer, self.decoding.forced_first)
         return model
 
     def _new(self, fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -105,16 +108,18 @@ class Translation(Task):
         model = from_config(AutoModelForSeq2SeqLM, own)
         check_encoder_decoder(model.config, str(own["model_type"]))
         self._check_positions(model.config, "the new model", ", or raise max_position_embeddings in --model.from_scratch")
+        check_vocabulary(model, tokenizer, "the new model")
         model.generation_config = GenerationConfig(
             pad_token_id=pad,
             eos_token_id=end,
             decoder_start_token_id=own["decoder_start_token_id"],
-            forced_bos_token_id=self.decoding.forced_first,
             num_beams=self.decoding.beams,
             length_penalty=self.decoding.length_penalty,
             max_length=self.decoding.max_length,
             bad_words_ids=[[pad]],
         )
+        if self.decoding.forced_first is not None:
+            begin_with_(model, tokenizer, self.decoding.forced_first)
         return model
 
     def _check_positions(self, config: Any, name: str, mend: str) -> None:
@@ -171,7 +176,9 @@ class Translation(Task):
     def metrics(self, split: str) -> MetricCollection:
         """BLEU and chrF of greedy decoding, and as ``beam_bleu`` and ``beam_chrf`` of beam search where it is asked for."""
         searches = ("", "beam_") if split in self.beam_splits else ("",)
-        names: dict[str, Any] = {f"{search}{name}": TextScore(name) for search in searches for name in ("bleu", "chrf")}
+        names: dict[str, Any] = {
+            f"{search}{name}": TextScore(name, self.bleu_tokenize) for search in searches for name in SCORERS
+        }
         return MetricCollection(names, compute_groups=False)
 
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
@@ -179,7 +186,7 @@ class Translation(Task):
         for search in ("", "beam_"):
             if f"{search}bleu" in metrics:
                 texts = self.translate(model, batch, beams=self.decoding.beams if search else 1)
-                for name in ("bleu", "chrf"):
+                for name in SCORERS:
                     metrics[f"{search}{name}"].update(batch["row"], texts, batch["reference"])
 
     def outputs(self, metrics: MetricCollection) -> dict[str, list[str]]:
@@ -223,6 +230,36 @@ def check_encoder_decoder(config: Any, name: str) -> None:
         )
 
 
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises :class:`GateError` if the tokenizer has a token that the model, called ``name``, has no embedding for."""
+    embeddings: Any = model.get_input_embeddings()
+    rows, highest = int(embeddings.weight.shape[0]), max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise GateError(
+            f"the tokenizer has tokens up to number {highest}, but {name} has embeddings of {rows}; a model needs its own "
+            "tokenizer (see --data.tokenizer), and a new one a vocab_size that suffices"
+        )
+
+
+def begin_with_(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, language: int) -> None:
+    """Have the model translate into a language: its translations begin as the targets it is trained on do.
+
+    Most models see the language's token first in every target. The first mBART sees it as the decoder's start, since its
+    targets end in it and are shifted around.
+
+    Args:
+        model: whose generation config is set, and goes into exports.
+        tokenizer: that is set to this target language.
+        language: id of its token.
+    """
+    assert model.generation_config is not None
+    targets = torch.tensor(encode_targets(tokenizer, ["a"]))
+    starts = int(shifted_right(model, targets)[0, 0]) == language
+    model.generation_config.forced_bos_token_id = None if starts else language
+    if starts:
+        model.generation_config.decoder_start_token_id = language
+
+
 def positions(config: Any, side: str) -> int | None:
     """The most tokens that the ``encoder`` or ``decoder`` takes; None where nothing limits them, as in T5."""
     stated = (
@@ -251,7 +288,6 @@ def generate(
         beams: 1 for greedy decoding.
         exactly: tokens that every translation is to have, for measurements of speed; None lets each end where it will.
     """
-    forced = {} if decoding.forced_first is None else {"forced_bos_token_id": decoding.forced_first}
     searching = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
     longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
     if (limit := positions(model.config, "decoder")) is not None:
@@ -267,7 +303,6 @@ def generate(
             min_length=0,
             min_new_tokens=exactly,
             max_new_tokens=longest if exactly is None else exactly,
-            **forced,
             **searching,
         )
     return ids
