@@ -114,6 +114,8 @@ class Cells:
             "model": behaviour_of(self.pruner.backbone),
             "data": data.fingerprint(),
             "trainer": {name: trainer_settings[name] for name in NUMERICS},
+            # Batches of evaluation change no result, but where they are limited they say which examples are evaluated.
+            **({"eval_batch_size": data.eval_batch_size} if limits_evaluation(trainer_settings) else {}),
             "after_warm_up": round(settings["prune"] + settings["settle"], 6),
             **{name: settings[name] for name in WARM_UP},
         }
@@ -326,6 +328,11 @@ class Cells:
             metrics = evaluate(trainer, pruner, self.data, splits)
         np.savez_compressed(folder / PREDICTIONS, **kept.arrays())  # type: ignore[arg-type]
         return metrics | cost.as_row()
+
+
+def limits_evaluation(trainer_settings: Mapping[str, Any]) -> bool:
+    """Whether only some batches of the selection or test split are evaluated."""
+    return any(trainer_settings[name] not in (None, 1.0) for name in ("limit_val_batches", "limit_test_batches"))
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, Any]:

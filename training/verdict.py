@@ -17,8 +17,8 @@ LEVEL_MEANS = 0.05
 MEANS = {
     True: ", means over seeds, with 95 % intervals (Student's t over seeds) in brackets. Significant means p < "
     f"{SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds",
-    False: f" of one seed, whose chance is unknown. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test "
-    "examples alone",
+    False: f" of one seed: the spread between seeds is unknown. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap "
+    "over test examples alone",
 }
 """What is said of numbers, by whether they are of several seeds."""
 CHOICE = {

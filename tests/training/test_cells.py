@@ -93,6 +93,24 @@ def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
     assert longer.result["steps"] == 4 * 16
 
 
+def test_batches_of_evaluation_matter_only_where_they_are_limited(tmp_path):
+    cells = make_cells(tmp_path, from_scratch=MODEL)
+    settings = dict.fromkeys(NUMERICS) | {"average_last": 1}
+    keys = {}
+    for limit in (None, 1.0, 2):
+        for size in (8, 16):
+            data = cells.data
+            data.eval_batch_size = size
+            other = Cells(
+                lambda options: cells.pruner, data, cells.make_trainer, seed=0, cache=cells.cache, progress=cells.progress,
+                save_every=2, trainer_settings=settings | {"limit_test_batches": limit},
+            )  # fmt: skip
+            keys[limit, size] = key_of(other.dense_is)
+    assert keys[None, 8] == keys[None, 16]
+    assert keys[1.0, 8] == keys[1.0, 16]
+    assert keys[2, 8] != keys[2, 16]
+
+
 class Averaged(AverageWeights):
     """Notes the steps whose weights go into an average."""
 
