@@ -17,6 +17,7 @@ from tests.training.runs import run_fit, write_config
 from training.compare import claim, main
 from training.comparison_options import check_budgets
 from training.methods import LEARNED, Method
+from training.report.reading import read_contents
 from training.run_directory import UNFINISHED
 from training.scorers import SCORERS
 
@@ -130,6 +131,8 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
     table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned+swap'").set_index("stage")
     masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned+swap"]
     assert any("post_hoc_mask" in entry for entry in masks)
+    again = {(entry["method"], entry["budget"]) for entry in masks if "post_hoc_mask" in entry}
+    assert read_contents(tmp_path / "run").searched_again == again
     for entry in masks:
         rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["cell"]
         assert cells[rows["settled"]]["values"] == entry["mask"]

@@ -526,6 +526,10 @@ def test_heads_that_cannot_go_are_no_result():
         "At 4 of 6 heads (encoder 2), learned keeps 1 in every layer. All 2 methods agree in every seed on 1 head to keep and "
         "1 head to give up."
     )
+    contents.searched_again.add(("his", 4))
+    assert captions.masks(contents, 4, "learned").endswith(
+        " The masks of his are those that were trained on with; for post hoc other ones were searched."
+    )
     assert "keeps most in encoder.1 (1 of 2) and fewest in encoder.0 (0 of 2)." in captions.masks(contents, 3, "learned")
     gates = np.array([[1.0] * 6, [0, 0, 0, 1, 1, 1]])
     said = captions.training(contents, Course(PRUNED, np.array([0, 10]), gates, gates), "learned", 3)

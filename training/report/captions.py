@@ -125,6 +125,9 @@ def masks(contents: Contents, budget: int, method: str) -> str:
             f" All {len(shares)} methods agree in every seed on {counted(always, contents.unit)} to keep and "
             f"{counted(never, contents.unit)} to give up."
         )
+    again = [name for name, at in contents.masks if (name, at) in contents.searched_again and at == budget]
+    if again:
+        text += f" The masks of {listed(again)} are those that were trained on with; for post hoc other ones were searched."
     seeds = max(len(masks) for _, masks in contents.masks.values())
     return text + (f" Masks show the share of {seeds} seeds that keep a head." if seeds > 1 else "")
 

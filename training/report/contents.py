@@ -117,6 +117,7 @@ class Contents:
         curve: of a run, quality at other budgets, post hoc, on the selection split.
         scores: a row per seed and gate, with the columns ``label``, ``his``, ``entropy`` and others.
         masks: of each method and budget ``[seeds, gates]``.
+        searched_again: methods and budgets whose masks without training are other ones, found by a search on the dense weights.
         courses: of each learned method and budget its gates over training.
         prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
         samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET (of a run as
@@ -138,6 +139,7 @@ class Contents:
     curve: pd.DataFrame | None = None
     scores: pd.DataFrame | None = None
     masks: dict[tuple[str, int], tuple[tuple[Site, ...], np.ndarray]] = field(default_factory=dict)
+    searched_again: set[tuple[str, int]] = field(default_factory=set)
     courses: dict[tuple[str, int], Course] = field(default_factory=dict)
     prices: pd.DataFrame | None = None
     samples: pd.DataFrame | None = None

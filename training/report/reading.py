@@ -167,7 +167,10 @@ def _comparison_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Mas
         order = tuple(Site(site["label"], int(site["gates"])) for site in sites)
         found: dict[tuple[str, int], list[list[float]]] = {}
         for entry in masks:
-            found.setdefault((entry["method"], int(entry["budget"])), []).append(entry["mask"])
+            key = entry["method"], int(entry["budget"])
+            found.setdefault(key, []).append(entry["mask"])
+            if "post_hoc_mask" in entry:
+                contents.searched_again.add(key)
         for key, of_seeds in found.items():
             if not is_dense(key[0]):
                 stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), sum(site.gates for site in order))
