@@ -44,6 +44,17 @@ from training.tasks import read_config, stated_labels
 from training.tracking import WandbOptions
 from training.translations import compare_translations, save_translations
 
+SET_BY_RUN = ("logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time", "inference_mode")
+"""Options of the trainer that the run decides."""
+BATCHES = {
+    "limit_train_batches": "Training batches of an epoch: a count such as 10, or a share such as 0.5 (default: all).",
+    "limit_val_batches": "The same of the selection split.",
+    "limit_test_batches": "The same of the test split.",
+    "limit_predict_batches": "Not used.",
+    "overfit_batches": "The same few batches for training and selection, to see whether they can be learned (default: none).",
+}
+"""Options of the trainer where 1 is a batch and 1.0 is all of them. Their types are stated here, since Python may have kept the
+trainer's own as another library once wrote it, ``float`` first, and 1 would become 1.0."""
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
 
@@ -112,8 +123,11 @@ def build_parser(
     parser.add_class_arguments(
         pl.Trainer,
         "trainer",
-        skip={"logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time", "inference_mode"},
+        skip={*SET_BY_RUN, *BATCHES},
     )
+    for name, what in BATCHES.items():
+        default = 0.0 if name == "overfit_batches" else None
+        parser.add_argument(f"--trainer.{name}", type=int | float | None, default=default, help=what)
     parser.add_class_arguments(WandbOptions, "wandb")
     parser.set_defaults(
         {

@@ -293,3 +293,16 @@ def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("")
     assert claim(str(tmp_path / "run")).path == tmp_path / "run"
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+@pytest.mark.parametrize(("given", "read"), [("1", "1"), ("1.0", "1.0"), ("0.5", "0.5"), ("null", "None")])
+def test_one_batch_is_not_all_batches(command, given, read):
+    """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
+    code = (
+        f"from training.{command} import build_parser; from training.command import with_config; "
+        f"found = build_parser().parse_args(with_config(['--trainer.limit_train_batches', '{given}'])); "
+        "print(repr(found.trainer.limit_train_batches), repr(found.trainer.overfit_batches))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [read, "0.0"]
