@@ -92,4 +92,4 @@ def test_the_verdict_is_in_points(finished):
     said = (finished / "verdict.md").read_text(encoding="utf-8")
     assert "Numbers are test bleu, means over seeds" in said
     dense = pd.read_csv(finished / "summary.csv").query("method == 'dense' and stage == 'settled'")["mean"].item()
-    assert f"Dense, with all 16: {dense:.1f} (" in said.split("## Settled")[1]
+    assert f"Dense, with all 16 heads: {dense:.1f} (" in said.split("## Settled")[1]
