@@ -33,7 +33,7 @@ from gates.example_inputs import example_inputs
 from gates.masks import save_mask
 from gates.model_card import ModelCard, card_text
 from gates.safe_load import check_pruned_config, verify_checksums, write_checksums
-from gates.sites import find_attention
+from gates.sites import AttentionSite, find_attention
 from gates.stock import relative_difference, stock_model
 from gates.surgery import remove_heads_, zero_heads_
 
@@ -150,8 +150,13 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
 def _check_counts(model: PreTrainedModel, directory: Path) -> None:
     """Whether the attention modules have the heads that the config states for them."""
     shapes: Mapping[str, Any] = getattr(model.config, "pruned_attention", {})
-    has_heads = any(shape["heads"] for shape in shapes.values())  # a model without any has no attention to be found
-    sites = {site.name: (site.heads, site.kv_heads) for site in (find_attention(model.base_model) if has_heads else ())}
+    found_sites: Sequence[AttentionSite] = ()
+    try:
+        found_sites = find_attention(model.base_model) if shapes else ()
+    except GateError:
+        if any(shape["heads"] for shape in shapes.values()):  # a model without any head has no attention to be found
+            raise
+    sites = {site.name: (site.heads, site.kv_heads) for site in found_sites}
     for name, shape in shapes.items():
         stated, found = (shape["heads"], shape["kv_heads"]), sites.get(name, (0, 0))
         if stated != found:

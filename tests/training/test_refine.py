@@ -35,7 +35,7 @@ def test_losses_are_those_of_the_deciding_half_and_fall(trained):
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     pruner.train()
     before = {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
-    found = refine(pruner, data, make_trainer(), mask, SwapSearch(rows=128, passes=12), budget=None)
+    found = refine(pruner, data, make_trainer(), mask, SwapSearch(rows=128, passes=12), budget=Budget(3, {}))
     assert pruner.backbone.training
     assert all(parameter.requires_grad for parameter in pruner.backbone.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor))
@@ -68,7 +68,7 @@ def test_budgets_of_kinds_are_kept(trained):
     pruner, data = trained
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     search = SwapSearch(rows=64, passes=8)
-    plain = refine(pruner, data, make_trainer(), mask, search, budget=None).mask
+    plain = refine(pruner, data, make_trainer(), mask, search, budget=Budget(3, {})).mask
     per_kind = refine(pruner, data, make_trainer(), mask, search, budget=Budget(3, {"encoder": 3})).mask
     assert torch.equal(per_kind, plain)
 
