@@ -260,9 +260,11 @@ class HeadPruner(pl.LightningModule):
             return self.budget
         if self.kinds is None:
             return Budget(int(mask.sum()), {})
-        kinds, mask = self.gates.kind_index().cpu(), mask.detach().cpu()
-        counts: dict[str, int | float] = {kind: int(mask[kinds == KINDS.index(kind)].sum()) for kind in self.kinds}
-        return Budget.parse(counts, self.gates.kind_sizes())
+        return Budget.parse({kind: self._open_of(kind, mask) for kind in self.kinds}, self.gates.kind_sizes())
+
+    def _open_of(self, kind: Kind, mask: Tensor) -> int:
+        """Gates of a kind that a mask ``[gates]`` keeps."""
+        return int(mask[(self.gates.kind_index() == KINDS.index(kind)).to(mask.device)].sum())
 
     def learned_mask(self) -> Tensor:
         """What the gates say now: the top log_alpha within the budget, or without one every gate above 0."""
@@ -278,9 +280,8 @@ class HeadPruner(pl.LightningModule):
             return self.mask_within_budget(log_alpha, Budget(max(int(is_open.sum()), sum(least)), {}))
         counts: dict[str, int | float] = {}
         for kind in self.kinds:
-            of_kind = is_open[self.gates.kind_index() == KINDS.index(kind)]
             minimum = sum(count for count, site in zip(least, self.gates.sites, strict=True) if site.kind == kind)
-            counts[kind] = max(int(of_kind.sum()), minimum)
+            counts[kind] = max(self._open_of(kind, is_open), minimum)
         return self.mask_within_budget(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
 
     # -- phases ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from training.report.numbers import IN_PERCENT, budget_label, counted, shown
+from training.report.numbers import IN_PERCENT, budget_label, counted, listed, shown
 from training.significance import SIGNIFICANCE, RankTest
 
 DENSE = "dense"
@@ -140,7 +140,7 @@ class _Cell:
         if len(self.mean) == 1:
             return [f"{best} alone was tried: {described}.", *self._against_dense(best)]
         share = "share the best mean" if len(self.best) > 1 else "has the best mean"
-        found = [f"{_listed(self.best)} {share}, {described}."]
+        found = [f"{listed(self.best)} {share}, {described}."]
         groups: dict[str, list[str]] = {"behind": [], "level": [], "untested": []}
         for name in self.mean:
             if name not in self.best:
@@ -194,10 +194,6 @@ class _Cell:
         if abs(gap) < LEVEL_MEANS:
             return ["The best mean is level with the dense model's."]
         return [f"The best mean is {abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _gap(gap: float) -> str:

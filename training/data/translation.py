@@ -161,10 +161,11 @@ class TranslationData(TaskData):
         self.tokenizer = self.load_tokenizer(backbone)
         for name in SPLITS:
             self.splits[name] = self._encode(self.texts[name])
-        for name in ("test",) if self.set_aside else ("select", "test"):
-            self._check_lengths(name)
         if self.set_aside:
             self._keep("select", self._fit("select"))
+        else:
+            self._check_lengths("select")
+        self._check_lengths("test")
         self._drop_unfit_pairs()
 
     def use_files_of(self, run: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from training.report.numbers import budget_label, kinds_kept
+from training.report.numbers import budget_label, in_brackets
 from training.stages import STAGES, is_post_hoc
 from training.verdict import are_dense
 
@@ -172,7 +172,7 @@ class Contents:
 
     def of_kinds(self, budget: int) -> str:
         """What a budget says of kinds, in brackets after a space; empty for budgets of all kinds together."""
-        return f" ({kinds_kept(self.kinds[budget])})" if self.kinds.get(budget) else ""
+        return in_brackets(self.kinds.get(budget, {}))
 
     def axis(self, budgets: list[int]) -> tuple[list[str], str]:
         """Ticks for budgets and the title of their axis: the heads kept of the one kind that all of them prune, or in all."""

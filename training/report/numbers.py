@@ -61,9 +61,14 @@ def kinds_kept(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {kept}" for kind, kept in kinds.items())
 
 
+def in_brackets(kinds: Mapping[str, int]) -> str:
+    """`` (encoder 10)``; nothing for budgets of all kinds together."""
+    return f" ({kinds_kept(kinds)})" if kinds else ""
+
+
 def budget_label(budget: int, kinds: Mapping[str, int], unit: str = "head") -> str:
     """``18 heads``; where other kinds stay whole, ``106 heads (encoder 10)``."""
-    return counted(budget, unit) + (f" ({kinds_kept(kinds)})" if kinds else "")
+    return counted(budget, unit) + in_brackets(kinds)
 
 
 def duration(seconds: float) -> str:
