@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gates.attach import DrawPer, HeadGates, Mode, Unit
 from gates.errors import GateError, first_line
-from gates.family import GateFamily
+from gates.export.card import stated_base_model
+from gates.families.base import GateFamily
+from gates.families.hard_concrete import Stretch
 from gates.files import replacing
-from gates.hard_concrete import Stretch
-from gates.model_card import stated_base_model
+from gates.head_gates import DrawPer, HeadGates, Mode, Unit
 from gates.sites import KINDS
 
 CONFIG_FILE = "gate_config.json"
@@ -45,7 +45,7 @@ class GateConfig:
     """How the heads of a model are gated.
 
     Args:
-        unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.attach.HeadGates`.
+        unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.head_gates.HeadGates`.
         temperature: of the Hard-Concrete distribution.
         stretch_low: lower end of the interval it is stretched to, below 0.
         stretch_high: upper end, above 1.

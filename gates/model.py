@@ -1,7 +1,7 @@
 """A model with its gates in one module: wrap it, train both, hand back the model without the heads that closed.
 
 The verbs are those of peft. ``gated`` behaves like the model it wraps, in a plain PyTorch loop as in
-:class:`gates.trainer.GatedTrainer`.
+:class:`gates.hf_trainer.GatedTrainer`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 from gates.artefact import GateConfig, fetch, gate_card, load_gates_, save_gates
 from gates.errors import GateError
 from gates.objective import Budget, l0_penalty
-from gates.ranking import budget_mask
+from gates.scores.ranking import budget_mask
 from gates.sites import KINDS
-from gates.surgery import remove_heads_
+from gates.surgery.remove import remove_heads_
 
 
 def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) -> GatedModel:

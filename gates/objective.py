@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gates.errors import GateError
-from gates.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.sites import KINDS
 
 

@@ -2,7 +2,7 @@
 
     python notebooks/levers.py FOLDER [--only NAME --only NAME] -- --config FILE --budgets 9 --seeds 0,1 ...
 
-where the arguments after ``--`` are those of ``training.compare``, without ``--methods`` and ``--run_dir``. Writes
+where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. Writes
 FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
 cells, so the same command goes on where it was stopped.
 """
@@ -19,9 +19,9 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.command import finish, split_at_dashes
-from training.compare import main as compare
-from training.report.numbers import IN_PERCENT, shown
+from training.cli import finish, split_at_dashes
+from training.commands.compare import main as compare
+from training.stats.numbers import IN_PERCENT, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),

@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.training.runs import run_fit, write_config
-from training.compare import main as compare
+from training.commands.compare import main as compare
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 

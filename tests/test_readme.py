@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.summary import main
+from training.commands.summary import main
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -27,22 +27,22 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from gates.errors import GateError
-from training.averaging import AverageWeights, StopEarly
-from training.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
-from training.checkpoints import check_checkpoint
-from training.command import finish, stdout, with_config
+from training.cli import finish, stdout, with_config
+from training.comparison.from_scratch import check_length, train_from_scratch
+from training.comparison.results import export, send_results, show, summarise, write_results
+from training.comparison.run_comparison import METHODS, Comparison, check_methods, compare
+from training.comparison.translations import compare_translations, save_translations
 from training.data.base import TaskData
 from training.data.classification import ClassificationData
-from training.evaluation import evaluate
-from training.from_scratch import check_length, train_from_scratch
-from training.module import HeadPruner
-from training.options import LARGEST_SEED
-from training.results import export, send_results, show, summarise, write_results
-from training.run_comparison import METHODS, Comparison, check_methods, compare
-from training.run_directory import Existing, RunDirectory
+from training.pruner.averaging import AverageWeights, StopEarly
+from training.pruner.callbacks import DenseCheckpoint, GateLog, LastGoodCheckpoint, OpenHeadsBar
+from training.pruner.checkpoints import check_checkpoint
+from training.pruner.evaluation import evaluate
+from training.pruner.module import HeadPruner
+from training.pruner.options import LARGEST_SEED
+from training.runs.run_directory import Existing, RunDirectory
+from training.runs.tracking import WandbOptions
 from training.tasks import read_config, stated_labels
-from training.tracking import WandbOptions
-from training.translations import compare_translations, save_translations
 
 SET_BY_RUN = ("logger", "callbacks", "max_epochs", "max_steps", "min_epochs", "min_steps", "max_time", "inference_mode")
 """Options of the trainer that the run decides."""

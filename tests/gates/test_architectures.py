@@ -5,16 +5,16 @@ import torch
 import transformers
 from transformers.pytorch_utils import Conv1D
 
-from gates.attach import HeadGates
-from gates.checkpoint import load_pruned, save_pruned
-from gates.entropy import AttentionEntropy
 from gates.errors import GateError
-from gates.importance import head_gradients
-from gates.observe import observe_entropy
-from gates.pruned import Headless
+from gates.export.checkpoint import load_pruned, save_pruned
+from gates.head_gates import HeadGates
+from gates.hooks.observe import observe_entropy
+from gates.scores.entropy import AttentionEntropy
+from gates.scores.importance import head_gradients
 from gates.sites import describe_kinds, find_attention
-from gates.surgery import remove_heads_, zero_heads_
-from training import zoo
+from gates.surgery.pruned import Headless
+from gates.surgery.remove import remove_heads_, zero_heads_
+from training.coverage import architectures as zoo
 
 ALL = pytest.mark.parametrize("name", zoo.BY_NAME)
 PRUNABLE = [name for name, architecture in zoo.BY_NAME.items() if not architecture.gate_only]

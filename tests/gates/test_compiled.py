@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from gates.pruned import Headless
-from gates.surgery import remove_heads_
-from training import zoo
+from gates.surgery.pruned import Headless
+from gates.surgery.remove import remove_heads_
+from training.coverage import architectures as zoo
 
 NAMES = ("Bert", "Llama", "T5", "Bart")
 

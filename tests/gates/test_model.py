@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from gates.attach import HeadGates
 from gates.errors import GateError
-from gates.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.head_gates import HeadGates
 from gates.model import GateConfig, GatedModel, get_gated_model
 from gates.sites import find_attention
 from tests.models import build, inputs, logits

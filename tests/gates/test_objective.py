@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates.errors import GateError
-from gates.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
 from gates.objective import Budget, TargetBudget, l0_penalty, parse_prices, project_to_budget, top_k_mask
 
 HEADS = {"encoder": 8, "decoder": 12, "cross": 12}

@@ -5,7 +5,7 @@ from torch import nn
 
 from gates.errors import GateError
 from gates.sites import describe_kinds, find_attention
-from gates.surgery import remove_heads_
+from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build
 
 

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 
 from training.data.synthetic import SyntheticData
-from training.module import HeadPruner
+from training.pruner.module import HeadPruner
 
 MODEL = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32,

@@ -14,12 +14,12 @@ import pytest
 import torch
 import yaml
 
-from gates.masks import load_mask
 from gates.sites import find_attention
+from gates.surgery.masks import load_mask
 from tests.training.runs import make_pruner, run_fit, write_config
+from training.comparison.run_comparison import METHODS
 from training.fit import build_parser, main
-from training.module import HeadPruner
-from training.run_comparison import METHODS
+from training.pruner.module import HeadPruner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = {
@@ -403,7 +403,7 @@ def test_a_directory_that_holds_a_run_is_not_touched(full_run, tmp_path, capsys)
 
 
 def test_without_a_directory_runs_are_numbered(tmp_path, monkeypatch):
-    from training.run_directory import RunDirectory
+    from training.runs.run_directory import RunDirectory
 
     monkeypatch.chdir(tmp_path)
     assert RunDirectory.claim(None, "x", "refuse").path == Path("runs/x")

@@ -12,18 +12,18 @@ import torch
 from scipy.stats import hypergeom
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from gates.checkpoint import load_pruned
+from gates.export.checkpoint import load_pruned
 from tests.models import build
 from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
-from training.benchmark import main as benchmark
-from training.export import main as export
+from training.commands.benchmark import main as benchmark
+from training.commands.export import main as export
+from training.commands.translate import main as translate
+from training.commands.translate import system_names
+from training.comparison.translations import read_texts
 from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents
-from training.translate import main as translate
-from training.translate import system_names
-from training.translations import read_texts
 
 REPRODUCE = """
 import json, sys, torch

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gates.checkpoint import load_pruned
+from gates.export.checkpoint import load_pruned
 from gates.sites import find_attention
 from tests.training.runs import make_data, make_pruner, make_trainer, write_config
 from training.fit import main

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from training.data.synthetic_translation import SyntheticTranslationData
-from training.module import HeadPruner
+from training.pruner.module import HeadPruner
 
 MODEL = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,

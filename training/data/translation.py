@@ -29,7 +29,7 @@ from training.tasks.translation import (
     encode_sources,
     encode_targets,
 )
-from training.translation_metrics import Tokenizer, make_scorer
+from training.tasks.translation_metrics import Tokenizer, make_scorer
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer in a run's directory."""

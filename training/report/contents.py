@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from training.report.numbers import budget_label, in_brackets
-from training.stages import STAGES, is_post_hoc
-from training.verdict import are_dense
+from training.comparison.stages import STAGES, is_post_hoc
+from training.stats.numbers import budget_label, in_brackets
+from training.stats.verdict import are_dense
 
 Kind = Literal["comparison", "run"]
 CELL = ["stage", "method", "budget"]
@@ -108,7 +108,7 @@ class Contents:
 
     Args:
         path: the directory.
-        kind: whether ``training.compare`` or ``training.fit`` wrote it.
+        kind: whether ``training compare`` or ``training.fit`` wrote it.
         metrics: its ``metrics.json``.
         metric: the main metric, such as ``accuracy``.
         kinds: heads to keep of the kinds that a budget per kind prunes, by budget; none for budgets of all kinds together.

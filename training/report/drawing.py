@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from gates.files import replacing
-from training.plots import INK, MAP, STYLE, figure_image
+from training.plotting import INK, MAP, STYLE, figure_image
 from training.report.contents import Course, Values
 from training.report.figures import label_heads, label_layers
 

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from training.plots import COLOURS, INK, MAP, MARKERS, line_style, styled
+from training.comparison.stages import is_post_hoc
+from training.plotting import COLOURS, INK, MAP, MARKERS, line_style, styled
 from training.report.contents import Contents, Course, Site, Values, is_dense
-from training.report.numbers import IN_PERCENT, shown, unit
-from training.stages import is_post_hoc
+from training.stats.numbers import IN_PERCENT, shown, unit
 
 STAGE_TITLES = {
     "post hoc": "mask only (post hoc)",

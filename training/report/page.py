@@ -16,9 +16,9 @@ from gates.files import replacing
 from training.report import captions, tables, translations
 from training.report.contents import Contents
 from training.report.drawing import data_uri, gate_animation, inline_svg, save_figure
-from training.report.numbers import counted, slug, unit
 from training.report.pictures import focus_course, pictures_of
 from training.report.tables import Table
+from training.stats.numbers import counted, slug, unit
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 """Content Security Policy: no network, no script but the page's own; a name in the data that looks like code stays text."""

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from training.plots import agreement_matrix
+from training.plotting import agreement_matrix
 from training.report import captions, figures
 from training.report.contents import Contents, Course, Values
-from training.report.numbers import counted, listed, slug
 from training.report.reading import read_contents
+from training.stats.numbers import counted, listed, slug
 
 SECTIONS = ("quality", "heads", "training", "agreement", "scores")
 
@@ -43,7 +43,7 @@ class Picture:
 
 
 def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
-    """All pictures of a directory that ``training.compare`` or ``training.fit`` wrote, by name.
+    """All pictures of a directory that ``training compare`` or ``training.fit`` wrote, by name.
 
     Raises:
         GateError: if it is neither.

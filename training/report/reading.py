@@ -1,4 +1,4 @@
-"""Read what ``training.compare`` or ``training.fit`` left in a directory, with a sentence for each thing that is not there."""
+"""Read what ``training compare`` or ``training.fit`` left in a directory, with a sentence for each thing that is not there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import yaml
 
 from gates.errors import GateError, first_line
 from training.report.contents import CELL, Contents, Course, Site, Values, group_labels
-from training.run_directory import UNFINISHED
-from training.statistics import overlap
-from training.verdict import is_dense
+from training.runs.run_directory import UNFINISHED
+from training.stats.statistics import overlap
+from training.stats.verdict import is_dense
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a directory of ``training.compare`` or ``training.fit``.
+    """Read a directory of ``training compare`` or ``training.fit``.
 
     Raises:
         GateError: if it is neither, or one of its files is damaged.
@@ -35,7 +35,7 @@ def read_contents(path: Path) -> Contents:
     if not is_table and not (isinstance(metrics, dict) and "heads" in metrics):
         raise GateError(
             f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns method, stage and "
-            "heads; give a directory that training.compare or training.fit wrote"
+            "heads; give a directory that training compare or training.fit wrote"
         )
     compared = "seed" in comparison.columns if comparison is not None else isinstance(metrics["heads"], int)
     contents = Contents(path, "comparison" if compared else "run", metrics=metrics)
@@ -178,7 +178,7 @@ def _comparison_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Mas
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(
             f"masks.json and sites.json in {str(contents.path)!r} do not belong together: expected masks with one number per "
-            "gate of the sites, as training.compare writes them"
+            "gate of the sites, as training compare writes them"
         ) from error
 
 
@@ -190,7 +190,9 @@ def _run_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
             sites = tuple(Site(f"{site['kind']}.{site['layer']}", int(site["heads"])) for site in content["sites"])
             mask = [float(head in site["kept"]) for site in content["sites"] for head in range(int(site["heads"]))]
         except (KeyError, TypeError, ValueError) as error:
-            raise GateError(f"{str(file)!r} is not a mask file: expected JSON as gates.masks.save_mask writes it") from error
+            raise GateError(
+                f"{str(file)!r} is not a mask file: expected JSON as gates.surgery.masks.save_mask writes it"
+            ) from error
         found[file.stem] = ((file.stem, int(sum(mask))), (sites, np.array([mask])))
     order = [method for method in contents.methods if method in found]
     for method in [*order, *(name for name in found if name not in order)]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from training.report.contents import Contents
-from training.report.numbers import NONE, duration, number, shown, slug, unit
+from training.stats.numbers import NONE, duration, number, shown, slug, unit
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from training.report.contents import Contents, is_dense
-from training.report.numbers import counted, listed
 from training.report.tables import Cell, Column, Table, plain_table
-from training.significance import SIGNIFICANCE
+from training.stats.numbers import counted, listed
+from training.stats.significance import SIGNIFICANCE
 
 SHOWN = 6
 """Sentences in the table; the file has more."""

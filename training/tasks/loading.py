@@ -9,8 +9,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 
 from gates.errors import GateError, first_line
-from gates.pruned import pruned_class
-from gates.safe_load import check_pruned_config, verify_checksums
+from gates.export.safe_load import check_pruned_config, verify_checksums
+from gates.surgery.pruned import pruned_class
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:

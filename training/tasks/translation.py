@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from gates.errors import GateError
 from training.tasks.base import Batch, Task
 from training.tasks.loading import from_config, load_pretrained, read_config
-from training.translation_metrics import SCORERS, TextScore, Tokenizer
+from training.tasks.translation_metrics import SCORERS, TextScore, Tokenizer
 
 SentenceLoss = Literal["mean", "sum"]
 IGNORED = -100

@@ -1,0 +1,1 @@
+"""Pruned models on disk: save, verify, reload; stock shapes; ONNX; what they cost."""

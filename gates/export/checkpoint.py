@@ -1,0 +1,276 @@
+"""Save and reload pruned models.
+
+``pruned``: safetensors in the pruned shape with a self-contained modeling file, so that
+``AutoModelFor….from_pretrained(directory, trust_remote_code=True)`` works where this project is not installed.
+``stock``: safetensors in the pruned shape with a stock class, where it can have one (see :mod:`gates.export.stock`).
+``masked``: the dense shape with zeroed heads, which stock Transformers loads with no extra code.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto import modeling_auto
+
+from gates.errors import GateError, first_line
+from gates.export.card import ModelCard, card_text
+from gates.export.cost import count_parameters, measure_cost
+from gates.export.example_inputs import example_inputs
+from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
+from gates.export.stock import relative_difference, stock_model
+from gates.head_gates import HeadGates
+from gates.sites import AttentionSite, find_attention
+from gates.surgery import pruned
+from gates.surgery.masks import save_mask
+from gates.surgery.remove import remove_heads_, zero_heads_
+
+Form = Literal["pruned", "stock", "masked"]
+MODELING_FILE = "modeling_pruned.py"
+TOLERANCE = 1e-4
+"""Largest difference between saved and reloaded outputs, relative to the largest output; float rounding only."""
+
+
+def save_pruned(
+    model: PreTrainedModel,
+    directory: str | os.PathLike[str],
+    mask: Tensor,
+    *,
+    values: Tensor | None = None,
+    form: Form = "pruned",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    card: ModelCard | None = None,
+    check_batch: Mapping[str, Tensor] | None = None,
+    measure: Sequence[int] | None = None,
+) -> Path:
+    """Write ``model`` without the heads that ``mask`` drops; the model itself is not changed.
+
+    The directory is first written under a temporary name, reloaded and compared with the gated model in memory; only then
+    is it renamed into place, so a directory of that name is always complete.
+
+    Args:
+        model: without attached gates; dense, or for the form ``pruned`` also pruned before.
+        directory: to create; must not exist or be empty.
+        mask: 0/1 per head, ``[heads]``.
+        values: gate values to fold into the output projection, ``[heads]``.
+        form: ``pruned``, ``stock`` or ``masked``.
+        tokenizer: saved beside the model.
+        card: for the README.
+        check_batch: model inputs for the comparison; by default random ones.
+        measure: for the README, count parameters and FLOPs and measure latency at these batch sizes (none for an empty
+            list; nothing at all for None), on ``check_batch`` or random inputs.
+
+    Raises:
+        GateError: if the directory is taken, the model's class is not a stock one, the stock form is not possible, or the
+            comparison fails.
+    """
+    directory = Path(directory)
+    refuse_taken(directory)
+    if form not in get_args(Form):
+        raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
+    if form != "pruned" and getattr(model.config, "pruned_attention", None):
+        raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
+    sites, card = find_attention(model), card or ModelCard()
+    cut = (zero_heads_ if form == "masked" else remove_heads_)(copy.deepcopy(model).eval(), mask, values=values)
+    check_batch = example_inputs(model) if check_batch is None else check_batch
+    if form == "stock":
+        cut = stock_model(cut, model, check_batch, tolerance=TOLERANCE)
+    with written_whole(directory) as partial:
+        cut.save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        save_mask(partial / "mask.json", mask.cpu(), sites, method=card.method)
+        write_checksums(partial)
+        reloaded = load_pruned(partial, model_class=type(model))
+        torch.nn.Module.to(reloaded, model.device)
+        reloaded.set_attn_implementation(model.config._attn_implementation)
+        gates = HeadGates(model)
+        with gates.attached(), gates.use((mask if values is None else mask * values).to(model.device)):
+            difference = relative_difference(model, reloaded, check_batch)
+        if not difference <= TOLERANCE:
+            raise GateError(f"the reloaded model differs from the saved one by {difference:.2g} (relative); nothing was kept")
+        if measure is not None:
+            card = replace(card, cost=measure_cost(model, reloaded, check_batch, batch_sizes=measure))
+        text = card_text(model, mask, form, card, auto=own_auto_class(model), parameters=count_parameters(cut))
+        (partial / "README.md").write_text(text, encoding="utf-8")
+    return directory
+
+
+def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+    """Load a directory that :func:`save_pruned` wrote, in any form, without running code from it.
+
+    Args:
+        directory: as given to :func:`save_pruned`.
+        model_class: stock class to load it as; by default the one it was saved from.
+
+    Raises:
+        GateError: if the directory is not a saved model, a file is damaged, weights are missing, or its config states
+            impossible head counts or names that are not plain; all before any weight is used.
+    """
+    directory = Path(directory)
+    verify_checksums(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        name = config.architectures[0]
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise GateError(
+            f"{str(directory)!r} is not a saved model: its config.json cannot be read ({first_line(error)})"
+        ) from error
+    check_pruned_config(config)
+    stock = model_class or getattr(transformers, str(name), None)
+    if not (inspect.isclass(stock) and issubclass(stock, PreTrainedModel)):
+        raise GateError(f"{str(directory)!r} was saved from {name!r}, a class that Transformers does not have")
+    if hasattr(config, "pruned_attention"):
+        stock = pruned.pruned_class(stock)
+    model: PreTrainedModel
+    try:
+        model, report = stock.from_pretrained(  # type: ignore[misc]
+            directory, config=config, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # safetensors and Transformers raise many kinds for damaged files
+        raise GateError(f"the weights in {str(directory)!r} cannot be loaded: {first_line(error)}") from error
+    if report["missing_keys"] and model_class is None:
+        raise GateError(f"the weights in {str(directory)!r} lack {min(report['missing_keys'])!r}; copy or save them again")
+    _check_counts(model, directory)
+    return model
+
+
+def _check_counts(model: PreTrainedModel, directory: Path) -> None:
+    """Whether the attention modules have the heads that the config states for them."""
+    shapes: Mapping[str, Any] = getattr(model.config, "pruned_attention", {})
+    found_sites: Sequence[AttentionSite] = ()
+    try:
+        found_sites = find_attention(model.base_model) if shapes else ()
+    except GateError:
+        if any(shape["heads"] for shape in shapes.values()):  # a model without any head has no attention to be found
+            raise
+    sites = {site.name: (site.heads, site.kv_heads) for site in found_sites}
+    for name, shape in shapes.items():
+        stated, found = (shape["heads"], shape["kv_heads"]), sites.get(name, (0, 0))
+        if stated != found:
+            raise GateError(
+                f"config.json in {str(directory)!r} states {stated[0]} heads and {stated[1]} key/value heads for {name!r}, "
+                f"whose weights are of {found[0]} and {found[1]}; copy or save it again"
+            )
+
+
+def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
+    """Every Auto class that has a model class for this model's config, such as ``AutoModel``: ``BertModel``."""
+    found: dict[str, type[PreTrainedModel]] = {}
+    for name, auto in vars(modeling_auto).items():
+        mapping = getattr(auto, "_model_mapping", None)
+        if name.startswith("AutoModel") and mapping is not None and type(model.config) in mapping:
+            stock = mapping[type(model.config)]
+            stock = stock[0] if isinstance(stock, tuple) else stock
+            if inspect.isclass(stock) and issubclass(stock, PreTrainedModel) and stock.__module__.startswith("transformers."):
+                found[name] = stock
+    return found
+
+
+def own_auto_class(model: PreTrainedModel) -> str:
+    """The Auto class that loads a model's own class, by its task's name where there is one; ``AutoModel`` if none does."""
+    own = [auto for auto, stock in auto_classes(model).items() if stock is type(model)]
+    return min(own, key=lambda auto: auto == "AutoModelForPreTraining", default="AutoModel")
+
+
+def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str], **more: Any) -> None:
+    """What ``save_pretrained`` is on a pruned model: the weights and the modeling file they load with.
+
+    Without that file a stock class would find a layer's weights missing and draw new ones.
+
+    Args:
+        model: after :func:`gates.surgery.remove.remove_heads_`.
+        directory, more: as for ``PreTrainedModel.save_pretrained``.
+    """
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    stock = type(model)
+    model.config.auto_map = _write_modeling_file(model, Path(directory) / MODELING_FILE)
+    try:
+        # Transformers renames no weights of custom classes when they load, so none when they are saved.
+        model.__class__ = pruned.pruned_class(stock)
+        PreTrainedModel.save_pretrained(model, directory, **more)
+    finally:
+        model.__class__ = stock
+        del model.config.auto_map
+
+
+def _has_sites(stock: type[PreTrainedModel], model: PreTrainedModel) -> bool:
+    """Whether a class for the same config has every module that was pruned (an encoder-decoder's causal LM does not)."""
+    if stock.__name__ == type(model).__name__:
+        return True
+    config = copy.deepcopy(model.config)
+    try:
+        with torch.device("meta"):
+            names = {name for name, _ in stock(config).base_model.named_modules()}
+    except Exception:  # a class that cannot be built from this config is not offered
+        return False
+    return names.issuperset(config.pruned_attention)
+
+
+def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
+    """Write the self-contained modeling file; returns the config's ``auto_map``.
+
+    The file is :mod:`gates.surgery.pruned` and one subclass per Auto class. No text but class names of Transformers itself
+    goes into it.
+    """
+    stock_classes = {auto: stock for auto, stock in auto_classes(model).items() if _has_sites(stock, model)}
+    own = type(model).__name__
+    if own not in {stock.__name__ for stock in stock_classes.values()}:
+        raise GateError(
+            f"{own} is not a class that an Auto class of Transformers loads, so it cannot be exported in pruned form; "
+            "use form='masked' or one of " + ", ".join(sorted({stock.__name__ for stock in stock_classes.values()}))
+        )
+    lines = [Path(inspect.getfile(pruned)).read_text(encoding="utf-8")]
+    for stock in sorted(set(stock_classes.values()), key=lambda stock: stock.__name__):
+        assert stock.__name__.isidentifier()
+        assert hasattr(importlib.import_module(stock.__module__), stock.__name__)
+        lines += [
+            "",
+            "",
+            f'if hasattr(transformers, "{stock.__name__}"):  # not in every version',
+            "",
+            f"    class {stock.__name__}(transformers.{stock.__name__}):",
+            "        def __init__(self, config, *args, **kwargs):",
+            "            super().__init__(config, *args, **kwargs)",
+            "            reshape_(self, config.pruned_attention)",
+        ]
+    text = "\n".join(lines).replace("import torch\nfrom torch", "import torch\nimport transformers\nfrom torch", 1)
+    path.write_text(text + "\n", encoding="utf-8")
+    return {name: f"{path.stem}.{stock.__name__}" for name, stock in stock_classes.items()}
+
+
+def refuse_taken(directory: str | os.PathLike[str]) -> None:
+    """Raises :class:`GateError` if a directory to be written exists and is not empty, or cannot be made."""
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise GateError(f"{str(directory)!r} exists already; give a new directory or remove it first")
+    for place in directory.parents:
+        if place.exists() and not place.is_dir():
+            raise GateError(f"{str(directory)!r} lies in a file ({str(place)!r}); give a directory")
+
+
+@contextmanager
+def written_whole(directory: Path) -> Iterator[Path]:
+    """A temporary directory beside ``directory`` that takes its name on success and vanishes on failure."""
+    partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if directory.exists():
+            directory.rmdir()
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,205 @@
+"""What a model costs: parameters, floating-point operations, and latency by batch size, dense and pruned side by side."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from gates.errors import GateError
+from gates.export.example_inputs import resized
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Time of one forward pass at one batch size.
+
+    Args:
+        batch_size: examples.
+        dense_ms, pruned_ms: medians, in milliseconds.
+        ratio: how many times faster the pruned model is: the median over pairs of passes that followed each other, which
+            other work on the machine changes less than it changes the two medians.
+    """
+
+    batch_size: int
+    dense_ms: float
+    pruned_ms: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A dense model beside a pruned one.
+
+    Args:
+        dense_parameters, pruned_parameters: shared ones counted once.
+        dense_flops, pruned_flops: of one forward pass of one example, a multiplication and an addition counted as two.
+        shapes: of the inputs of that example.
+        latency: by batch size; empty if it was not measured.
+        hardware: where latency was measured.
+        versions: of what it was measured with.
+    """
+
+    dense_parameters: int
+    pruned_parameters: int
+    dense_flops: int
+    pruned_flops: int
+    shapes: Mapping[str, tuple[int, ...]]
+    latency: tuple[Latency, ...] = ()
+    hardware: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameter_ratio(self) -> float:
+        """How many times more parameters the dense model has."""
+        return self.dense_parameters / self.pruned_parameters
+
+    @property
+    def flop_ratio(self) -> float:
+        """How many times more operations the dense model takes."""
+        return self.dense_flops / self.pruned_flops
+
+
+def measure_cost(
+    dense: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor], *, batch_sizes: Sequence[int] = (1, 8, 32)
+) -> Cost:
+    """Parameters, FLOPs and latency of both models on one device.
+
+    Args:
+        dense, pruned: on the same device.
+        inputs: of a forward pass; their rows are repeated to make up a batch.
+        batch_sizes: to measure latency at; empty for none.
+
+    Raises:
+        GateError: for a batch size below 1, or models on different devices.
+    """
+    inputs = dict(inputs)
+    one = resized(inputs, 1)
+    return Cost(
+        dense_parameters=count_parameters(dense),
+        pruned_parameters=count_parameters(pruned),
+        dense_flops=count_flops(dense, one),
+        pruned_flops=count_flops(pruned, one),
+        shapes={name: tuple(tensor.shape) for name, tensor in one.items()},
+        latency=measure_latency(dense, pruned, inputs, batch_sizes=batch_sizes),
+        hardware=hardware(_device(dense)),
+        versions={name: metadata.version(name) for name in ("torch", "transformers")},
+    )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Numbers in a model's parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_flops(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
+    """Floating-point operations of the matrix products and convolutions of one forward pass.
+
+    Attention is counted through its two explicit products, since fused kernels are not counted on every device.
+    """
+    with _evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(**_on(_device(model), inputs))
+    return int(counter.get_total_flops())
+
+
+def measure_latency(
+    dense: nn.Module,
+    pruned: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    batch_sizes: Sequence[int],
+    repeats: int = 50,
+    warm_up: int = 3,
+    seconds: float = 20.0,
+) -> tuple[Latency, ...]:
+    """Median time of a forward pass of each model by batch size; measure on an otherwise idle machine.
+
+    The models take turns, in changing order, so that whatever else the machine does falls on both.
+
+    Args:
+        dense, pruned: on the same device.
+        inputs: their rows are repeated to make up a batch.
+        batch_sizes: at least 1 each.
+        repeats: passes of each model that are timed.
+        warm_up: passes of each model before these.
+        seconds: stop earlier than after ``repeats`` when a batch size has taken this long (but not before 4).
+
+    Raises:
+        GateError: for a batch size below 1, or models on different devices.
+    """
+    device = _device(dense)
+    if _device(pruned) != device:
+        raise GateError(f"the dense model is on {device} and the pruned one on {_device(pruned)}; move them to one device")
+    found: list[Latency] = []
+    with _evaluating(dense), _evaluating(pruned), torch.inference_mode():
+        for size in batch_sizes:
+            if size < 1:
+                raise GateError(f"cannot measure latency at batch size {size}; expected at least 1")
+            batch = _on(device, resized(dict(inputs), size))
+            for model in (dense, pruned) * warm_up:
+                model(**batch)
+            pairs: list[tuple[float, float]] = []
+            start = time.perf_counter()
+            while len(pairs) < repeats and (len(pairs) < 4 or time.perf_counter() - start < seconds):
+                if len(pairs) % 2 == 0:
+                    slow, fast = _timed(dense, batch, device), _timed(pruned, batch, device)
+                else:
+                    fast, slow = _timed(pruned, batch, device), _timed(dense, batch, device)
+                pairs.append((slow, fast))
+            slow, fast = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
+            found.append(Latency(size, slow, fast, statistics.median(slow / fast for slow, fast in pairs)))
+    return tuple(found)
+
+
+def hardware(device: torch.device) -> str:
+    """The processor's name, with the number of threads, or the accelerator's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.is_file():
+        lines = (line.partition(":") for line in cpu_info.read_text(encoding="utf-8").splitlines())
+        name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), name)
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _timed(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    model(**batch)
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _on(device: torch.device, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    try:
+        model.eval()
+        yield
+    finally:
+        model.train(was_training)

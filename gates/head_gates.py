@@ -1,0 +1,465 @@
+"""One gate on every attention head: the hook through which everything in this library acts.
+
+A forward-pre-hook on each site's *output projection* sees the concatenated heads
+``[batch, query, heads * head_dim]`` and multiplies each head by its gate. That is the masked output of the
+papers exactly, and independent of the attention implementation (eager, SDPA, flash, flex).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gates.errors import GateError
+from gates.families.base import GateFamily, LearnedGates
+from gates.families.clamped_linear import ClampedLinear
+from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.families.relaxed_topk import RelaxedTopK
+from gates.families.straight_through import StraightThroughTopK
+from gates.objective import Budget
+from gates.sites import KINDS, AttentionSite, find_attention
+
+Mode = Literal["open", "stochastic", "masked"]
+Granularity = Literal["example", "token", "batch"]
+DrawPer = Literal["batch", "example"]
+Unit = Literal["head", "group"]
+
+TOP_K_FAMILIES: tuple[GateFamily, ...] = ("relaxed-top-k", "straight-through-top-k")
+"""Gate families that have a budget of their own."""
+
+IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
+"""Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
+
+
+class HeadGates(nn.Module):
+    """Gates for all heads of a model, in one flat vector ``[gates]`` in site order.
+
+    Args:
+        model: any Transformer that :func:`gates.sites.find_attention` covers. It is not modified until
+            :meth:`attach`, and never registered as a submodule.
+        unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
+            closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
+        stretch, initial_log_alpha, straight_through, anneal, straight_through_from: see
+            :class:`gates.hard_concrete.HardConcrete`; without effect on other families.
+        family: how gates are learned: ``hard-concrete``, ``relaxed-top-k`` (:class:`gates.families.relaxed_topk.RelaxedTopK`),
+            ``straight-through-top-k`` (:class:`gates.families.straight_through.StraightThroughTopK`) or ``clamped-linear``
+            (:class:`gates.families.clamped_linear.ClampedLinear`).
+        budget: for the two top-k families, how many gates they keep: a count (18), a fraction (0.25) or one of these per
+            kind ({"encoder": 10}); None for all. Other families have none.
+        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
+            in mode ``"stochastic"``, and take fixed masks and values like the rest.
+        draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
+            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
+            Either way all positions share it.
+
+    ``mode`` says which values the gates take:
+
+    * ``"open"``: all ones (the hook does nothing);
+    * ``"stochastic"``: as learned: drawn anew for every call of ``model`` in training mode (where the family is random),
+      and the evaluation gates in evaluation mode;
+    * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[gates]``.
+
+    :meth:`use` overrides all three for a while. ``generator``, None by default, is where draws take their noise from.
+
+    Gates are float32 always: casting the module moves them and leaves their dtype.
+
+    Raises:
+        GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
+            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, and for
+            attention that goes round its output projection, where gates would do nothing.
+    """
+
+    mask: Tensor
+    is_learned: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        unit: Unit = "head",
+        *,
+        stretch: Stretch = DEFAULT_STRETCH,
+        initial_log_alpha: float = 2.5,
+        straight_through: bool = False,
+        draw_per: DrawPer = "batch",
+        anneal: float | None = None,
+        straight_through_from: float = 1.0,
+        family: GateFamily = "hard-concrete",
+        budget: int | float | Mapping[str, int | float] | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if unit not in get_args(Unit):
+            raise GateError(f"the unit is {unit!r}; expected 'head' or 'group'")
+        if budget is not None and family not in TOP_K_FAMILIES:
+            raise GateError(
+                f"{family} gates take no budget, but {budget} is given; leave it out, or choose {TOP_K_FAMILIES[0]}"
+            )
+        self.unit: Unit = unit
+        self.draw_per: DrawPer = draw_per
+        self.sites: tuple[AttentionSite, ...] = find_attention(model)
+        self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
+        self.family: GateFamily = family
+        self.register_buffer("mask", torch.ones(self.size))
+        self.register_buffer("is_learned", self._of_kinds(kinds), persistent=False)
+        # Named after the first family, of whatever family it is: checkpoints know log_alpha by this name.
+        self.hard_concrete = self._learned_of(
+            family,
+            Budget(self.size, {}) if budget is None else Budget.parse(budget, self.kind_sizes()),
+            HardConcrete(
+                self.size,
+                stretch=stretch,
+                initial_log_alpha=initial_log_alpha,
+                straight_through=straight_through,
+                anneal=anneal,
+                straight_through_from=straight_through_from,
+            ),
+        )
+        self.mode: Mode = "stochastic"
+        self.generator: torch.Generator | None = None
+        self._roots = (model,)  # in a tuple, so that it does not become a submodule
+        self._handles: list[RemovableHandle] = []
+        self._override: Sequence[Tensor] | None = None
+        self._drawn: Tensor | None = None
+        self._probe: tuple[Granularity, list[Tensor | None]] | None = None
+        self._fired: set[int] = set()
+        self._gated: set[int] = set()  # in the present call of each attention module
+        self.to(next(model.parameters()).device)
+
+    def _of_kinds(self, kinds: Collection[str] | None) -> Tensor | None:
+        """Which gates are of these kinds, ``[gates]``; None if all are."""
+        sizes = self.kind_sizes()
+        for kind in kinds or ():
+            if kind not in sizes:
+                raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
+        if kinds is None or set(sizes) <= set(kinds):
+            return None
+        learned = torch.tensor([kind in kinds for kind in KINDS])
+        return learned.to(self.mask.device)[self.kind_index()]
+
+    def _learned_of(self, family: GateFamily, budget: Budget, hard_concrete: HardConcrete) -> LearnedGates:
+        match family:
+            case "hard-concrete":
+                return hard_concrete
+            case "relaxed-top-k":
+                return RelaxedTopK(budget, self.kind_index())
+            case "straight-through-top-k":
+                return StraightThroughTopK(budget, self.kind_index())
+            case "clamped-linear":
+                return ClampedLinear(self.size)
+        raise GateError(f"the gate family is {family!r}; expected one of {', '.join(get_args(GateFamily))}")
+
+    # -- attaching ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self) -> Self:
+        """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
+        if self.is_attached:
+            raise GateError("these gates are attached already; detach() them before attaching again")
+        root = self._roots[0]
+        taken = [site.name for site in self.sites if getattr(site.output, "_head_gates", False)]
+        if taken:
+            raise GateError(f"{type(root).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        self._handles.append(root.register_forward_pre_hook(self._on_call, with_kwargs=True))
+        for index, site in enumerate(self.sites):
+            self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, index)))
+            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
+            object.__setattr__(site.output, "_head_gates", True)
+        return self
+
+    def detach(self) -> None:
+        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            for site in self.sites:
+                object.__delattr__(site.output, "_head_gates")
+        self._handles.clear()
+        self._drawn = None
+        self._fired.clear()
+
+    @contextmanager
+    def attached(self) -> Iterator[Self]:
+        """Gates for the length of a ``with`` block; gates that are attached already stay attached."""
+        was_attached = self.is_attached
+        if not was_attached:
+            self.attach()
+        try:
+            yield self
+        finally:
+            if not was_attached:
+                self.detach()
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Gates in the whole model."""
+        return sum(self.sizes)
+
+    @property
+    def heads(self) -> int:
+        """Heads in the whole model; as many as gates, if the unit is the head."""
+        return sum(site.heads for site in self.sites)
+
+    @property
+    def learned(self) -> LearnedGates:
+        """What holds ``log_alpha`` and makes gates of it, according to the family."""
+        return self.hard_concrete
+
+    @property
+    def log_alpha(self) -> nn.Parameter:
+        """The trainable scalars, ``[gates]``."""
+        return self.learned.log_alpha
+
+    def values(self) -> Tensor:
+        """The deterministic value of every gate in the present mode, ``[gates]``, detached."""
+        if self.mode == "open":
+            return torch.ones_like(self.mask)
+        if self.mode == "masked":
+            return self.mask.clone()
+        was_training = self.learned.training
+        try:
+            return self._one_elsewhere(self.learned.eval()()).detach()
+        finally:
+            self.learned.train(was_training)
+
+    def open_probability(self) -> Tensor:
+        """P(z > 0) of every gate as learned, ``[gates]``, with a gradient; one for kinds that are not."""
+        return self._one_elsewhere(self.learned.open_probability())
+
+    def _one_elsewhere(self, values: Tensor) -> Tensor:
+        """Values ``[..., gates]`` with ones for gates that are not learned."""
+        return values if self.is_learned is None else torch.where(self.is_learned, values, 1.0)
+
+    def to_heads(self, values: Tensor) -> Tensor:
+        """Values per gate as values per head: each gate's for all heads it scales.
+
+        Args:
+            values: ``[..., gates]``, a mask for example.
+
+        Returns:
+            ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` and
+            :func:`gates.surgery.masks.save_mask` take it.
+        """
+        if values.shape[-1] != self.size:
+            raise GateError(f"values have shape {list(values.shape)}; expected one for each of {self.size} {self.unit}s")
+        return values[..., self._gate_of_head(values.device)]
+
+    def to_gates(self, scores: Tensor) -> Tensor:
+        """Scores per head (attention entropy, for example) as scores per gate: the mean over the heads it scales.
+
+        Args:
+            scores: floating point, ``[..., heads]``.
+
+        Returns:
+            ``[..., gates]`` in site order.
+        """
+        if scores.shape[-1] != self.heads:
+            raise GateError(f"scores have shape {list(scores.shape)}; expected one for each of {self.heads} heads")
+        index = self._gate_of_head(scores.device)
+        sums = scores.new_zeros(*scores.shape[:-1], self.size).index_add(-1, index, scores)
+        return sums / index.bincount(minlength=self.size)
+
+    def _gate_of_head(self, device: torch.device) -> Tensor:
+        """The gate that scales each head, ``[heads]``; the query heads of a group stand next to each other."""
+        per_gate = [site.heads // size for site, size in zip(self.sites, self.sizes, strict=True) for _ in range(size)]
+        return torch.arange(self.size).repeat_interleave(torch.tensor(per_gate)).to(device)
+
+    def open_heads(self, mask: Tensor | None = None) -> int:
+        """Heads that a mask ``[gates]`` keeps; by default the one in force in mode ``"masked"``."""
+        return int(self.to_heads(self.mask if mask is None else mask).sum())
+
+    def kind_sizes(self) -> dict[str, int]:
+        """Gates of each kind that the model has, such as ``{"encoder": 72}``: what a budget is parsed against."""
+        kinds = [site.kind for site in self.sites]
+        return {
+            kind: sum(size for own, size in zip(kinds, self.sizes, strict=True) if own == kind)
+            for kind in KINDS
+            if kind in kinds
+        }
+
+    def kind_index(self) -> Tensor:
+        """The position of each gate's kind in :data:`gates.sites.KINDS`, ``[gates]``."""
+        kinds = torch.tensor([KINDS.index(site.kind) for site in self.sites])
+        return kinds.repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def layer_index(self) -> Tensor:
+        """The index of each gate's site, ``[gates]``: gates of one site share a number."""
+        return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def set_mask_(self, mask: Tensor) -> Self:
+        """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``."""
+        if mask.shape != self.mask.shape:
+            raise GateError(f"the mask has shape {list(mask.shape)}; this model has {self.size} {self.unit}s to gate")
+        self.mask.copy_(mask)
+        self.mode = "masked"
+        return self
+
+    @contextmanager
+    def use(self, values: Tensor) -> Iterator[None]:
+        """Gate values in force for the length of a ``with`` block, gradients included.
+
+        Args:
+            values: ``[gates]``, or ``[batch, gates]`` for a copy per example.
+        """
+        if values.dim() not in (1, 2) or values.shape[-1] != self.size:
+            raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
+        before = self._override
+        self._override = values.split(self.sizes, dim=-1)
+        try:
+            yield
+        finally:
+            self._override = before
+
+    @contextmanager
+    def probe(self, granularity: Granularity) -> Iterator[list[Tensor | None]]:
+        """Gates of one that record themselves, so that a loss can be differentiated with respect to them.
+
+        Inside the block every call of the model fills the yielded list, in site order, with fresh leaf tensors of
+        ones: ``[batch, 1, gates]`` (granularity ``example``), ``[batch, query, gates]`` (``token``) or
+        ``[1, 1, gates]`` (``batch``), with the gates of one site. They multiply whatever values the present mode gives.
+        """
+        leaves: list[Tensor | None] = [None] * len(self.sites)
+        before = self._probe
+        self._probe = (granularity, leaves)
+        try:
+            yield leaves
+        finally:
+            self._probe = before
+
+    def unreached(self) -> list[str]:
+        """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
+        return [site.name for index, site in enumerate(self.sites) if index not in self._fired]
+
+    # -- hooks -------------------------------------------------------------------------------------------------
+
+    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for name in IGNORED_MASKS:
+            if kwargs.get(name) is not None:
+                raise GateError(
+                    f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
+                    f"one for each of {self.size} {self.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
+                )
+        # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
+        stochastic = self.training and self.mode == "stochastic" and self._override is None
+        if self._probe is not None:
+            self._probe[1][:] = [None] * len(self.sites)
+        self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
+
+    def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not torch.compiler.is_compiling():
+            self._fired.add(index)
+            self._gated.add(index)
+        heads = args[0]
+        values = self._values_at(index)
+        if values is not None:
+            heads = scale_heads(heads, values)
+        if self._probe is not None:
+            heads = scale_heads(heads, self._leaf(index, heads))
+        return None if heads is args[0] else (heads, *args[1:])
+
+    def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if index not in self._gated:
+            raise GateError(
+                f"{type(module).__name__} at {self.sites[index].name!r} goes round its output projection, so its gates have no "
+                "effect; detach() them, and use another model or attention implementation"
+            )
+        self._gated.discard(index)
+
+    def _values_at(self, index: int) -> Tensor | None:
+        if self._override is not None:
+            return self._override[index]
+        if self.mode == "open":
+            return None
+        if self.mode == "masked":
+            return self.mask.split(self.sizes)[index]
+        if not self.training:
+            return self._one_elsewhere(self.learned()).split(self.sizes)[index]
+        if self._drawn is None:  # a part of the model was called on its own
+            self._drawn = self._draw(None)
+        return self._drawn.split(self.sizes, dim=-1)[index]
+
+    def _draw(self, batch: int | None) -> Tensor:
+        drawn = self.learned(self.generator, draws=batch if self.draw_per == "example" else None)
+        return self._one_elsewhere(drawn)
+
+    def _leaf(self, index: int, heads: Tensor) -> Tensor:
+        assert self._probe is not None
+        granularity, leaves = self._probe
+        batch = 1 if granularity == "batch" else heads.shape[0]
+        query = heads.shape[1] if granularity == "token" else 1
+        known = leaves[index]
+        if known is not None and known.shape[:2] == (batch, query):  # a shared module runs several times in one call
+            return known
+        leaf = torch.ones(batch, query, self.sizes[index], device=heads.device, requires_grad=True)
+        leaves[index] = leaf
+        return leaf
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        unit, expected = state.get("unit", "head"), self._site_sizes()  # no unit: a checkpoint from before there were two
+        if unit != self.unit:
+            raise GateError(
+                f"the checkpoint holds gates per {unit}, but these gates are per {self.unit}; build them with unit={unit!r}"
+            )
+        if state["sites"] != expected:
+            raise GateError(
+                f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(expected)}; "
+                "use the model it was trained with"
+            )
+        self.mode = state["mode"]
+
+    def _site_sizes(self) -> dict[str, int]:
+        return {site.name: size for site, size in zip(self.sites, self.sizes, strict=True)}
+
+    # -- the module --------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half`` and their like do, but for the dtype: in half precision small steps would be lost."""
+
+        def without_cast(tensor: Tensor) -> Tensor:
+            applied = fn(tensor)
+            return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
+
+        return super()._apply(without_cast, recurse)
+
+    def extra_repr(self) -> str:
+        size = f"sites={len(self.sites)}, gates={self.size}"
+        return f"family={self.family}, unit={self.unit}, mode={self.mode}, {size}, attached={self.is_attached}"
+
+
+def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
+    """Multiply each head, or each group of neighbouring heads, by its gate.
+
+    Args:
+        heads: concatenated heads ``[batch, query, heads * head_dim]``.
+        values: ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
+    """
+    if values.dim() == 2:
+        values = values.unsqueeze(1)
+    per_head = heads.unflatten(-1, (values.shape[-1], -1))
+    return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
+
+
+def _batch_size(inputs: Sequence[Any]) -> int | None:
+    """First dimension of the first tensor among a call's inputs."""
+    return next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim() > 0), None)
+
+
+def _summary(sites: dict[str, int]) -> str:
+    return f"{len(sites)} sites with {sum(sites.values())} gates (first {next(iter(sites), None)!r})"

@@ -1,0 +1,1 @@
+"""What is read from, or put into, a running model."""

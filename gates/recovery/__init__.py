@@ -1,0 +1,1 @@
+"""Kept weights adjusted in closed form, without training."""

@@ -1,0 +1,108 @@
+"""Rescale the kept heads of a pruned model, site by site, so that each site's output comes near the dense model's.
+
+The running side of the mask tuning of Kwon et al. 2022, whose mathematics is in :mod:`gates.scores.fisher`. Sites are fitted
+in the order of the model, each with the gate values found for those before it, so that a later site also makes up for what earlier
+ones lost. Two things differ from the paper: the target is the output of the site's projection alone (theirs adds the residual
+stream), and a site whose fit is not to be trusted is left as it is (theirs then leaves all later ones too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.hooks.intercept import observe_head_outputs
+from gates.scores.fisher import gram_and_cross, rescale
+from gates.sites import weight_by_output
+
+Batch = TypeVar("Batch")
+
+
+class ReconstructionMoments(Metric):
+    """Second moments of a site's input in the pruned model, and with the dense model's; exact under DDP.
+
+    Args:
+        features: of the output projection's input.
+        kwargs: passed to :class:`torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    second: Tensor
+    cross: Tensor
+
+    def __init__(self, features: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name in ("second", "cross"):
+            self.add_state(name, torch.zeros(features, features, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, pruned: Tensor, dense: Tensor, valid: Tensor | None = None) -> None:
+        """Add one forward pass.
+
+        Args:
+            pruned, dense: concatenated heads before their gates, ``[batch, query, features]``.
+            valid: queries that are not padding, ``[batch, query]``.
+        """
+        keep = torch.ones(pruned.shape[:2], dtype=torch.bool, device=pruned.device) if valid is None else valid.bool()
+        pruned, dense = pruned[keep].double(), dense[keep].double()
+        self.second += pruned.T @ pruned
+        self.cross += pruned.T @ dense
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """``sum x x^T`` and ``sum x d^T`` over positions, each ``[features, features]``."""
+        return self.second, self.cross
+
+
+@torch.no_grad()
+def rescaled_gates(
+    gates: HeadGates,
+    mask: Tensor,
+    batches: Callable[[], Iterable[Batch]],
+    forward: Callable[[Batch], object],
+    valid: Callable[[Batch], Mapping[str, Tensor | None]],
+) -> Tensor:
+    """Real gate values for a mask, by least squares on calibration data.
+
+    The model runs twice over the batches for every site that keeps heads.
+
+    Args:
+        gates: of a model in evaluation mode, whose weights are those the mask is for.
+        mask: 0/1 mask ``[gates]``.
+        batches: the calibration batches, the same ones at every call.
+        forward: runs the model on a batch.
+        valid: for each kind of attention, a batch's queries that are not padding ``[batch, query]``, or None if all count.
+
+    Returns:
+        ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.
+
+    Raises:
+        GateError: for a mask of another size.
+    """
+    if mask.shape != gates.mask.shape:
+        raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates.size} {gates.unit}s to gate")
+    values = mask.to(gates.mask, copy=True)
+    dense = torch.ones_like(values)
+    firsts = [sum(gates.sizes[:index]) for index in range(len(gates.sizes))]
+    with gates.attached():
+        for site, size, first in zip(gates.sites, gates.sizes, firsts, strict=True):
+            kept = mask[first : first + size]
+            if not bool((kept > 0).any()):
+                continue
+            weight = weight_by_output(site.output)
+            moments = ReconstructionMoments(weight.shape[1]).to(values.device)
+            for batch in batches():
+                inputs: dict[bool, list[Tensor]] = {}
+                for is_dense, in_force in ((True, dense), (False, values)):
+                    found = inputs[is_dense] = []
+                    with gates.use(in_force), observe_head_outputs([site], lambda _, heads, found=found: found.append(heads)):  # type: ignore[misc]
+                        forward(batch)
+                for of_pruned, of_dense in zip(inputs[False], inputs[True], strict=True):
+                    moments.update(of_pruned, of_dense, valid(batch).get(site.kind))
+            gram, cross = gram_and_cross(*moments.compute(), weight, size)
+            values[first : first + size] = rescale(kept, gram, cross).to(values)
+    return values.double().cpu()

@@ -1,0 +1,107 @@
+"""What measures of attention distributions have in common: scores in blocks of queries, and a mean over queries per head."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from gates.sites import AttentionSite
+
+BLOCK = 256
+"""Queries whose scores are in memory at a time."""
+
+
+def score_blocks(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> Iterator[Tensor]:
+    """Attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time.
+
+    Args:
+        query: ``[batch, heads, query, head_dim]``.
+        key: ``[batch, heads, key, head_dim]``.
+        scale, bias, softcap: see :func:`gates.scores.entropy.attention_entropy`.
+    """
+    for start in range(0, query.shape[2], BLOCK):
+        at = slice(start, start + BLOCK)
+        scores = query[:, :, at] @ key.transpose(-1, -2) * scale
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        if bias is not None:
+            scores = scores + (bias if bias.shape[2] == 1 else bias[:, :, at])
+        yield scores
+
+
+def _mean_update(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum ``[heads]`` of ``[batch, heads, query]`` over queries that count (``[batch, 1, query]``), and their number."""
+    return torch.where(counted, values, 0.0).double().sum((0, 2)), counted.sum()
+
+
+def _mean_compute(total: Tensor, count: Tensor) -> Tensor:
+    return total / count.clamp(min=1)
+
+
+class AttentionMetric(Metric):
+    """Mean of a measure of attention distributions for every head, over all queries that count; exact under DDP.
+
+    Padded queries do not count, nor do those that see fewer than ``least_keys`` keys.
+
+    Args:
+        sites: of the model that is observed.
+        kwargs: passed to :class:`torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    least_keys = 0
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sizes = [site.heads for site in sites]
+        self.add_state("total", torch.zeros(sum(self._sizes), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def from_scores(
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        bias: Tensor | None,
+        *,
+        softcap: float | None = None,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """The measure of every query, ``[batch, heads, query]``; arguments of :func:`gates.scores.entropy.attention_entropy`."""
+
+    @abstractmethod
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        """The same from attention weights ``[batch, heads, query, key]``."""
+
+    def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
+        """The measure as it is averaged; by default as it is."""
+        return values
+
+    def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
+        """Add one forward pass of one site.
+
+        Args:
+            site: index of the site.
+            values: measure of every query, ``[batch, heads, query]``.
+            visible: keys each query sees, broadcastable to ``[batch, 1, query]``.
+            valid: queries that are not padding, ``[batch, query]``.
+        """
+        counted = visible.expand(values.shape[0], 1, values.shape[2]) >= self.least_keys
+        if valid is not None:
+            counted = counted & valid.bool().unsqueeze(1)
+        total, count = _mean_update(self.normalised(values, visible), counted)
+        self.total.split(self._sizes)[site].add_(total)
+        self.count[site] += count
+
+    def compute(self) -> Tensor:
+        """Mean of the measure, ``[heads]``."""
+        sizes = torch.tensor(self._sizes, device=self.count.device)
+        return _mean_compute(self.total, self.count.repeat_interleave(sizes))

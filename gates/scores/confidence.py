@@ -1,0 +1,54 @@
+"""Attention confidence per head: how much a query attends to the key it attends to most (Voita et al. 2019, section 4.1).
+
+The mean of the largest attention weight over all queries that are not padding. Voita et al. leave out attention to the
+end-of-sentence symbol; here nothing is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gates.scores.attention_metric import AttentionMetric, score_blocks
+
+
+@torch.no_grad()
+def attention_confidence(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """The largest attention weight of each query, ``[batch, heads, query]``, float32, in memory linear in the number of keys.
+
+    Args:
+        query: ``[batch, heads, query, head_dim]``.
+        key: ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
+        scale: factor of the scores.
+        bias: what is added to the scores, broadcastable to ``[batch, heads, query, key]``.
+        softcap: scores become ``softcap * tanh(score / softcap)`` before the bias (Gemma 2).
+        sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); its own weight is no confidence.
+    """
+    largest = []
+    with torch.autocast(query.device.type, enabled=False):
+        for scores in score_blocks(query.float(), key.float(), scale, bias, softcap):
+            log_sum_exp = scores.logsumexp(-1)
+            if sink is not None:
+                log_sum_exp = torch.logaddexp(log_sum_exp, sink.float().view(1, -1, 1))
+            largest.append((scores.amax(-1) - log_sum_exp).exp())
+    return torch.cat(largest, dim=2)
+
+
+class AttentionConfidence(AttentionMetric):
+    """Mean largest attention weight of every head, in [0, 1]."""
+
+    def from_scores(self, query: Tensor, key: Tensor, scale: float, bias: Tensor | None, **more: Any) -> Tensor:
+        return attention_confidence(query, key, scale, bias, **more)
+
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        return weights.amax(-1)

@@ -1,0 +1,169 @@
+"""The pruning framework of Kwon et al. 2022 (arXiv 2204.09656) for heads: search, rearrangement and rescaling of a mask.
+
+With z = 1 at a minimum of the loss, closing the gates c changes it by ``1/2 c^T F c`` with the Fisher information
+``F = E_x (dL/dz)(dL/dz)^T``. Three steps use ever more of it:
+
+1. *search*: F's diagonal alone. Without a limit on FLOPs the best mask keeps the highest ``E (dL/dz)^2``.
+2. *rearrangement*: each layer keeps its number of gates, but which ones is chosen by the layer's whole block of F.
+3. *rescaling*: the kept gates take real values with which a layer's output is nearest to the dense model's (least squares).
+
+Their released code takes a gradient per mini-batch; here each example has one of its own, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+ALL_SUBSETS = 20_000
+"""Layers with at most this many candidate masks are searched whole: any layer of up to 16 gates."""
+LARGEST_SCALE = 10.0
+"""Kwon et al. give up on a layer whose rescaled gates leave [-10, 10]."""
+
+
+class FisherInformation(Metric):
+    """Streams rows of gate gradients into the whole matrix ``E g g^T``; exact for any batching and under DDP.
+
+    Args:
+        gates: gates in the model.
+        kwargs: passed to :class:`torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    products: Tensor
+    samples: Tensor
+
+    def __init__(self, gates: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("products", torch.zeros(gates, gates, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, gradients: Tensor) -> None:
+        """Add rows ``[samples, gates]``, such as :func:`gates.scores.importance.head_gradients` returns them per example."""
+        gradients = gradients.double()
+        self.products += gradients.T @ gradients
+        self.samples += gradients.shape[0]
+
+    def compute(self) -> Tensor:
+        """``[gates, gates]``; its diagonal is the score of the mask search."""
+        return self.products / self.samples
+
+
+def removal_cost(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
+    """What closing gates adds to the loss, to second order and layer by layer: the sum of ``1/2 c^T F_layer c``.
+
+    Args:
+        mask: 0/1, ``[..., gates]``; c is its complement.
+        fisher: ``[gates, gates]``; blocks between layers are left out, as in the paper.
+        layer_index: layer of each gate, ``[gates]``.
+
+    Returns:
+        ``[...]``, in units of the loss.
+    """
+    same = layer_index.unsqueeze(0) == layer_index.unsqueeze(1)
+    closed = 1 - mask.to(fisher)
+    return torch.einsum("...i,ij,...j->...", closed, torch.where(same, fisher, 0.0), closed) / 2
+
+
+def rearrange(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
+    """Exchange kept and closed gates within each layer so that :func:`removal_cost` falls (their mask rearrangement).
+
+    The paper exchanges greedily. A layer with few enough masks is searched whole here, which is exact; a larger one makes the
+    best exchange until none helps. Either way the cost never rises, and a layer at its best stays as it is.
+
+    Args:
+        mask: 0/1 mask ``[gates]`` from the search.
+        fisher: ``[gates, gates]``.
+        layer_index: layer of each gate, ``[gates]``.
+
+    Returns:
+        A new mask with as many ones in each layer.
+    """
+    result = mask.clone()
+    for layer in layer_index.unique():
+        members = (layer_index == layer).nonzero().flatten()
+        block, closed = fisher[members][:, members].double(), (mask[members] == 0)
+        if 0 < int(closed.sum()) < len(members):
+            result[members] = (~_cheapest(closed, block)).to(mask.dtype)
+    return result
+
+
+def _cheapest(closed: Tensor, block: Tensor) -> Tensor:
+    """The gates to close, bool ``[members]``: as many as in ``closed``, at the least ``c^T F c``."""
+    size, count = len(closed), int(closed.sum())
+    if math.comb(size, count) > ALL_SUBSETS:
+        return _exchange(closed, block)
+    subsets = torch.tensor(list(combinations(range(size), count)), device=block.device)
+    candidates = torch.zeros(len(subsets), size, dtype=block.dtype, device=block.device).scatter_(1, subsets, 1.0)
+    candidates = torch.cat([closed.to(block).unsqueeze(0), candidates])  # first, so that it wins ties
+    return candidates[((candidates @ block) * candidates).sum(1).argmin()] > 0
+
+
+def _exchange(closed: Tensor, block: Tensor) -> Tensor:
+    """Make the best exchange of a closed gate for a kept one until none lowers the cost."""
+    while True:
+        to_closed = block @ closed.to(block)
+        out, into = closed.nonzero().flatten(), (~closed).nonzero().flatten()
+        # (c + e_j - e_i)^T F (c + e_j - e_i) - c^T F c for i in out and j in into
+        opens = block.diagonal()[out] - 2 * to_closed[out]
+        closes = block.diagonal()[into] + 2 * to_closed[into]
+        change = opens.unsqueeze(1) + closes.unsqueeze(0) - 2 * block[out][:, into]
+        best = int(change.argmin())
+        if float(change.flatten()[best]) >= -1e-12 * float(block.diagonal().sum()):
+            return closed
+        closed = closed.clone()
+        closed[out[best // len(into)]], closed[into[best % len(into)]] = False, True
+
+
+def gram_and_cross(second: Tensor, cross: Tensor, weight: Tensor, gates: int) -> tuple[Tensor, Tensor]:
+    """Inner products of what the heads add to a site's output, from moments of its input.
+
+    Head h adds ``W_h x_h`` at a position, so ``sum <W_h x_h, W_k x_k>`` is the sum of the entries of the product of
+    ``W_h^T W_k`` and ``sum x_h x_k^T``: no output is ever stored.
+
+    Args:
+        second: ``sum x x^T`` over positions, ``[features, features]``, of the concatenated heads before their gates.
+        cross: ``sum x d^T``, with d the same position in the dense model.
+        weight: of the output projection, ``[out, features]``.
+        gates: gates of the site, each with ``features / gates`` neighbouring features.
+
+    Returns:
+        The Gram matrix ``[gates, gates]`` and the inner products with the dense model's output without bias, ``[gates]``.
+    """
+    products = weight.double().T @ weight.double()
+    gram = (products * second).unflatten(1, (gates, -1)).sum(-1).unflatten(0, (gates, -1)).sum(1)
+    return gram, (products * cross).sum(1).unflatten(0, (gates, -1)).sum(-1)
+
+
+def rescale(mask: Tensor, gram: Tensor, cross: Tensor, *, damping: float = 1e-6) -> Tensor:
+    """The values of a site's kept gates with which its output is nearest to the dense model's (their mask tuning).
+
+    Minimises ``|sum_h s_h a_h - y|^2 + damping * mean(diagonal of the Gram matrix) * |s - 1|^2``: the damping draws to 1, as
+    theirs does, so heads that do nothing stay at 1. It also makes sure that the squared error is never above that of s = 1.
+
+    Args:
+        mask: 0/1 mask of the site, ``[gates]``.
+        gram, cross: of :func:`gram_and_cross`.
+        damping: relative to the mean squared contribution of a kept gate.
+
+    Returns:
+        Gate values ``[gates]``, float64, 0 where closed. Where one leaves [-10, 10], the fit is not to be trusted and the mask
+        comes back as it is.
+    """
+    kept = (mask > 0).nonzero().flatten()
+    values = mask.to(gram.device, torch.float64, copy=True)
+    if len(kept) == 0:
+        return values
+    matrix = gram[kept][:, kept].double()
+    ridge = damping * matrix.diagonal().mean() + torch.finfo(torch.float64).tiny
+    damped = matrix + ridge * torch.eye(len(kept), dtype=matrix.dtype, device=matrix.device)
+    change = torch.linalg.lstsq(damped, (cross[kept].double() - matrix.sum(1)).unsqueeze(1)).solution.squeeze(1)
+    scales = 1 + change
+    if bool(torch.isfinite(scales).all()) and float(scales.abs().max()) <= LARGEST_SCALE:
+        values[kept] = scales
+    return values

@@ -1,0 +1,120 @@
+"""From scores to rankings to masks, and how much two masks agree.
+
+Scores are flat, ``[heads]`` in site order; higher means keep first. Every score named here is turned so that this
+holds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gates.errors import GateError
+from gates.objective import Budget, top_k_mask
+from gates.scores.importance import normalise_by_layer
+from gates.sites import KINDS
+
+RankingName = Literal["his", "entropy-low-first", "entropy-high-first", "hies", "rank-sum", "random", "his-inverted"]
+RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
+"""``entropy-low-first`` gives up the heads of lowest entropy first, ``entropy-high-first`` those of highest."""
+
+
+def keep_scores(
+    name: RankingName, *, his: Tensor, entropy: Tensor, layer_index: Tensor, alpha: float = 0.5, seed: int = 0
+) -> Tensor:
+    """The scores behind a named ranking, ``[heads]``, higher kept first.
+
+    Args:
+        name: one of :data:`RANKINGS`.
+        his: raw HIS ``[heads]``; normalised by layer here.
+        entropy: mean normalised attention entropy ``[heads]``.
+        layer_index: layer of each head ``[heads]``.
+        alpha: weight of HIS in ``hies``; choose it on a selection split.
+        seed: of ``random``.
+    """
+    his = normalise_by_layer(his.double(), layer_index)
+    entropy = entropy.double()
+    match name:
+        case "his":
+            return his
+        case "his-inverted":
+            return -his
+        case "entropy-low-first":
+            return entropy
+        case "entropy-high-first":
+            return -entropy
+        case "hies":
+            return hies(his, entropy, alpha)
+        case "rank-sum":
+            return ranks(his) + ranks(-entropy)
+        case "random":
+            generator = torch.Generator().manual_seed(seed)
+            return torch.rand(his.shape, dtype=torch.float64, generator=generator).to(his.device)
+    raise GateError(f"unknown ranking {name!r}; expected one of {', '.join(RANKINGS)}")
+
+
+def hies(his: Tensor, entropy: Tensor, alpha: float) -> Tensor:
+    """HIS and entropy combined (Choi et al. 2025): ``alpha * minmax(HIS) + (1 - alpha) * (1 - minmax(H))``."""
+    if not 0 <= alpha <= 1:
+        raise GateError(f"alpha is {alpha}; expected a number from 0 (entropy alone) to 1 (HIS alone)")
+    return alpha * _minmax(his) + (1 - alpha) * (1 - _minmax(entropy))
+
+
+def ranks(scores: Tensor) -> Tensor:
+    """Rank of each entry, 0 for the lowest; ties share their mean rank."""
+    less = (scores.unsqueeze(0) < scores.unsqueeze(1)).sum(1)
+    ties = (scores.unsqueeze(0) == scores.unsqueeze(1)).sum(1)
+    return less + (ties - 1) / 2
+
+
+def budget_mask(
+    scores: Tensor, budget: Budget, *, kind_index: Tensor, layer_index: Tensor, minimum_per_layer: int = 0
+) -> Tensor:
+    """The mask of the highest scores within a budget.
+
+    Args:
+        scores: ``[heads]``.
+        budget: heads to keep, in total or per kind.
+        kind_index, layer_index: of each head, ``[heads]``.
+        minimum_per_layer: the best heads of every layer are kept first, this many, whatever their scores.
+
+    Returns:
+        0/1 mask ``[heads]`` with exactly the budgeted number of ones.
+
+    Raises:
+        GateError: if the minimum does not fit into the budget.
+    """
+    if minimum_per_layer > 0:
+        scores = scores.double().clone()
+        reserved = torch.zeros_like(scores, dtype=torch.bool)
+        for layer in layer_index.unique():
+            members = (layer_index == layer).nonzero().flatten()
+            reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
+        scores[reserved] = torch.inf
+        mask = top_k_mask(scores, budget, kind_index)
+        if bool((mask[reserved] == 0).any()):
+            needs = [("", int(reserved.sum()), budget.total)]
+            needs += [
+                (f"{kind} ", int(reserved[kind_index == KINDS.index(kind)].sum()), kept)
+                for kind, kept in budget.per_kind.items()
+            ]
+            kind, needed, kept = next(need for need in needs if need[1] > need[2])
+            raise GateError(
+                f"a minimum of {minimum_per_layer} heads in each layer needs {needed} {kind}heads, "
+                f"more than the {kind}budget of {kept}; lower the minimum or raise the budget"
+            )
+        return mask
+    return top_k_mask(scores, budget, kind_index)
+
+
+def _minmax(scores: Tensor) -> Tensor:
+    low, high = scores.min(), scores.max()
+    return torch.zeros_like(scores) if high == low else (scores - low) / (high - low)
+
+
+def jaccard(mask: Tensor, other: Tensor) -> float:
+    """Heads in both masks over heads in either; 1 for two empty masks."""
+    both, either = (mask * other).sum(), torch.maximum(mask, other).sum()
+    return float(both / either) if either > 0 else 1.0

@@ -1,0 +1,1 @@
+"""Searches for a better mask within its budget."""

@@ -1,0 +1,1 @@
+"""Heads physically removed."""

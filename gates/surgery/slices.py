@@ -1,0 +1,263 @@
+"""What stays of one attention site when heads are removed: which features of which weights, and the new shape.
+
+Everything here is arithmetic on indices and slices of weights; :mod:`gates.surgery.remove` puts the result into the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gates.sites import AttentionSite, Fusion, find_module, weight_by_output
+from gates.surgery.pruned import Selected
+
+COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+WIDTH_NAMES = ("all_head_size", "split_size", "inner_dim", "embed_dim")
+KEY_COUNT_NAMES = ("num_key_value_heads", "num_kv_heads")
+READ_CONFIG_CLASSES = ("Phi3Attention",)
+"""Attention that reads its head count from the model's config at every call."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What stays of one site: query heads, the key/value head of each remaining group, queries per group."""
+
+    site: AttentionSite
+    queries: list[int]
+    keys: list[int]
+    per_group: int
+
+
+def cut_site(site: AttentionSite, keep: Tensor) -> Cut:
+    """What stays of ``site`` under a 0/1 mask of its heads, ``[heads]``.
+
+    Groups that keep different numbers of queries get the same number again, their greatest common divisor, by repeating keys.
+    """
+    queries = keep.nonzero().flatten().tolist()
+    group = site.heads // site.kv_heads
+    members = [sum(head // group == key for head in queries) for key in range(site.kv_heads)]
+    per_group = math.gcd(*members) or 1
+    keys = [key for key, count in enumerate(members) for _ in range(count // per_group)]
+    return Cut(site, queries, keys, per_group)
+
+
+def _rows(heads: list[int], head_dim: int) -> Tensor:
+    """The features of these heads among the features of all heads."""
+    starts = torch.tensor(heads, dtype=torch.long) * head_dim
+    return (starts.unsqueeze(1) + torch.arange(head_dim)).flatten()
+
+
+# -- projections -----------------------------------------------------------------------------------------------
+
+
+def input_projections(site: AttentionSite) -> list[tuple[str, tuple[str, ...]]]:
+    """The paths of a site's input projections, each with the parts (query, key, value) that it holds."""
+    layout = site.layout
+    held: dict[str, tuple[str, ...]] = {}
+    for part in ("query", "key", "value"):
+        held[getattr(layout, part)] = (*held.get(getattr(layout, part), ()), part)
+    further = [(path, ("query",)) for path in layout.with_query] + [(path, ("key",)) for path in layout.with_key]
+    return [*held.items(), *((path, parts) for path, parts in further if find_module(site.module, path) is not None)]
+
+
+def _fused(fusion: Fusion, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One projection's features in the order its family keeps them.
+
+    Args:
+        query: ``[heads, head_dim]``.
+        key, value: ``[kv_heads, head_dim]``.
+    """
+    if fusion == "groups":
+        grouped = query.unflatten(0, (len(key), len(query) // max(1, len(key))))
+        return torch.cat([grouped, key.unsqueeze(1), value.unsqueeze(1)], dim=1).flatten()
+    if fusion == "quarters":
+        return torch.cat([part.reshape(4, -1) for part in (query, value, key)], dim=1).flatten()
+    return torch.cat([query.flatten(), key.flatten(), value.flatten()])
+
+
+def _kept_rows(cut: Cut) -> dict[str, Tensor]:
+    """Output features that stay in each input projection, in their new order."""
+    site = cut.site
+    counts = {"query": site.heads, "key": site.kv_heads, "value": site.kv_heads}
+    kept = {"query": cut.queries, "key": cut.keys, "value": cut.keys}
+    whole = {part.before for part in per_head_parts(site) if part.form == "spanning"}
+    rows: dict[str, Tensor] = {}
+    for path, parts in input_projections(site):
+        if path in whole:
+            rows[path] = torch.arange(weight_by_output(site.projection(path)).shape[0])
+        elif len(parts) < 3:
+            offsets = [sum(counts[before] for before in parts[:index]) for index in range(len(parts))]
+            heads = [offset + head for part, offset in zip(parts, offsets, strict=True) for head in kept[part]]
+            rows[path] = _rows(heads, site.head_dim)
+        else:
+            features = torch.arange(sum(counts.values()) * site.head_dim)
+            labels = features.view(-1, site.head_dim).split(list(counts.values()))
+            place = _fused(site.layout.fusion, *labels).argsort()  # where the feature with a given label is kept
+            query, key, value = (place[part[kept[name]]] for name, part in zip(counts, labels, strict=True))
+            rows[path] = _fused(site.layout.fusion, query, key, value)
+    return rows
+
+
+def sliced_projections(cut: Cut, gate: Tensor) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """New weights ``[out, in]`` and biases of one site's projections."""
+    site = cut.site
+    new: dict[str, tuple[Tensor, Tensor | None]] = {}
+    for path, rows in _kept_rows(cut).items():
+        projection = site.projection(path)
+        rows = rows.to(projection.weight.device)
+        bias = None if projection.bias is None else projection.bias[rows].clone()
+        new[path] = (weight_by_output(projection)[rows].clone(), bias)
+    columns = _rows(cut.queries, site.head_dim).to(site.output.weight.device)
+    scale = gate[cut.queries].repeat_interleave(site.head_dim).to(site.output.weight)
+    bias = None if site.output.bias is None else site.output.bias.clone()
+    new[site.layout.output] = (weight_by_output(site.output)[:, columns] * scale, bias)
+    return new
+
+
+# -- what else has an axis of heads ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """A parameter, or a list of modules, with an axis of heads beside the projections.
+
+    Args:
+        path: of the parameter, or of the module.
+        follows: whose heads it belongs to.
+        form: ``rows``: its first axis counts heads; ``modules``: one module per head; ``spanning``: a norm over the features
+            of all heads together, which has to go on seeing them.
+        before: for a spanning norm, the path of the projection before it.
+    """
+
+    path: str
+    follows: Literal["query", "key"]
+    form: Literal["rows", "modules", "spanning"]
+    before: str = ""
+
+
+def per_head_parts(site: AttentionSite) -> list[PerHead]:
+    """GPT-OSS's sinks, Cohere's and StableLM's norms per head, OLMo2's norms over all heads; norms shared by heads stay."""
+    found: list[PerHead] = []
+    for path, follows, heads in (
+        ("sinks", "query", site.heads),
+        ("q_norm", "query", site.heads),
+        ("k_norm", "key", site.kv_heads),
+        ("q_layernorm", "query", site.heads),
+        ("k_layernorm", "key", site.kv_heads),
+    ):
+        part = getattr(site.core, path, None)
+        if isinstance(part, nn.Parameter):
+            found.append(PerHead(path, follows, "rows"))  # type: ignore[arg-type]
+        elif isinstance(getattr(part, "norms", None), nn.ModuleList):
+            found.append(PerHead(f"{path}.norms", follows, "modules"))  # type: ignore[arg-type]
+        elif isinstance(weight := getattr(getattr(part, "norm", part), "weight", None), Tensor):
+            if tuple(weight.shape) == (heads, site.head_dim):
+                found.append(PerHead(f"{path}.weight", follows, "rows"))  # type: ignore[arg-type]
+            elif weight.numel() != site.head_dim or isinstance(part, Selected):
+                before = site.layout.query if follows == "query" else site.layout.key
+                found.append(PerHead(path, follows, "spanning", before))  # type: ignore[arg-type]
+    return found
+
+
+def sliced_per_head(cut: Cut) -> dict[str, Tensor]:
+    """The new values of all that has an axis of heads, by path of the parameter or buffer."""
+    new: dict[str, Tensor] = {}
+    for part in per_head_parts(cut.site):
+        heads = cut.queries if part.follows == "query" else cut.keys
+        if part.form == "rows":
+            new[part.path] = cut.site.module.get_parameter(part.path)[heads].clone()
+        elif part.form == "modules":
+            norms = cut.site.module.get_submodule(part.path)
+            for index, head in enumerate(heads):
+                for name, parameter in norms.get_submodule(str(head)).named_parameters():
+                    new[f"{part.path}.{index}.{name}"] = parameter.clone()
+        else:
+            norm, rows = cut.site.module.get_submodule(part.path), _rows(heads, cut.site.head_dim)
+            new[f"{part.path}.index"] = norm.get_buffer("index").cpu()[rows] if isinstance(norm, Selected) else rows
+    if _arguments(cut.site):
+        old = cut.site.core._buffers.get("kept_heads")
+        queries = torch.tensor(cut.queries, dtype=torch.long)
+        new["kept_heads"] = queries if old is None else old.cpu()[queries]
+    return new
+
+
+def _arguments(site: AttentionSite) -> list[str]:
+    """The inputs of a site that have an axis of heads; T5 can compute its position bias itself, and does."""
+    names = inspect.signature(type(site.core).forward).parameters
+    return [] if _is_t5(site) else [name for name in site.layout.arguments if name in names]
+
+
+def _is_t5(site: AttentionSite) -> bool:
+    return hasattr(site.core, "has_relative_attention_bias")
+
+
+def shares_bias(site: AttentionSite) -> bool:
+    """Whether the position bias of one layer is handed on to the others (in T5 and mT5, but not in UMT5)."""
+    return _is_t5(site) and "position_bias" in inspect.signature(type(site.core).forward).parameters
+
+
+def position_biases(sites: tuple[AttentionSite, ...]) -> dict[str, Tensor | None]:
+    """T5's table ``[buckets, heads]`` for each site: its own or that of its stack's first layer; None for cross-attention."""
+    found: dict[str, Tensor | None] = {}
+    table: Tensor | None = None
+    for site in sites:
+        if not _is_t5(site):
+            continue
+        if site.kind == "cross":
+            found[site.name] = None
+        else:
+            own = getattr(site.core, "relative_attention_bias", None)
+            if isinstance(own, nn.Embedding):
+                table = own.weight
+            found[site.name] = table
+    return found
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------
+
+
+def new_shape(cut: Cut) -> dict[str, Any]:
+    """What :func:`gates.surgery.pruned.reshape_` needs to know of one site."""
+    site, layout = cut.site, cut.site.layout
+    shape: dict[str, Any] = {"heads": len(cut.queries), "kv_heads": len(cut.keys), "projections": {}, "attributes": {}}
+    adds = layout.adds
+    if adds == "residual" and adds not in inspect.signature(type(site.core).forward).parameters:
+        adds = ""  # of the models with this layout, BLOOM alone adds it inside its attention
+    if not cut.queries:
+        shape["headless"] = {"core": layout.core, "output": layout.output, "kind": site.kind, "adds": adds}
+        shape["headless"]["returns"] = 3 if shares_bias(site) else 2  # T5 hands on its position bias
+        return shape
+    for path, rows in _kept_rows(cut).items():
+        shape["projections"][path] = [weight_by_output(site.projection(path)).shape[1], len(rows)]
+    width = len(cut.queries) * site.head_dim
+    shape["projections"][layout.output] = [width, weight_by_output(site.output).shape[0]]
+    settings = {
+        **dict.fromkeys(COUNT_NAMES, len(cut.queries)),
+        **dict.fromkeys(WIDTH_NAMES, width),
+        **dict.fromkeys(KEY_COUNT_NAMES, len(cut.keys)),
+        "num_key_value_groups": cut.per_group,
+    }
+    prefix = f"{layout.core}." if layout.core else ""
+    shape["attributes"] = {prefix + name: value for name, value in settings.items() if hasattr(site.core, name)}
+    for part in per_head_parts(site):
+        count = len(cut.queries if part.follows == "query" else cut.keys)
+        if part.form == "rows":
+            size = site.module.get_parameter(part.path).shape
+            shape.setdefault("parameters", {})[part.path] = [count, *size[1:]]
+        elif part.form == "modules":
+            shape.setdefault("modules", {})[part.path] = count
+        else:
+            shape.setdefault("selected", {})[part.path] = count * site.head_dim
+    if type(site.core).__name__ in READ_CONFIG_CLASSES:
+        shape["config"] = {"num_attention_heads": len(cut.queries)}
+    if names := _arguments(site):
+        of = vars(site.core).get("head_arguments", {"of": site.heads})["of"]
+        shape["arguments"] = {"names": names, "of": of}
+    if layout.fusion == "quarters":
+        shape["flat_heads"] = True
+    return shape

@@ -1,0 +1,387 @@
+import ast
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from gates.errors import GateError
+from gates.export import checkpoint
+from gates.export.checkpoint import ModelCard, load_pruned, own_auto_class, save_pruned
+from gates.export.example_inputs import example_inputs
+from gates.head_gates import HeadGates
+from gates.sites import find_attention
+from gates.surgery.masks import load_mask
+from gates.surgery.remove import remove_heads_
+from tests.models import FAMILIES, build, inputs, logits, random_mask
+from training.coverage import architectures as zoo
+
+FRESH_PROCESS = """
+import json, sys, torch, transformers
+for name in ("gates", "training", "torchmetrics", "pytorch_lightning", "wandb", "jsonargparse"):
+    sys.modules[name] = None  # importing this project, or what it needs beside torch and transformers, is an error
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+results = {}
+for case in json.load(open(sys.argv[1])):
+    auto = getattr(transformers, case["auto"])
+    # As in stock Transformers, a head of one task may have the name of another's without its shape.
+    fits = {"ignore_mismatched_sizes": case["what"] == "base"}
+    model = auto.from_pretrained(case["directory"], trust_remote_code=case["remote"], **fits).eval()
+    inputs = torch.load(case["inputs"])
+    with torch.no_grad():
+        if case["what"] == "generate":
+            results[case["name"]] = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+        elif case["what"] == "base":  # not all have one in common, under one name: AutoModel adds a decoder to T5's encoder
+            same = [type(model.base_model).__name__, model.base_model_prefix] == case["base"]
+            results[case["name"]] = model.base_model(**inputs)[0] if same else None
+        else:
+            results[case["name"]] = model(**inputs)[0]
+torch.save(results, sys.argv[2])
+"""
+CLOSE = {"atol": 5e-6, "rtol": 2e-5}
+
+HEADS = (
+    ("Bert", ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM", "Model")),
+    ("Llama", ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")),
+    ("Bart", ("ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering", "Model")),
+    (
+        "T5",
+        ("ForConditionalGeneration", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model"),
+    ),
+)
+
+
+def run_fresh(folder, cases):
+    """Load every case in one process without this project; returns what each gave, by name."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, "-c", FRESH_PROCESS, str(folder / "cases.json"), str(folder / "results.pt")]
+    home = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=home, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(folder / "results.pt")
+
+
+def save(name, directory, **more):
+    model, mask = build(name), random_mask(name)
+    return model, mask, save_pruned(model, directory, mask, check_batch=inputs(name), **more)
+
+
+def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
+    cases, expected = [], {}
+    for name in FAMILIES:
+        model, mask, _ = save(name, tmp_path / name)
+        gates = HeadGates(model)
+        with gates.attached(), gates.use(mask):
+            reference = logits(model, inputs(name))
+        torch.save(inputs(name), tmp_path / f"{name}.pt")
+        for form, remote in (("pruned", True), ("masked", False)):
+            directory = tmp_path / (name if form == "pruned" else f"{name}-masked")
+            if form == "masked":
+                save(name, directory, form="masked")
+            case = {"name": str(directory), "auto": own_auto_class(model), "directory": str(directory), "remote": remote}
+            cases.append(case | {"inputs": str(tmp_path / f"{name}.pt"), "what": "forward"})
+            expected[str(directory)] = reference
+    found = run_fresh(tmp_path, cases)
+    assert found.keys() == expected.keys()
+    for directory, reference in expected.items():
+        torch.testing.assert_close(found[directory], reference, atol=5e-6, rtol=1e-5, msg=directory)
+
+
+@pytest.mark.parametrize(("family", "heads"), HEADS, ids=[family for family, _ in HEADS])
+def test_every_head_reloads_through_every_auto_class(tmp_path, family, heads):
+    """In a fresh process the own Auto class gives the same outputs (and text), the others the same base model."""
+    architecture, cases, expected = zoo.BY_NAME[family], [], {}
+    for head in heads:
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(**architecture.config)
+        model = zoo.randomise_(getattr(transformers, family + head)(config)).eval()
+        mask = torch.ones(sum(site.heads for site in find_attention(model)))
+        mask[:4], mask[5] = 0.0, 0.0  # a layer without heads, an uneven group
+        batch = example_inputs(model, length=8, padded=True)
+        gates = HeadGates(model)
+        prompt = {name: tensor for name, tensor in example_inputs(model, length=8).items() if "decoder" not in name}
+        base_batch = example_inputs(model.base_model, length=8, padded=True)
+        outputs = {"forward": batch, "base": base_batch} | ({"generate": prompt} if model.can_generate() else {})
+        with gates.attached(), gates.use(mask), torch.no_grad():
+            forward, base = model(**batch)[0], model.base_model(**base_batch)[0]
+            options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+            text = model.generate(**prompt, **options) if model.can_generate() else None
+        directory = save_pruned(model, tmp_path / head, mask, check_batch=batch)
+        for what, given in outputs.items():
+            torch.save(given, tmp_path / f"{head}-{what}.pt")
+        auto_map = json.loads((directory / "config.json").read_text())["auto_map"]
+        own = {auto for auto, path in auto_map.items() if path.endswith(f".{family}{head}")}
+        assert own
+        shared = [type(model.base_model).__name__, model.base_model_prefix]
+        for auto in auto_map:
+            for what in (what for what in outputs if auto in own or what == "base"):
+                name = f"{head} as {auto}: {what}"
+                case = {"name": name, "auto": auto, "directory": str(directory), "remote": True, "what": what, "base": shared}
+                cases.append(case | {"inputs": str(tmp_path / f"{head}-{what}.pt")})
+                expected[name] = {"forward": forward, "base": base, "generate": text}[what]
+    found = run_fresh(tmp_path, cases)
+    assert found.keys() == expected.keys()
+    compared = {name for name, output in found.items() if output is not None}
+    assert len(compared) > 2 * len(heads)
+    assert all(name.endswith("base") for name in found.keys() - compared)
+    for name in compared:
+        torch.testing.assert_close(found[name], expected[name], **CLOSE, msg=name)
+
+
+def test_the_stock_form_needs_no_remote_code_in_a_fresh_process(tmp_path):
+    model = zoo.build(zoo.BY_NAME["Llama"])
+    mask = torch.tensor([1.0, 0, 1, 0]).repeat(2)
+    batch = example_inputs(model, length=8, padded=True)
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask), torch.no_grad():
+        expected = model(**batch)[0]
+    save_pruned(model, tmp_path / "out", mask, form="stock")
+    torch.save(batch, tmp_path / "inputs.pt")
+    case = {"name": "stock", "auto": "AutoModelForCausalLM", "directory": str(tmp_path / "out"), "remote": False}
+    found = run_fresh(tmp_path, [case | {"inputs": str(tmp_path / "inputs.pt"), "what": "forward"}])
+    torch.testing.assert_close(found["stock"], expected, **CLOSE)
+
+
+def test_folded_gate_values_survive(tmp_path):
+    model, mask = build("bert"), random_mask("bert")
+    values = torch.rand(8)
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask * values):
+        expected = logits(model, inputs("bert"))
+    save_pruned(model, tmp_path / "out", mask, values=values)
+    torch.testing.assert_close(logits(load_pruned(tmp_path / "out").eval(), inputs("bert")), expected, atol=3e-6, rtol=1e-5)
+
+
+def test_saving_does_not_change_the_model(tmp_path):
+    model = build("bert")
+    expected = logits(model, inputs("bert"))
+    save_pruned(model, tmp_path / "out", random_mask("bert"))
+    assert torch.equal(logits(model, inputs("bert")), expected)
+    assert not hasattr(model.config, "pruned_attention")
+    assert not hasattr(model.config, "auto_map")
+
+
+def test_the_directory_holds_mask_and_card(tmp_path):
+    card = ModelCard(base_model="someone/model", method="his", metrics={"accuracy": 0.875}, versions={"torch": "2.x"})
+    model, mask, directory = save("bert", tmp_path / "out", card=card)
+    assert torch.equal(load_mask(directory / "mask.json", find_attention(model)), mask)
+    text = (directory / "README.md").read_text()
+    for part in ("someone/model", "his", "0.875", "2.x", "4 of 8", "trust_remote_code=True"):
+        assert part in text
+    assert {path.name for path in directory.iterdir()} >= {"config.json", "model.safetensors", "modeling_pruned.py"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_taken_directory_is_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    with pytest.raises(GateError, match="exists already"):
+        save("bert", tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "precious"
+
+
+def test_nothing_is_kept_when_the_reloaded_model_differs(tmp_path, monkeypatch):
+    def spoiled(*arguments, **more):
+        model = load_pruned(*arguments, **more)
+        with torch.no_grad():
+            model.classifier.bias.add_(1.0)
+        return model
+
+    monkeypatch.setattr(checkpoint, "load_pruned", spoiled)
+    with pytest.raises(GateError, match="differs"):
+        save("bert", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["pruned", "masked"])
+@pytest.mark.parametrize("checked", [True, False], ids=["with checksums", "without checksums"])
+@pytest.mark.parametrize("damage", ["truncate", "delete", "config", "lost tensor"])
+def test_damaged_directories_are_refused(tmp_path, damage, checked, form):
+    _, _, directory = save("bert", tmp_path / "out", form=form)
+    weights = directory / "model.safetensors"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:-500])
+    elif damage == "delete":
+        weights.unlink()
+    elif damage == "config":
+        (directory / "config.json").write_text("{")
+    else:
+        tensors = load_file(weights)
+        del tensors["classifier.bias"]
+        save_file(tensors, weights, metadata={"format": "pt"})
+    if not checked:
+        (directory / "checksums.json").unlink()
+    with pytest.raises(GateError, match="out"):
+        load_pruned(directory)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "modeling_pruned.py", "mask.json"])
+def test_a_flipped_bit_is_noticed(tmp_path, file):
+    _, _, directory = save("bert", tmp_path / "out")
+    content = bytearray((directory / file).read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    (directory / file).write_bytes(content)
+    with pytest.raises(GateError, match=file):
+        load_pruned(directory)
+
+
+def hostile(directory, change):
+    """Change the pruned shape in a saved config, as someone who also knows of the checksums would."""
+    config = json.loads((directory / "config.json").read_text())
+    change(config["pruned_attention"])
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "checksums.json").unlink()
+
+
+SITE = "encoder.layer.0.attention"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shapes: shapes.update({'x"); import os; os.system("boom"); ("': shapes.pop(SITE)}),
+        lambda shapes: shapes.update({"__class__": shapes.pop(SITE)}),
+        lambda shapes: shapes.update({"../../elsewhere": shapes.pop(SITE)}),
+        lambda shapes: shapes.update({"encoder.layer.7.attention": shapes.pop("encoder.layer.1.attention")}),
+        lambda shapes: shapes[SITE].update(heads=999),
+        lambda shapes: shapes[SITE].update(heads=-1),
+        lambda shapes: shapes[SITE].update(kv_heads="2"),
+        lambda shapes: shapes["encoder.layer.1.attention"]["projections"].update({"self.query": [32, 10**15]}),
+        lambda shapes: shapes["encoder.layer.1.attention"]["projections"].update({"self.query": [32, 24]}),
+        lambda shapes: shapes["encoder.layer.1.attention"]["attributes"].update({"forward": "boom"}),
+        lambda shapes: shapes["encoder.layer.1.attention"].update(heads=3, kv_heads=3),
+        lambda shapes: shapes["encoder.layer.1.attention"].update(heads=0, kv_heads=0),
+        lambda shapes: shapes.clear(),
+    ],
+)
+def test_impossible_and_hostile_shapes_are_refused(tmp_path, change):
+    """By name and number before any weight is used; what only contradicts the weights, by these."""
+    model, mask = build("bert"), torch.tensor([0.0, 0, 0, 0, 1, 1, 0, 0])
+    save_pruned(model, tmp_path / "out", mask)
+    hostile(tmp_path / "out", change)
+    with pytest.raises(GateError) as caught:
+        load_pruned(tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+def test_code_beside_the_weights_does_not_run(tmp_path):
+    """Neither the modeling file of an export nor a config class that a config names."""
+    _, _, directory = save("bert", tmp_path / "out")
+    (directory / "modeling_pruned.py").write_text("raise SystemExit('this ran')")
+    (directory / "checksums.json").unlink()
+    load_pruned(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "modeling_pruned.Config"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GateError, match="cannot be read"):
+        load_pruned(directory)
+
+
+def test_a_pickle_is_not_read(tmp_path):
+    _, _, directory = save("bert", tmp_path / "out", form="masked")
+    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    (directory / "checksums.json").unlink()
+    with pytest.raises(GateError, match="cannot be loaded"):
+        load_pruned(directory)
+
+
+HOSTILE = 'evil"\'\n"""; __import__("os").system("boom") #'
+
+
+def test_the_modeling_file_holds_no_text_of_the_user(tmp_path):
+    model = build("bert")
+    model.config._name_or_path = HOSTILE
+    model.config.id2label, model.config.label2id = {0: HOSTILE, 1: "b"}, {HOSTILE: 0, "b": 1}
+    directory = tmp_path / HOSTILE.replace("/", "")
+    save_pruned(model, directory, random_mask("bert"), card=ModelCard(base_model=HOSTILE, method=HOSTILE))
+    text = (directory / "modeling_pruned.py").read_text()
+    assert "evil" not in text
+    library = Path(checkpoint.pruned.__file__).read_text().replace("import torch\n", "import torch\nimport transformers\n", 1)
+    assert text.startswith(library.rstrip("\n"))
+    generated = ast.parse(text[len(library.rstrip("\n")) :])
+    for node in generated.body:  # if hasattr(transformers, "Name"): class Name(transformers.Name)
+        assert isinstance(node, ast.If)
+        (definition,) = node.body
+        assert isinstance(definition, ast.ClassDef)
+        assert hasattr(transformers, definition.name)
+        assert ast.unparse(node.test) == f"hasattr(transformers, {definition.name!r})"
+        assert ast.unparse(definition.bases[0]) == f"transformers.{definition.name}"
+    assert load_pruned(directory).config.id2label[0] == HOSTILE
+
+
+def test_a_class_with_a_hostile_name_is_not_written(tmp_path):
+    model = build("bert")
+    model.__class__ = type(HOSTILE, (type(model),), {})
+    with pytest.raises(GateError, match="not a class that an Auto class"):
+        save_pruned(model, tmp_path / "out", random_mask("bert"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_states_what_was_measured(tmp_path):
+    _, _, directory = save("bert", tmp_path / "out", measure=[1, 3])
+    text = (directory / "README.md").read_text()
+    for part in (
+        "FLOPs of one example",
+        "ms at batch size 1",
+        "ms at batch size 3",
+        "transformers " + transformers.__version__,
+    ):
+        assert part in text
+    _, _, unmeasured = save("bert", tmp_path / "other")
+    assert "FLOPs" not in (unmeasured / "README.md").read_text()
+
+
+def test_an_encoder_decoders_causal_lm_class_is_not_offered(tmp_path):
+    """``BartForCausalLM`` has no encoder, so a shape that names encoder layers cannot be given to it."""
+    _, _, directory = save("bart", tmp_path / "out")
+    offered = json.loads((directory / "config.json").read_text())["auto_map"]
+    assert "AutoModelForSeq2SeqLM" in offered
+    assert "AutoModelForCausalLM" not in offered
+    for auto in offered:
+        getattr(transformers, auto).from_pretrained(directory, trust_remote_code=True)
+
+
+def test_plain_save_pretrained_of_a_pruned_model_keeps_its_shape(tmp_path):
+    """A stock class would find the first layer's weights missing and draw new ones."""
+    model, batch = build("llama"), inputs("llama")
+    pruned = remove_heads_(model, torch.tensor([0.0, 0, 0, 0, 1, 1, 1, 1]))
+    expected = logits(pruned, batch)
+    for saved in (pruned, copy.deepcopy(pruned)):
+        directory = tmp_path / str(id(saved))
+        saved.save_pretrained(directory)
+        again = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
+        torch.testing.assert_close(logits(again, batch), expected, atol=3e-6, rtol=1e-5)
+        torch.testing.assert_close(logits(load_pruned(directory).eval(), batch), expected, atol=3e-6, rtol=1e-5)
+    assert type(pruned) is transformers.LlamaForCausalLM
+    assert not hasattr(pruned.config, "auto_map")
+
+
+@pytest.mark.parametrize("form", ["masked", "stock"])
+def test_forms_of_a_dense_shape_are_refused_for_a_pruned_model(tmp_path, form):
+    pruned = remove_heads_(build("llama"), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))
+    with pytest.raises(GateError, match="was pruned before"):
+        save_pruned(pruned, tmp_path / "out", torch.ones(6), form=form)
+
+
+def test_eager_attention_and_padding_on_the_left(tmp_path):
+    """What padded tokens see differs between implementations; they do not count."""
+    model, batch = build("llama"), inputs("llama")
+    assert int(batch["attention_mask"][1, 0]) == 0
+    model.set_attn_implementation("eager")
+    save_pruned(model, tmp_path / "out", random_mask("llama"), check_batch=batch)
+
+
+def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        checkpoint, "remove_heads_", lambda model, mask, values=None: remove_heads_(model, mask, values=mask * 2)
+    )
+    with pytest.raises(GateError, match="differs"):
+        save_pruned(build("bert"), tmp_path / "out", random_mask("bert"))
+    assert list(tmp_path.iterdir()) == []

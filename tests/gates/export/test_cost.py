@@ -1,0 +1,141 @@
+import copy
+import time
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from gates.errors import GateError
+from gates.export.cost import count_flops, count_parameters, hardware, measure_cost, measure_latency
+from gates.export.example_inputs import example_inputs, resized
+from gates.surgery.remove import remove_heads_
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
+LENGTH = 9
+
+
+def build_bert():
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)).eval()
+
+
+def bert_flops(heads_by_layer):
+    """Two operations per multiplication of the matrix products, written down from the architecture."""
+    total = 2 * 32 * 32 + 2 * 32 * 2  # pooler and classifier see one token
+    for heads in heads_by_layer:
+        width = 8 * heads
+        total += 2 * LENGTH * 32 * width * 4  # query, key, value, output
+        total += 2 * heads * LENGTH * LENGTH * 8 * 2  # scores and weighted sum
+        total += 2 * LENGTH * 32 * 40 * 2  # feed-forward
+    return total
+
+
+@pytest.mark.parametrize("kept", [(4, 4), (0, 3), (1, 0)])
+def test_flops_are_those_of_the_matrix_products(kept):
+    model = build_bert()
+    mask = torch.cat([torch.tensor([1.0] * heads + [0.0] * (4 - heads)) for heads in kept])
+    remove_heads_(model, mask)
+    assert count_flops(model, example_inputs(model, batch=1, length=LENGTH)) == bert_flops(kept)
+
+
+def test_flops_grow_with_the_batch():
+    model = build_bert()
+    one, three = (count_flops(model, example_inputs(model, batch=batch, length=LENGTH)) for batch in (1, 3))
+    assert three == 3 * one
+
+
+def test_shared_parameters_count_once():
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(3, 5, bias=False))
+    assert count_parameters(model) == 30
+    model[1].weight = model[0].weight
+    assert count_parameters(model) == 15
+
+
+class Sleeper(nn.Module):
+    def __init__(self, name, seconds, calls):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.name, self.seconds, self.calls = name, seconds, calls
+
+    def forward(self, x):
+        self.calls.append((self.name, len(x), self.training))
+        time.sleep(self.seconds)
+
+
+def test_latency_by_batch_size_with_both_models_in_turns():
+    calls = []
+    slow, fast = Sleeper("slow", 0.03, calls), Sleeper("fast", 0.005, calls)
+    found = measure_latency(slow, fast, {"x": torch.zeros(2, 4)}, batch_sizes=[1, 5], repeats=6, warm_up=2)
+    assert [row.batch_size for row in found] == [1, 5]
+    for row in found:
+        assert row.dense_ms >= 30
+        assert row.pruned_ms >= 5
+        assert row.ratio > 1.5
+    turns = ["slow", "fast"] * 2 + ["slow", "fast", "fast", "slow"] * 3
+    assert calls == [(name, size, False) for size in (1, 5) for name in turns]
+    assert slow.training  # left as they were
+    assert fast.training
+
+
+def test_a_slow_model_is_measured_less_often():
+    calls = []
+    model = Sleeper("slow", 0.02, calls)
+    measure_latency(model, model, {"x": torch.zeros(1, 1)}, batch_sizes=[1], repeats=500, warm_up=0, seconds=0.1)
+    assert 8 <= len(calls) < 100
+
+
+def test_cost_of_a_pruned_model():
+    model = build_bert()
+    cut = remove_heads_(copy.deepcopy(model), torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))
+    cost = measure_cost(model, cut, example_inputs(model, batch=2, length=LENGTH), batch_sizes=[2])
+    head = 3 * (8 * 32 + 8) + 8 * 32
+    assert cost.dense_parameters - cost.pruned_parameters == 7 * head
+    assert (cost.dense_flops, cost.pruned_flops) == (bert_flops((4, 4)), bert_flops((1, 0)))
+    assert cost.flop_ratio == pytest.approx(bert_flops((4, 4)) / bert_flops((1, 0)))
+    assert cost.shapes["input_ids"] == (1, LENGTH)
+    assert cost.hardware == hardware(torch.device("cpu"))
+    assert str(torch.get_num_threads()) in cost.hardware
+    assert cost.versions["transformers"] == transformers.__version__
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_batch_size_without_examples_is_refused(size):
+    model = build_bert()
+    with pytest.raises(GateError, match=f"batch size {size}"):
+        measure_latency(model, model, example_inputs(model), batch_sizes=[size])
+
+
+def test_models_on_two_devices_are_refused():
+    model = build_bert()
+    with pytest.raises(GateError, match="one device"):
+        measure_latency(model, copy.deepcopy(model).to("meta"), example_inputs(model), batch_sizes=[1])
+
+
+def test_resized_inputs_repeat_or_lose_rows_and_columns():
+    inputs = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "attention_mask": torch.tensor([[0, 0, 1], [1, 1, 1]])}
+    found = resized(inputs, 3, 2)
+    assert found["input_ids"].tolist() == [[1, 2], [4, 5], [1, 2]]
+    assert found["attention_mask"].tolist() == [[1, 1], [1, 1], [1, 1]]  # no row is masked as a whole
+    assert resized(inputs, 1, 5)["input_ids"].tolist() == [[1, 2, 3, 1, 2]]
+    assert resized({"pixel_values": torch.zeros(2, 3, 4, 4)}, 5, 9)["pixel_values"].shape == (5, 3, 4, 4)
+
+
+def test_example_inputs_avoid_special_tokens_and_respect_positions():
+    config = transformers.RobertaConfig(
+        **{**SIZES, "max_position_embeddings": 12}, pad_token_id=1, bos_token_id=0, eos_token_id=2
+    )
+    model = transformers.RobertaModel(config).eval()
+    inputs = example_inputs(model, batch=4, length=100, padded=True)
+    assert inputs["input_ids"].shape == (4, 10)
+    visible = inputs["input_ids"][inputs["attention_mask"].bool()]
+    assert not set(visible.tolist()) & {0, 1, 2}
+    assert inputs["attention_mask"].sum(1).tolist() == [10, 8, 10, 8]
+    with torch.no_grad():
+        assert model(**inputs)[0].isfinite().all()
+
+
+def test_a_model_with_unknown_inputs_is_refused():
+    model = build_bert()
+    model.main_input_name = "point_cloud"
+    with pytest.raises(GateError, match="point_cloud"):
+        example_inputs(model)

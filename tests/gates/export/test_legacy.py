@@ -1,0 +1,173 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gates.errors import GateError
+from gates.export.legacy import LAYOUTS, expand_pruned_state_dict, load_legacy, mask_of_pruned_heads, parse_pruned_heads
+from gates.sites import find_attention
+from tests import version4
+from tests.models import build as build_family
+from tests.version4 import FAMILIES, HEAD_DIM, HEADS, LAYERS, SOME, WHOLE_LAYER
+
+
+@pytest.mark.parametrize("removed", [SOME, WHOLE_LAYER], ids=["some", "whole_layer"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_expansion_undoes_the_cut_but_for_the_removed_heads(name, removed):
+    family = FAMILIES[name]
+    dense = {key: tensor.clone() for key, tensor in version4.build(family).state_dict().items()}
+    cut = dict(dense)
+    for layer, heads in removed.items():
+        family.cut(cut, layer, version4.features([head for head in range(HEADS) if head not in heads]))
+    pruned = {layer: frozenset(heads) for layer, heads in removed.items()}
+    expanded = expand_pruned_state_dict(cut, pruned, layout=LAYOUTS[name], heads=HEADS, head_dim=HEAD_DIM)
+
+    assert {key: tensor.shape for key, tensor in expanded.items()} == {key: tensor.shape for key, tensor in dense.items()}
+    again = dict(expanded)
+    for layer, heads in removed.items():
+        family.cut(again, layer, version4.features([head for head in range(HEADS) if head not in heads]))
+        key, axis = family.output(layer)
+        gone = expanded[key].index_select(axis, torch.tensor(version4.features(heads)))
+        assert not gone.any()
+        assert dense[key].index_select(axis, torch.tensor(version4.features(heads))).any()
+    assert all(torch.equal(again[key], cut[key]) for key in cut)
+
+
+@pytest.mark.parametrize("old_names", [False, True], ids=["new_names", "old_names"])
+@pytest.mark.parametrize("removed", [SOME, WHOLE_LAYER], ids=["some", "whole_layer"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_loaded_model_computes_what_the_pruned_one_did(name, removed, old_names, tmp_path):
+    expected = version4.write(tmp_path / "old", FAMILIES[name], removed, old_names=old_names)
+    model, mask = load_legacy(tmp_path / "old")
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(version4.ids()).logits, expected)
+    assert not hasattr(model.config, "pruned_heads")
+    by_layer = {layer: part.tolist() for layer, part in enumerate(mask.split(HEADS))}
+    assert by_layer == {layer: [float(head not in removed.get(layer, [])) for head in range(HEADS)] for layer in range(LAYERS)}
+
+
+@pytest.mark.parametrize("name", ["xlm-roberta", "camembert"])
+def test_families_with_the_keys_of_roberta(name, tmp_path):
+    stock = {"xlm-roberta": "XLMRobertaForSequenceClassification", "camembert": "CamembertForSequenceClassification"}
+    expected = version4.write(tmp_path / "old", FAMILIES["roberta"], SOME)
+    _edit_config(tmp_path / "old", model_type=name, architectures=[stock[name]])
+    model, _ = load_legacy(tmp_path / "old")
+    assert type(model).__name__ == stock[name]
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(version4.ids()).logits, expected)
+
+
+def test_half_precision_stays(tmp_path):
+    version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
+    weights = load_file(tmp_path / "old" / "model.safetensors")
+    save_file({key: tensor.bfloat16() for key, tensor in weights.items()}, tmp_path / "old" / "model.safetensors")
+    _edit_config(tmp_path / "old", torch_dtype="bfloat16")
+    model, _ = load_legacy(tmp_path / "old")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_mask_leaves_cross_attention_alone():
+    sites = find_attention(build_family("bart"))
+    mask = mask_of_pruned_heads({1: frozenset({0, 3})}, sites)
+    parts = dict(zip([site.label for site in sites], mask.split([site.heads for site in sites]), strict=True))
+    assert {label for label, part in parts.items() if not part.all()} == {"encoder.1", "decoder.1"}
+    assert parts["encoder.1"].tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_pruned_heads_are_the_union_and_empty_layers_fall_out():
+    found = parse_pruned_heads({"2": [3, 1, 1], "0": [], "02": [0]}, layers=3, heads=4)
+    assert found == {2: frozenset({0, 1, 3})}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"3": [0]}, "layer '3'"),
+        ({"-1": [0]}, "layer '-1'"),
+        ({"first": [0]}, "layer 'first'"),
+        ({"9" * 5000: [0]}, "layers 0 to 2"),
+        ({"0": [4]}, "head 4 of layer 0"),
+        ({"0": [-1]}, "head -1"),
+        ({"0": [True]}, "head True"),
+        ({"0": ["1"]}, "head '1'"),
+        ({"0": [1.5]}, "head 1.5"),
+        ({"0": 1}, "a list of head numbers"),
+        ({"0": "12"}, "a list of head numbers"),
+        ([[0, 1]], "lists of head numbers by layer"),
+    ],
+)
+def test_impossible_pruned_heads(value, said):
+    with pytest.raises(GateError, match=r"pruned_heads in config\.json") as caught:
+        parse_pruned_heads(value, layers=3, heads=4)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("claimed", [{0: [1]}, {0: [1, 2], 1: [0], 2: [0]}, {2: [0]}], ids=["fewer", "more", "dense"])
+def test_weights_of_another_shape(name, claimed, tmp_path):
+    version4.write(tmp_path / "old", FAMILIES[name], SOME)
+    _edit_config(tmp_path / "old", pruned_heads={str(layer): heads for layer, heads in claimed.items()})
+    with pytest.raises(GateError, match="config and weights are not of one checkpoint"):
+        load_legacy(tmp_path / "old")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "t5"}, "'t5' cannot be converted; expected one of bert"),
+        ({"model_type": None}, "None cannot be converted"),
+        ({"model_type": ["bert"]}, r"\['bert'\] cannot be converted"),
+        ({"architectures": ["BertForNothing"]}, "expected a list with one model class"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "for 'bert'"),
+        ({"architectures": ["BertConfig"]}, "expected a list with one model class"),
+        ({"architectures": None}, "None as architectures"),
+        (
+            {"architectures": ["BertForSequenceClassification"]},
+            "missing .the first is 'bert.pooler.dense.bias'. and .* unexpected",
+        ),
+        ({"num_attention_heads": 0}, "0 heads for a width of 16"),
+        ({"num_attention_heads": 3}, "3 heads for a width of 16"),
+        ({"vocab_size": 51}, "do not load as BertForMaskedLM"),
+        ({"hidden_size": "wide"}, "not a config of 'bert'"),
+    ],
+)
+def test_configs_that_do_not_fit(change, said, tmp_path):
+    version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
+    _edit_config(tmp_path / "old", **change)
+    with pytest.raises(GateError, match=said):
+        load_legacy(tmp_path / "old")
+
+
+@pytest.mark.parametrize("pruned_heads", [{}, None, {"0": []}])
+def test_nothing_to_convert(pruned_heads, tmp_path):
+    version4.write(tmp_path / "old", FAMILIES["bert"], {})
+    _edit_config(tmp_path / "old", pruned_heads=pruned_heads)
+    with pytest.raises(GateError, match="loads as it is"):
+        load_legacy(tmp_path / "old")
+
+
+def test_remote_code_of_the_old_checkpoint_is_not_used(tmp_path):
+    version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
+    (tmp_path / "old" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    code = {"AutoConfig": "evil.Evil", "AutoModelForMaskedLM": "evil.Evil"}
+    _edit_config(tmp_path / "old", auto_map=code, _attn_implementation="someone/kernel")
+    model, _ = load_legacy(tmp_path / "old")
+    assert model.config._attn_implementation in ("eager", "sdpa")
+    assert not hasattr(model.config, "auto_map")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("layer", "said"), [("9999999", "1 unexpected"), ("9" * 5000, "do not load as BertForMaskedLM")])
+def test_a_key_of_an_absurd_layer(layer, said, tmp_path):
+    version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
+    weights = load_file(tmp_path / "old" / "model.safetensors")
+    weights[f"bert.encoder.layer.{layer}.attention.self.query.bias"] = torch.ones(1)
+    save_file(weights, tmp_path / "old" / "model.safetensors")
+    with pytest.raises(GateError, match=said):
+        load_legacy(tmp_path / "old")
+
+
+def _edit_config(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -1,0 +1,113 @@
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+
+from gates.errors import GateError
+from gates.export.checkpoint import own_auto_class, save_pruned
+from gates.head_gates import HeadGates
+from gates.sites import find_attention
+from training.coverage import architectures as zoo
+
+POSSIBLE = ("Llama", "Qwen3", "Mistral", "Gemma", "NomicBert", "GptOss", "T5", "ViT")
+
+
+def make(name):
+    architecture = zoo.BY_NAME[name]
+    return architecture, zoo.build(architecture), zoo.inputs(architecture)
+
+
+def same_heads_everywhere(architecture, keep):
+    layer = torch.zeros(4)
+    layer[keep] = 1.0
+    return layer.repeat(architecture.heads // 4)
+
+
+def masked_output(model, mask, batch):
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask), torch.no_grad():
+        return model(**batch)[0]
+
+
+@pytest.mark.parametrize("name", POSSIBLE)
+@pytest.mark.parametrize("keep", [[0, 1], [1, 3]], ids=["one group", "across groups"])
+def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
+    architecture, model, batch = make(name)
+    mask = same_heads_everywhere(architecture, keep)
+    expected = masked_output(model, mask, batch)
+    save_pruned(model, tmp_path / "out", mask, form="stock", check_batch=batch)
+    assert {path.name for path in (tmp_path / "out").iterdir()} <= {
+        "README.md", "checksums.json", "config.json", "generation_config.json", "mask.json", "model.safetensors",
+    }  # fmt: skip
+    loaded = getattr(transformers, own_auto_class(model)).from_pretrained(tmp_path / "out").eval()
+    assert type(loaded) is type(model)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**batch)[0], expected, atol=5e-6, rtol=2e-5)
+    assert {(site.heads, site.head_dim) for site in find_attention(loaded)} == {(2, 8)}
+    assert loaded.config.num_attention_heads == 2
+    if architecture.kv_heads == 2:
+        assert loaded.config.num_key_value_heads == (1 if keep == [0, 1] else 2)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert not {"auto_map", "pruned_attention"} & config.keys()
+
+
+def test_a_stock_decoder_generates_what_the_masked_model_generates(tmp_path):
+    architecture, model, batch = make("Llama")
+    mask = same_heads_everywhere(architecture, [2])
+    save_pruned(model, tmp_path / "out", mask, form="stock")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask):
+        expected = model.generate(**batch, **options)
+    assert torch.equal(loaded.generate(**batch, **options), expected)
+
+
+def test_folded_gate_values_survive(tmp_path):
+    architecture, model, batch = make("Qwen2")
+    mask, values = same_heads_everywhere(architecture, [0, 3]), torch.rand(architecture.heads)
+    expected = masked_output(model, mask * values, batch)
+    save_pruned(model, tmp_path / "out", mask, values=values, form="stock")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**batch)[0], expected, atol=5e-6, rtol=2e-5)
+
+
+def test_saving_leaves_the_model_as_it_was(tmp_path):
+    architecture, model, _ = make("Llama")
+    before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
+    save_pruned(model, tmp_path / "out", same_heads_everywhere(architecture, [0]), form="stock")
+    assert model.config.to_dict() == config
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "reason"),
+    [
+        ("Llama", [[0, 1], [0, 1, 2, 3]], "2 in decoder.0 and 4 in decoder.1"),
+        ("Llama", [[0], []], "none in decoder.1"),
+        ("Llama", [[0, 1, 2], [0, 1, 3]], "not a multiple"),  # LlamaConfig wants the hidden size to be one
+        ("Bert", [[0, 1], [0, 1]], "hidden size"),
+        ("Bart", [[0, 1]] * 6, "hidden size"),
+        ("T5", [[0, 1], [2, 3]] * 3, "relative_attention_bias"),  # layers of a stack share one table
+    ],
+    ids=["counts differ", "no head", "config refuses", "Bert", "Bart", "T5"],
+)
+def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name, kept, reason):
+    _, model, batch = make(name)
+    mask = torch.zeros(len(kept), 4)
+    for row, heads in zip(mask, kept, strict=True):
+        row[heads] = 1.0
+    with pytest.raises(GateError, match=reason) as caught:
+        save_pruned(model, tmp_path / "out", mask.flatten(), form="stock", check_batch=batch)
+    assert "remote code" in str(caught.value)  # what to use instead
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_form_is_refused(tmp_path):
+    _, model, _ = make("Bert")
+    with pytest.raises(GateError, match="'squashed'"):
+        save_pruned(model, tmp_path / "out", torch.ones(8), form="squashed")

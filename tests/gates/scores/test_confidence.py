@@ -1,0 +1,76 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gates.hooks.observe import observe_attention
+from gates.scores import attention_metric as module
+from gates.scores.confidence import AttentionConfidence, attention_confidence
+from gates.scores.entropy import AttentionEntropy
+from gates.sites import find_attention
+from tests.models import FAMILIES, build, inputs, logits
+from training.coverage import architectures as zoo
+
+
+@given(st.integers(1, 3), st.integers(1, 30), st.integers(1, 30), st.floats(0.1, 4.0), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=30)
+def test_confidence_is_the_largest_weight(heads, queries, keys, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(2, heads, n, 8, generator=generator) for n in (queries, keys))
+    hidden = torch.rand(2, 1, queries, keys, generator=generator) < 0.3
+    hidden[..., 0] = False
+    bias = torch.randn(2, heads, queries, keys, generator=generator).masked_fill(hidden, -torch.inf)
+    for b in (None, bias):
+        scores = query.double() @ key.double().transpose(-1, -2) * spread
+        expected = (scores if b is None else scores + b.double()).softmax(-1).amax(-1)
+        torch.testing.assert_close(attention_confidence(query, key, spread, b).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_softcap_and_sink_by_hand(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 4)  # several blocks of queries
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, 3, 9, 8) * 3, torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
+    scores = 2.0 * (query.double() @ key.double().transpose(-1, -2) * 0.3 / 2.0).tanh()
+    with_sink = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)[..., :-1]
+    found = attention_confidence(query, key, 0.3, softcap=2.0, sink=sink)
+    torch.testing.assert_close(found.double(), with_sink.amax(-1), atol=1e-6, rtol=1e-5)
+
+
+def matrices(name, model, batch, row):
+    """The model's own attention matrices of one example, ``[heads, query, key]`` per site, without padded queries."""
+    with torch.no_grad():
+        output = model(**{key: tensor[row : row + 1] for key, tensor in batch.items()}, output_attentions=True)
+    keep = batch["attention_mask"][row].bool() if "attention_mask" in batch else slice(None)
+    if "cross" in FAMILIES[name].kinds:
+        both = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+        return [m[0, :, keep] for m in output.encoder_attentions] + [m[0] for pair in both for m in pair]
+    return [matrix[0, :, keep] for matrix in output.attentions]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "marian", "vit"])
+def test_observed_confidence_equals_the_models_own_matrices(name):
+    model, batch = build(name), inputs(name)
+    sites = find_attention(model)
+    kinds = ["encoder"] if "cross" in FAMILIES[name].kinds else ["encoder", "decoder"]
+    confidence, entropy = AttentionConfidence(sites), AttentionEntropy(sites)
+    with observe_attention(model, sites, [confidence, entropy], dict.fromkeys(kinds, batch.get("attention_mask"))):
+        logits(model, batch)
+    alone = AttentionEntropy(sites)
+    with observe_attention(model, sites, [alone], dict.fromkeys(kinds, batch.get("attention_mask"))):
+        logits(model, batch)
+    assert torch.equal(entropy.compute(), alone.compute())
+    model.set_attn_implementation("eager")
+    rows = [matrices(name, model, batch, row) for row in range(3)]
+    expected = torch.cat([torch.cat([row[site] for row in rows], 1).amax(-1).mean(1) for site in range(len(sites))])
+    torch.testing.assert_close(confidence.compute(), expected.double(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_that_computes_attention_on_its_own():
+    architecture = zoo.BY_NAME["Bloom"]
+    model, batch = zoo.build(architecture), zoo.inputs(architecture, padding=False)
+    sites = find_attention(model)
+    metric = AttentionConfidence(sites)
+    with observe_attention(model, sites, [metric], {}), torch.no_grad():
+        found = model(**batch, output_attentions=True).attentions
+    expected = torch.cat([matrix.amax(-1).mean((0, 2)) for matrix in found])
+    torch.testing.assert_close(metric.compute(), expected.double(), atol=1e-6, rtol=1e-5)

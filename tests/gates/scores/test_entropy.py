@@ -1,0 +1,177 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gates.errors import GateError
+from gates.hooks.observe import entropy_route, observe_entropy
+from gates.scores import entropy as module
+from gates.scores.entropy import AttentionEntropy, attention_entropy, normalised_entropy
+from gates.sites import find_attention
+from tests.models import FAMILIES, build, inputs, logits
+from training.coverage import architectures as zoo
+
+
+def naive(query, key, scale, bias=None):
+    """The definition, in float64, with the whole matrix."""
+    scores = query.double() @ key.double().transpose(-1, -2) * scale
+    p = (scores if bias is None else scores + bias.double()).softmax(-1)
+    return -(p * p.clamp(min=1e-300).log()).sum(-1)
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.floats(0.1, 4.0), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=40)
+def test_entropy_equals_the_naive_sum(heads, queries, keys, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(2, heads, queries, 8, generator=generator) * spread
+    key = torch.randn(2, heads, keys, 8, generator=generator)
+    hidden = torch.rand(2, 1, queries, keys, generator=generator) < 0.3
+    hidden[..., 0] = False
+    bias = torch.zeros(2, 1, queries, keys).masked_fill(hidden, -torch.inf)
+    for b in (None, bias):
+        found = attention_entropy(query, key, 0.35, b)
+        torch.testing.assert_close(found.double(), naive(query, key, 0.35, b), atol=2e-5, rtol=1e-5)
+
+
+def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 600, 8), torch.randn(2, 3, 500, 8)
+    bias = torch.zeros(2, 1, 600, 500).masked_fill(torch.rand(2, 1, 600, 500) < 0.2, -torch.inf)
+    assert module._fused(query, key, 0.3, bias) is not None
+    fused = attention_entropy(query, key, 0.3, bias)
+    monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+    torch.testing.assert_close(attention_entropy(query, key, 0.3, bias), fused, atol=2e-5, rtol=1e-5)
+
+
+def test_float32_under_autocast():
+    torch.manual_seed(0)
+    query, key, bias = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 9)
+    for b in (None, bias):
+        expected = attention_entropy(query, key, 0.3, b)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(attention_entropy(query, key, 0.3, b), expected)
+
+
+def test_a_position_bias_is_taken_into_account():
+    torch.manual_seed(0)
+    query, key, bias = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8), torch.randn(1, 3, 9, 9)
+    found = attention_entropy(query, key, 0.3, bias)
+    torch.testing.assert_close(found.double(), naive(query, key, 0.3, bias), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found.double(), naive(query, key, 0.3), atol=1e-2)
+
+
+def test_uniform_attention_has_entropy_one_and_a_single_key_does_not_count():
+    entropy = attention_entropy(torch.zeros(1, 1, 2, 4), torch.randn(1, 1, 5, 4), 0.5)
+    torch.testing.assert_close(entropy, torch.full((1, 1, 2), math.log(5)))
+    visible = torch.tensor([[[5, 1]]])
+    torch.testing.assert_close(normalised_entropy(entropy, visible), torch.tensor([[[1.0, 0.0]]]))
+    metric = AttentionEntropy(find_attention(build("bert"))[:1])
+    metric.update(0, entropy.expand(1, 4, 2), visible)
+    assert metric.compute().tolist() == pytest.approx([1.0] * 4)
+
+
+def reference(name, model, batch):
+    """Mean normalised entropies from the model's own eager attention matrices, example by example."""
+    totals, counts = 0.0, 0
+    model.set_attn_implementation("eager")
+    for row in range(3):
+        one = {key: tensor[row : row + 1] for key, tensor in batch.items()}
+        with torch.no_grad():
+            output = model(**one, output_attentions=True)
+        keep = batch["attention_mask"][row].bool() if "attention_mask" in batch else slice(None)
+        if "cross" in FAMILIES[name].kinds:
+            both = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+            matrices = [m[0, :, keep] for m in output.encoder_attentions] + [m[0] for pair in both for m in pair]
+        else:
+            matrices = [matrix[0, :, keep] for matrix in output.attentions]
+        p = [matrix.double() for matrix in matrices]
+        visible = [(matrix > 0).sum(-1) for matrix in p]
+        h = [-(m * m.clamp(min=1e-300).log()).sum(-1) / n.clamp(min=2).double().log() for m, n in zip(p, visible, strict=True)]
+        totals = totals + torch.cat([(e * (n > 1)).sum(-1) for e, n in zip(h, visible, strict=True)])
+        counts = counts + torch.cat([(n > 1).sum(-1) for n in visible])
+    return totals / counts
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_observed_entropy_equals_the_models_own_matrices(name):
+    model, batch = build(name), inputs(name)
+    sites = find_attention(model)
+    valid = {"encoder": batch.get("attention_mask")}
+    if "cross" not in FAMILIES[name].kinds:
+        valid["decoder"] = batch.get("attention_mask")
+    metric = AttentionEntropy(sites)
+    before, expected = model.config._attn_implementation, logits(model, batch)
+    with observe_entropy(model, sites, metric, valid):
+        torch.testing.assert_close(logits(model, batch), expected, atol=1e-5, rtol=1e-4)
+    assert model.config._attn_implementation == before
+    torch.testing.assert_close(metric.compute(), reference(name, model, batch), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_streaming_equals_one_batch(name):
+    model, batch = build(name), inputs(name)
+    sites = find_attention(model)
+    results = []
+    for size in (3, 1):
+        metric = AttentionEntropy(sites)
+        for row in range(0, 3, size):
+            part = {key: tensor[row : row + size] for key, tensor in batch.items()}
+            with observe_entropy(model, sites, metric, dict.fromkeys(("encoder", "decoder"), part["attention_mask"])):
+                logits(model, part)
+        results.append(metric.compute())
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+def test_a_softcap_changes_the_scores():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8) * 3, torch.randn(2, 3, 9, 8)
+    bias = torch.zeros(1, 1, 9, 9).masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
+    scores = 2.0 * (query.double() @ key.double().transpose(-1, -2) * 0.3 / 2.0).tanh()
+    p = (scores + bias).softmax(-1)
+    expected = -(p * p.clamp(min=1e-300).log()).sum(-1)
+    torch.testing.assert_close(attention_entropy(query, key, 0.3, bias, softcap=2.0).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_sink_is_one_more_key(monkeypatch, fused):
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
+    scores = query.double() @ key.double().transpose(-1, -2) * 0.3
+    p = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)
+    if not fused:
+        monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+    found = attention_entropy(query, key, 0.3, sink=sink)
+    torch.testing.assert_close(found.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_that_is_not_seen_is_an_error():
+    model, batch = build("bert"), inputs("bert")
+    other = build("bert", seed=1)
+    sites = find_attention(other)
+    with pytest.raises(GateError, match="was not seen"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+        logits(model, batch)
+
+
+def test_matrices_changed_by_dropout_are_refused():
+    architecture = zoo.BY_NAME["RoFormer"]
+    model = zoo.build(architecture).train()
+    sites = find_attention(model)
+    with pytest.raises(GateError, match="eval"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        ("Bert", "fast"),
+        ("Falcon (new decoder)", "fast"),
+        ("Falcon (ALiBi)", "explicit"),
+        ("T5", "explicit"),
+        ("Gemma2", "explicit"),
+        ("Bloom", "explicit"),
+    ],
+)
+def test_the_route_by_architecture(name, route):
+    assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route

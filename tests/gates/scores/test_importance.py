@@ -1,0 +1,164 @@
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.scores.importance import HeadImportance, gradient_rows, head_gradients, normalise_by_layer, removal_ranking
+from tests.models import FAMILIES, build, inputs, logits
+
+
+def losses_of(model, batch):
+    """A loss per example that depends on every real position."""
+    out = model(**batch).logits.double()
+    if out.dim() == 3 and out.shape[1] == batch.get("attention_mask", out).shape[1]:
+        out = out * batch["attention_mask"].unsqueeze(-1)
+    return out.square().flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradient_matches_finite_differences_example_by_example(name):
+    model, batch = build(name).double(), inputs(name)
+    if "pixel_values" in batch:
+        batch["pixel_values"] = batch["pixel_values"].double()
+    gates = HeadGates(model).eval()
+    rows = head_gradients(gates, lambda: losses_of(model, batch))
+    step, gates = 1e-3, gates.attach()  # norms compute in float32 even in a float64 Llama
+    for head in range(0, gates.heads, 5):
+        found = []
+        for sign in (1, -1):
+            values = torch.ones(gates.heads, dtype=torch.float64)
+            values[head] += sign * step
+            with torch.no_grad(), gates.use(values):
+                found.append(losses_of(model, batch))
+        torch.testing.assert_close(rows[:, head].double(), (found[0] - found[1]) / (2 * step), rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_equals_its_examples(name):
+    model, batch = build(name), inputs(name)
+    gates = HeadGates(model).eval()
+    together = head_gradients(gates, lambda: losses_of(model, batch))
+    ones = [{key: tensor[row : row + 1] for key, tensor in batch.items()} for row in range(3)]
+    rows = [head_gradients(gates, lambda one=one: losses_of(model, one)) for one in ones]
+    torch.testing.assert_close(together, torch.cat(rows), atol=1e-4, rtol=1e-3)
+
+
+def test_a_shared_module_has_the_gradient_of_all_its_passes():
+    model, batch = build("bert").double(), inputs("bert")
+    model.bert.encoder.layer[1] = model.bert.encoder.layer[0]
+    gates = HeadGates(model).eval().attach()
+    rows = head_gradients(gates, lambda: losses_of(model, batch))
+    assert rows.shape == (3, 4)
+    for head in range(4):
+        found = []
+        for step in (1e-5, -1e-5):
+            values = torch.ones(4, dtype=torch.float64)
+            values[head] += step
+            with torch.no_grad(), gates.use(values):
+                found.append(losses_of(model, batch))
+        torch.testing.assert_close(rows[:, head].double(), (found[0] - found[1]) / 2e-5, rtol=1e-3, atol=1e-5)
+
+
+def test_granularities_are_the_published_variants():
+    model, batch = build("llama").double(), inputs("llama")
+    gates = HeadGates(model).eval()
+    by_name = {g: head_gradients(gates, lambda: losses_of(model, batch), g) for g in ("example", "token", "batch")}
+    assert {name: rows.shape[0] for name, rows in by_name.items()} == {"example": 3, "token": 3, "batch": 1}
+    torch.testing.assert_close(by_name["batch"][0], by_name["example"].mean(0))
+    assert bool((by_name["token"] >= by_name["example"].abs() - 1e-5).all())
+    assert float((by_name["token"] - by_name["example"].abs()).max()) > 1e-3
+
+
+def test_token_granularity_by_hand():
+    """Michel et al.'s released code: the product of the context and its gradient, summed over the head's features."""
+    model, batch = build("bert"), inputs("bert", padding=False)
+    gates = HeadGates(model).eval()
+    projection, kept = model.bert.encoder.layer[1].attention.output.dense, []
+
+    def keep(module, args):
+        args[0].retain_grad()
+        kept.append(args[0])
+
+    handle = projection.register_forward_pre_hook(keep)
+    losses_of(model, batch).sum().backward()
+    handle.remove()
+    product = (kept[0] * kept[0].grad).detach().unflatten(-1, (4, 8)).sum(-1).abs().sum(1)
+    rows = head_gradients(gates, lambda: losses_of(model, batch), "token")
+    torch.testing.assert_close(rows[:, 4:], product.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_scoring_leaves_the_model_and_its_gradients_alone():
+    model, batch = build("bert"), inputs("bert")
+    expected = logits(model, batch)
+    gates = HeadGates(model).eval()
+    head_gradients(gates, lambda: losses_of(model, batch))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not gates.is_attached
+    assert torch.equal(logits(model, batch), expected)
+
+
+def test_the_metric_streams_to_the_direct_result():
+    torch.manual_seed(0)
+    rows = torch.randn(37, 6)
+    metric = HeadImportance(6)
+    for part in rows.split(5):
+        metric.update(part)
+    found = metric.compute()
+    torch.testing.assert_close(found.his, rows.double().abs().mean(0))
+    torch.testing.assert_close(found.signed, rows.double().mean(0))
+    torch.testing.assert_close(found.fisher, rows.double().square().mean(0))
+    torch.testing.assert_close(found.standard_error, rows.double().abs().std(0) / 37**0.5)
+
+
+def test_normalising_makes_each_layer_a_unit_vector():
+    scores, layers = torch.tensor([3.0, 4.0, 0.0, 0.0, 5.0]), torch.tensor([0, 0, 1, 1, 2])
+    torch.testing.assert_close(normalise_by_layer(scores, layers), torch.tensor([0.6, 0.8, 0.0, 0.0, 1.0]))
+
+
+def test_a_loss_that_misses_a_site_is_an_error():
+    model, batch = build("marian"), inputs("marian")
+    with pytest.raises(GateError, match="decoder"):
+        head_gradients(
+            HeadGates(model), lambda: model.get_encoder()(batch["input_ids"]).last_hidden_state.square().flatten(1).sum(1)
+        )
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "marian"])
+@pytest.mark.parametrize("unit", ["head", "group"])
+def test_one_backward_pass_gives_every_granularity(name, unit):
+    model, batch = build(name), inputs(name)
+    gates = HeadGates(model, unit).eval()
+    rows = gradient_rows(gates, lambda: losses_of(model, batch))
+    for granularity in ("example", "token", "batch"):
+        expected = head_gradients(gates, lambda: losses_of(model, batch), granularity)
+        torch.testing.assert_close(getattr(rows, granularity), expected, atol=1e-3, rtol=1e-4)
+    assert rows.weights == ()
+
+
+def test_gates_are_removed_in_steps_and_scored_again():
+    """Each gate is worth less while a better one of its pair is open, which one scoring at the start cannot know."""
+    masks = []
+
+    def scores_at(mask):
+        masks.append(mask.clone())
+        pairs = mask.view(3, 2)
+        alone = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
+        return torch.where(pairs.flip(1) == 1, alone / 10, alone * 10).flatten()
+
+    ranking = removal_ranking(scores_at, 6, share=0.2)
+    assert ranking.tolist() == [0, 3, 1, 4, 2, 5]
+    assert [int(mask.sum()) for mask in masks] == [6, 5, 4, 3, 2, 1]
+    masks.clear()
+    one_shot = removal_ranking(scores_at, 6, share=1.0)
+    assert one_shot.tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(masks) == 1
+
+
+def test_steps_take_a_tenth_and_at_least_one():
+    for gates, steps in ((72, 11), (5, 5), (20, 10)):
+        calls = []
+        ranking = removal_ranking(lambda mask, calls=calls: calls.append(1) or torch.arange(float(len(mask))), gates)
+        assert sorted(ranking.tolist()) == list(range(gates))
+        assert len(calls) == steps
+    with pytest.raises(GateError, match="share"):
+        removal_ranking(lambda mask: mask, 4, share=0.0)

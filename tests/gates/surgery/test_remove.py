@@ -1,0 +1,175 @@
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.sites import find_attention
+from gates.surgery.pruned import Headless
+from gates.surgery.remove import kept_heads, remove_heads_, zero_heads_
+from tests.models import FAMILIES, GENERATING, build, inputs, logits, random_mask
+
+TOLERANCE = {"atol": 3e-6, "rtol": 1e-5}
+
+
+def gated_and_pruned(name, mask, values=None):
+    """The gated model's logits and generations, and the pruned model."""
+    model = build(name)
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask if values is None else mask * values):
+        expected, text = logits(model, inputs(name)), generate(name, model)
+    return expected, text, remove_heads_(model, mask, values=values)
+
+
+def generate(name, model, **more):
+    if not FAMILIES[name].generates:
+        return None
+    batch = {key: tensor for key, tensor in inputs(name).items() if key != "decoder_input_ids"}
+    return model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False, **more)
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pruned_equals_masked(name, seed, with_values):
+    mask = random_mask(name, seed=seed)
+    values = torch.rand(len(mask), generator=torch.Generator().manual_seed(9)) if with_values else None
+    expected, text, pruned = gated_and_pruned(name, mask, values)
+    torch.testing.assert_close(logits(pruned, inputs(name)), expected, **TOLERANCE)
+    assert (logits(build(name), inputs(name)) - expected).abs().max() > 1e-2
+    if text is not None:
+        assert torch.equal(generate(name, pruned), text)
+        assert torch.equal(generate(name, pruned, use_cache=False), text)
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_beam_search_is_the_same(name):
+    mask = random_mask(name)
+    model = build(name)
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask):
+        expected = generate(name, model, num_beams=3)
+    assert torch.equal(generate(name, remove_heads_(model, mask), num_beams=3), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_any_head_only_biases_remain(name):
+    mask = torch.zeros(sum(FAMILIES[name].kinds.values()))
+    expected, text, pruned = gated_and_pruned(name, mask)
+    torch.testing.assert_close(logits(pruned, inputs(name)), expected, **TOLERANCE)
+    assert sum(isinstance(module, Headless) for module in pruned.modules()) == len(FAMILIES[name].output_paths)
+    if text is not None:
+        assert torch.equal(generate(name, pruned), text)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_full_mask_changes_nothing(name):
+    model = build(name)
+    expected = logits(model, inputs(name))
+    mask = torch.ones(sum(FAMILIES[name].kinds.values()))
+    pruned = remove_heads_(model, mask)
+    assert torch.equal(logits(pruned, inputs(name)), expected)
+    assert pruned.config.pruned_attention == {}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_are_gone(name):
+    """Rows of query, columns of output: counted from the shapes, for every head removed."""
+    mask, model = random_mask(name), build(name)
+    dense = sum(parameter.numel() for parameter in model.parameters())
+    sites = find_attention(model)
+    kept = kept_heads(sites, mask)
+    pruned = remove_heads_(model, mask)
+    after = {site.name: site for site in find_attention(pruned)}
+    for site in sites:
+        if kept[site.name]:
+            assert after[site.name].heads == len(kept[site.name])
+            assert after[site.name].output.weight.numel() == 32 * 8 * len(kept[site.name])
+        else:
+            assert site.name not in after
+    removed = dense - sum(parameter.numel() for parameter in pruned.parameters())
+    heads_gone = int((mask == 0).sum())
+    assert removed >= heads_gone * 2 * 32 * 8
+
+
+@pytest.mark.parametrize(
+    ("keep", "kv_heads"),
+    [([1, 1, 1, 1], 2), ([1, 0, 0, 1], 2), ([1, 1, 0, 0], 1), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1)],
+)
+def test_uneven_groups_under_grouped_query_attention(keep, kv_heads):
+    mask = torch.tensor(keep * 2, dtype=torch.float32)
+    expected, text, pruned = gated_and_pruned("llama", mask)
+    torch.testing.assert_close(logits(pruned, inputs("llama")), expected, **TOLERANCE)
+    assert torch.equal(generate("llama", pruned), text)
+    assert {site.kv_heads for site in find_attention(pruned)} == {kv_heads}
+    assert {site.heads for site in find_attention(pruned)} == {sum(keep)}
+
+
+def test_pruning_twice_equals_pruning_once():
+    first, both = torch.tensor([1.0, 1, 0, 1, 1, 1, 1, 1]), torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
+    twice = remove_heads_(build("bert"), first)
+    remove_heads_(twice, torch.tensor([1.0, 0, 1, 0, 0, 0, 0]))
+    once = remove_heads_(build("bert"), both)
+    torch.testing.assert_close(logits(twice, inputs("bert")), logits(once, inputs("bert")))
+    assert twice.config.pruned_attention == once.config.pruned_attention
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_both_attention_implementations(attention):
+    mask, model, batch = random_mask("llama"), build("llama"), inputs("llama", padding=False)
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask):
+        expected = logits(model, batch)
+    pruned = remove_heads_(model, mask)
+    pruned.set_attn_implementation(attention)
+    torch.testing.assert_close(logits(pruned, batch), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_masked_form_keeps_the_shape(name):
+    mask, model = random_mask(name), build(name)
+    values = torch.rand(len(mask))
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask * values):
+        expected = logits(model, inputs(name))
+    shapes = [parameter.shape for parameter in model.parameters()]
+    zeroed = zero_heads_(model, mask, values=values)
+    torch.testing.assert_close(logits(zeroed, inputs(name)), expected, **TOLERANCE)
+    assert [parameter.shape for parameter in zeroed.parameters()] == shapes
+
+
+def test_a_pruned_model_trains():
+    pruned = remove_heads_(build("bert"), random_mask("bert")).train()
+    pruned(**inputs("bert")).logits.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in pruned.parameters())
+
+
+def test_frozen_weights_stay_frozen():
+    model = build("gpt2").requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    pruned = remove_heads_(model, torch.tensor([1.0, 0, 1, 1, 1, 1, 0, 0]))
+    assert {name for name, parameter in pruned.named_parameters() if parameter.requires_grad} == {"transformer.wte.weight"}
+
+
+def test_values_for_another_number_of_heads_are_refused():
+    with pytest.raises(GateError, match="gate values have shape"):
+        remove_heads_(build("bert"), torch.ones(8), values=torch.ones(7))
+
+
+def test_unknown_parameters_beside_the_projections_are_refused():
+    model = build("llama")
+    model.model.layers[0].self_attn.temperatures = torch.nn.Parameter(torch.ones(4))
+    with pytest.raises(GateError, match="'temperatures' beside its projections"):
+        remove_heads_(model, torch.ones(8))
+
+
+def test_refusals():
+    model = build("bert")
+    HeadGates(model).attach()
+    with pytest.raises(GateError, match="detach"):
+        remove_heads_(model, torch.ones(8))
+    with pytest.raises(GateError, match="detach"):
+        zero_heads_(model, torch.ones(8))
+    with pytest.raises(GateError, match="8 heads"):
+        remove_heads_(build("bert"), torch.ones(7))
+    with pytest.raises(GateError, match="zeros and ones"):
+        remove_heads_(build("bert"), torch.full((8,), 0.5))

@@ -1,0 +1,420 @@
+import copy
+
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates, scale_heads
+from gates.sites import find_attention
+from gates.surgery.masks import load_mask, save_mask
+from gates.surgery.remove import remove_heads_
+from tests.models import FAMILIES, build, inputs, logits, random_mask
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gates_of_one_change_nothing(name, attention):
+    model, batch = build(name), inputs(name)
+    model.set_attn_implementation(attention)
+    expected = logits(model, batch)
+    gates = HeadGates(model).eval()
+    with gates.attached(), gates.use(torch.ones(gates.heads)):
+        assert torch.equal(logits(model, batch), expected)
+    with gates.attached():  # near-open start, in evaluation mode
+        assert torch.equal(logits(model, batch), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_gate_equals_scaling_the_columns_of_the_output_projection(name):
+    model, batch = build(name), inputs(name)
+    gates = HeadGates(model)
+    values = torch.rand(gates.heads, generator=torch.Generator().manual_seed(0)) * random_mask(name)
+    with gates.attached(), gates.use(values):
+        gated = logits(model, batch)
+    scaled = copy.deepcopy(model)
+    paths = {site.name: part for site, part in zip(gates.sites, values.split(gates.sizes), strict=True)}
+    for path in FAMILIES[name].output_paths:
+        site = max((name for name in paths if path.startswith(name + ".")), key=len)
+        projection = scaled.get_submodule(path)
+        columns = paths[site].repeat_interleave(8)
+        with torch.no_grad():
+            projection.weight.mul_(columns.unsqueeze(1) if name == "gpt2" else columns.unsqueeze(0))
+    torch.testing.assert_close(gated, logits(scaled, batch), atol=2e-6, rtol=1e-5)
+    assert (gated - logits(model, batch)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_per_example_gates_equal_example_by_example(name):
+    model, batch = build(name), inputs(name)
+    gates = HeadGates(model).attach()
+    values = torch.rand(3, gates.heads, generator=torch.Generator().manual_seed(0))
+    with gates.use(values):
+        together = logits(model, batch)
+    for row in range(3):
+        with gates.use(values[row]):
+            alone = logits(model, {key: tensor[row : row + 1] for key, tensor in batch.items()})
+        valid = batch["attention_mask"][row].bool() if "attention_mask" in batch and alone.shape[1] == 7 else slice(None)
+        torch.testing.assert_close(
+            together[row][valid] if alone.dim() == 3 else together[row],
+            alone[0][valid] if alone.dim() == 3 else alone[0],
+            atol=3e-6,
+            rtol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
+def test_gradients_reach_every_gate(name):
+    model = build(name)
+    gates = HeadGates(model, initial_log_alpha=0.5).attach().train()
+    torch.manual_seed(0)
+    sum(model(**inputs(name)).logits.square().mean() for _ in range(8)).backward()
+    assert bool((gates.log_alpha.grad != 0).all())
+
+
+def test_one_draw_per_call_shared_over_the_batch():
+    model, batch = build("bert"), inputs("bert", padding=False)
+    batch = {key: tensor[:1].expand(4, -1) for key, tensor in batch.items()}
+    HeadGates(model, initial_log_alpha=0.0).attach().train()
+    first, second = logits(model, batch), logits(model, batch)
+    torch.testing.assert_close(first[0], first[3])
+    assert not torch.allclose(first, second)
+
+
+def test_one_draw_per_example_shared_over_positions():
+    model, batch = build("bert"), inputs("bert", padding=False)
+    batch = {key: tensor[:1].expand(4, -1) for key, tensor in batch.items()}
+    gates = HeadGates(model, initial_log_alpha=0.0, draw_per="example").attach().train()
+    drawn = logits(model, batch)
+    assert not torch.allclose(drawn[0], drawn[3])
+    gates.generator = torch.Generator().manual_seed(3)
+    drawn = logits(model, batch)
+    values = gates.hard_concrete(torch.Generator().manual_seed(3), draws=4)
+    with torch.no_grad(), gates.use(values):
+        torch.testing.assert_close(logits(model, batch), drawn)
+
+
+def test_detach_leaves_no_trace():
+    model, batch = build("bert"), inputs("bert")
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    expected = logits(model, batch)
+    gates = HeadGates(model).attach()
+    gates.set_mask_(torch.zeros(gates.heads))
+    assert not torch.allclose(logits(model, batch), expected)
+    gates.detach()
+    assert torch.equal(logits(model, batch), expected)
+    for name, module in model.named_modules():
+        assert vars(module).keys() == before[name].keys()
+        assert not module._forward_pre_hooks
+    assert not gates.is_attached
+
+
+def test_attached_restores_after_an_exception():
+    model = build("bert")
+    gates = HeadGates(model)
+    with pytest.raises(RuntimeError, match="inside"), gates.attached():
+        raise RuntimeError("inside")
+    assert not gates.is_attached
+
+
+def test_a_head_is_never_gated_twice():
+    model = build("bert")
+    gates = HeadGates(model).attach()
+    with pytest.raises(GateError, match="attached already"):
+        gates.attach()
+    with pytest.raises(GateError, match="other gates"):
+        HeadGates(model).attach()
+
+
+def test_the_model_does_not_own_the_gates_and_the_gates_do_not_own_the_model():
+    model = build("bert")
+    names = [name for name, _ in model.named_parameters()]
+    gates = HeadGates(model).attach()
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [name for name, _ in gates.named_parameters()] == ["hard_concrete.log_alpha"]
+
+
+def test_state_survives_a_round_trip():
+    gates = HeadGates(build("bert"))
+    gates.set_mask_(random_mask("bert"))
+    with torch.no_grad():
+        gates.log_alpha.normal_()
+    other = HeadGates(build("bert"))
+    other.load_state_dict(gates.state_dict())
+    assert other.mode == "masked"
+    assert torch.equal(other.mask, gates.mask)
+    assert torch.equal(other.log_alpha, gates.log_alpha)
+
+
+def test_state_of_another_model_is_refused():
+    with pytest.raises(GateError, match="use the model it was trained with"):
+        HeadGates(build("bert")).load_state_dict(HeadGates(build("roberta")).state_dict())
+
+
+def test_values_of_another_shape_are_refused():
+    gates = HeadGates(build("bert"))
+    with pytest.raises(GateError, match=r"\[7\]"), gates.use(torch.ones(7)):
+        pass
+    with pytest.raises(GateError, match="8 heads"):
+        gates.set_mask_(torch.ones(9))
+
+
+@pytest.mark.parametrize("mode", ["masked", "stochastic"])
+def test_compiled_equals_eager(mode):
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model, initial_log_alpha=0.4).eval().attach()
+    if mode == "masked":
+        gates.set_mask_(random_mask("bert"))
+    expected = logits(model, batch)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(logits(compiled, batch), expected)
+    with torch.no_grad():
+        gates.mask.fill_(1.0)
+        gates.log_alpha.fill_(-1.0)
+    torch.testing.assert_close(logits(compiled, batch), logits(model, batch))
+    assert (logits(compiled, batch) - expected).abs().max() > 1e-3
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised within dynamo
+def test_compiled_training_reaches_the_gates():
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model, initial_log_alpha=0.4).attach().train()
+    compiled = torch.compile(model, backend="aot_eager")
+    drawn = [compiled(**batch).logits.square().mean() for _ in range(3)]
+    sum(drawn).backward()
+    assert len({loss.item() for loss in drawn}) == 3
+    assert bool((gates.log_alpha.grad != 0).any())
+    torch._dynamo.reset()
+
+
+def test_gradient_checkpointing_uses_the_same_draw():
+    model, batch = build("bert").train(), inputs("bert")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.set_attn_implementation("eager")
+    gates = HeadGates(model, initial_log_alpha=0.0).attach().train()
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        torch.manual_seed(5)
+        gates.zero_grad()
+        model(**batch).logits.square().mean().backward()
+        found.append(gates.log_alpha.grad.clone())
+    torch.testing.assert_close(*found)
+
+
+def test_unreached_sites_are_named():
+    model, batch = build("marian"), inputs("marian")
+    gates = HeadGates(model).attach()
+    assert len(gates.unreached()) == len(gates.sites)
+    with torch.no_grad():
+        model.get_encoder()(batch["input_ids"])
+    assert gates.unreached()
+    assert not any(".encoder." in name for name in gates.unreached())
+    logits(model, batch)
+    assert gates.unreached() == []
+
+
+def test_scale_heads_by_hand():
+    heads = torch.arange(12.0).reshape(1, 2, 6)  # two queries, three heads of two features
+    scaled = scale_heads(heads, torch.tensor([1.0, 0.0, 2.0]))
+    assert scaled.tolist() == [[[0, 1, 0, 0, 8, 10], [6, 7, 0, 0, 20, 22]]]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------
+
+
+def grouped(name="llama"):
+    """A model with two query heads to each key/value head, with gates per group and per head on copies of it."""
+    model = build(name)
+    return model, HeadGates(model, "group").eval(), HeadGates(copy.deepcopy(model), "head").eval()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_group_gates_equal_head_gates_with_repeated_values(name):
+    model, groups, heads = grouped(name)
+    kv_heads, batch = FAMILIES[name].kv_heads, inputs(name)
+    assert groups.sizes == [kv_heads, kv_heads]
+    values = torch.rand(3, groups.size, generator=torch.Generator().manual_seed(0))
+    by_hand = torch.stack([values[:, head // (4 // kv_heads)] for head in range(8)], dim=1)
+    assert torch.equal(groups.to_heads(values), by_hand)
+    for row in (slice(None), 0):
+        with groups.attached(), groups.use(values[row]), heads.attached(), heads.use(by_hand[row]):
+            torch.testing.assert_close(logits(model, batch), logits(heads._roots[0], batch))
+
+
+def test_the_score_of_a_group_is_the_mean_over_its_heads_and_its_gradient_their_sum():
+    _, groups, heads = grouped()
+    scores = torch.arange(16.0).reshape(2, 8)
+    assert groups.to_gates(scores).tolist() == [[0.5, 2.5, 4.5, 6.5], [8.5, 10.5, 12.5, 14.5]]
+    assert torch.equal(heads.to_gates(scores), scores)
+    batch, found = inputs("llama"), []
+    for gates in (groups, heads):
+        with gates.attached(), gates.probe("example") as leaves:
+            loss = gates._roots[0](**batch).logits.square().mean()
+        found.append(torch.cat(torch.autograd.grad(loss, leaves), dim=-1).squeeze(1))
+    torch.testing.assert_close(found[0], 2 * groups.to_gates(found[1]))
+
+
+def test_without_grouped_queries_a_group_is_a_head():
+    model, batch = build("bert"), inputs("bert")
+    groups, heads = HeadGates(model, "group"), HeadGates(model, "head")
+    assert groups.sizes == heads.sizes
+    assert torch.equal(groups.kind_index(), heads.kind_index())
+    values = torch.rand(8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(groups.to_heads(values), values)
+    assert torch.equal(groups.to_gates(values), values)
+    found = []
+    for gates in (groups, heads):
+        with gates.attached(), gates.use(values):
+            found.append(logits(model, batch))
+    assert torch.equal(*found)
+
+
+def cached_bytes(cache):
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+def test_pruning_by_groups_shrinks_the_cache_in_proportion():
+    model, batch = build("llama"), inputs("llama")
+    gates = HeadGates(model, "group")
+    mask = torch.tensor([1.0, 0, 0, 1])
+    with gates.attached(), torch.no_grad():
+        gates.set_mask_(mask)
+        masked = model(**batch, use_cache=True)
+        masked_tokens = model.generate(**batch, max_new_tokens=5, do_sample=False)
+    pruned = remove_heads_(copy.deepcopy(model), gates.to_heads(mask))
+    assert [site.kv_heads for site in find_attention(pruned)] == [1, 1]
+    assert [layer.self_attn.k_proj.weight.shape[0] for layer in pruned.model.layers] == [8, 8]
+    with torch.no_grad():
+        found = pruned(**batch, use_cache=True)
+        generated = pruned.generate(**batch, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
+    valid = batch["attention_mask"].bool()
+    torch.testing.assert_close(found.logits[valid], masked.logits[valid], atol=2e-6, rtol=1e-5)
+    assert torch.equal(generated.sequences, masked_tokens)
+    assert cached_bytes(found.past_key_values) == cached_bytes(masked.past_key_values) / 2
+    tokens = generated.past_key_values.get_seq_length()
+    assert cached_bytes(generated.past_key_values) == 2 * 2 * 3 * tokens * 8 * 4  # layers, k and v, batch, head_dim, bytes
+
+
+def test_masks_of_groups_go_to_mask_files(tmp_path):
+    _, groups, heads = grouped()
+    mask = groups.to_heads(torch.tensor([1.0, 0, 0, 1]))
+    save_mask(tmp_path / "mask.json", mask, groups.sites)
+    assert load_mask(tmp_path / "mask.json", heads.sites).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_gates_of_each_kind_are_counted():
+    assert HeadGates(build("marian")).kind_sizes() == {"encoder": 8, "decoder": 12, "cross": 12}
+    assert HeadGates(build("llama"), "group").kind_sizes() == {"decoder": 4}
+
+
+def test_state_of_another_unit_is_refused_and_an_old_state_is_of_heads():
+    _, groups, heads = grouped()
+    with pytest.raises(GateError, match="unit='head'"):
+        groups.load_state_dict(heads.state_dict())
+    with pytest.raises(GateError, match="unit='group'"):
+        HeadGates(build("bert")).load_state_dict(HeadGates(build("bert"), "group").state_dict())
+    old = heads.state_dict()
+    old["_extra_state"] = {"mode": "masked", "sites": {site.name: site.heads for site in heads.sites}}
+    heads.load_state_dict(old)
+    assert heads.mode == "masked"
+
+
+def test_group_states_survive_a_round_trip():
+    _, groups, _ = grouped()
+    groups.set_mask_(torch.tensor([1.0, 0, 0, 1]))
+    other = HeadGates(build("llama"), "group")
+    other.load_state_dict(groups.state_dict())
+    assert torch.equal(other.values(), groups.mask)
+
+
+def test_sizes_that_do_not_fit_and_units_that_are_none_are_refused():
+    model, groups, _ = grouped()
+    with pytest.raises(GateError, match="4 groups"):
+        groups.set_mask_(torch.ones(8))
+    with pytest.raises(GateError, match="4 groups"):
+        groups.to_heads(torch.ones(8))
+    with pytest.raises(GateError, match="8 heads"):
+        groups.to_gates(torch.ones(4))
+    with pytest.raises(GateError, match="'layer'"):
+        HeadGates(model, "layer")
+
+
+# -- head masks of Transformers 4 --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["head_mask", "decoder_head_mask", "cross_attn_head_mask"])
+def test_a_head_mask_is_an_error_that_names_the_replacement(name):
+    model, batch = build("marian"), inputs("marian")
+    gates = HeadGates(model).eval()
+    ignored = logits(model, batch | {name: torch.zeros(2, 4)})  # without gates Transformers ignores it
+    with gates.attached():
+        with pytest.raises(GateError, match=rf"^{name} .*gates\.use\(values\).*set_mask_\(mask\)"):
+            model(**batch, **{name: torch.zeros(2, 4)})
+        torch.testing.assert_close(logits(model, batch | {name: None}), ignored)
+
+
+def test_a_head_mask_is_an_error_in_a_compiled_model_too():
+    model, batch = build("llama"), inputs("llama")
+    HeadGates(model).attach()
+    with pytest.raises(GateError, match="head_mask"):
+        torch.compile(model, backend="aot_eager")(**batch, head_mask=torch.ones(2, 4))
+    torch._dynamo.reset()
+
+
+# -- precision ---------------------------------------------------------------------------------------------------
+
+
+def test_casting_leaves_the_gates_in_float32():
+    gates = HeadGates(build("bert"))
+    with torch.no_grad():
+        gates.log_alpha.fill_(0.1234567)
+    before = gates.log_alpha.clone()
+    for cast in (gates.half, gates.bfloat16, gates.double, lambda: gates.to("cpu", torch.float16)):
+        cast()
+        assert torch.equal(gates.log_alpha, before)
+        assert {tensor.dtype for tensor in gates.state_dict().values() if isinstance(tensor, torch.Tensor)} == {torch.float32}
+    assert gates.to("meta").log_alpha.is_meta
+
+
+def test_attention_that_goes_round_its_output_projection_is_an_error():
+    model = build("bert")
+    attention = model.bert.encoder.layer[1].attention
+    attention.output.forward = lambda heads, residual: residual + heads @ attention.output.dense.weight.T
+    gates = HeadGates(model)
+    with gates.attached(), pytest.raises(GateError, match=r"encoder\.layer\.1.*goes round its output projection"):
+        logits(model, inputs("bert"))
+
+
+@pytest.mark.parametrize("draw_per", ["batch", "example"])
+@pytest.mark.parametrize("family", ["hard-concrete", "clamped-linear"])
+def test_gates_of_kinds_that_are_not_learned_are_one(family, draw_per):
+    model, batch = build("bart"), inputs("bart")
+    gates = HeadGates(model, family=family, draw_per=draw_per, kinds=["encoder"]).attach().train()
+    encoder = gates.kind_index() == 0
+    with torch.no_grad():
+        gates.log_alpha.fill_(-1.0)  # would close, or nearly so
+    model(**batch)
+    assert gates._drawn is not None
+    assert (gates._drawn[..., ~encoder] == 1).all()
+    assert (gates._drawn[..., encoder] != 1).any()
+    assert (gates.values()[~encoder] == 1).all()
+    assert (gates.open_probability()[~encoder] == 1).all()
+    assert (gates.open_probability()[encoder] < 1).all()
+    model(**batch)[0].square().mean().backward()
+    assert gates.log_alpha.grad is not None
+    assert (gates.log_alpha.grad[~encoder] == 0).all()
+    gates.eval()
+    with_learned = logits(model, batch)
+    with gates.use(torch.where(encoder, gates.values(), torch.ones_like(gates.mask))):
+        assert torch.equal(logits(model, batch), with_learned)
+    gates.set_mask_(torch.zeros_like(gates.mask))  # fixed masks are of all gates
+    assert not torch.equal(logits(model, batch), with_learned)
+
+
+def test_kinds_that_the_model_lacks_are_named():
+    with pytest.raises(GateError, match="gates of kind 'cross' are to be learned; this model has 'encoder' only"):
+        HeadGates(build("bert"), kinds=["cross"])

@@ -1,0 +1,376 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as t
+
+from gates.errors import GateError
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, open_probability
+from gates.hf_trainer import GateCallback, GatedTrainer
+from gates.model import GateConfig, GatedModel, get_gated_model
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 20}
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # on a machine without a GPU
+
+
+def gated_bert(*, dropout=0.0, seed=0, **config):
+    torch.manual_seed(seed)
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = t.BertForSequenceClassification(t.BertConfig(max_position_embeddings=16, initializer_range=0.1, **rates, **SIZE))
+    return get_gated_model(model, GateConfig(**config))
+
+
+def examples(count=256, *, seed=1):
+    """Sequences of 8 tokens; the label says whether token 3 is among them, so the first position has to look for it."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, 20, (count, 8), generator=generator)
+    labels = torch.arange(count) % 2
+    ids[1::2, 1:][torch.arange(count // 2), torch.randint(7, (count // 2,), generator=generator)] = 3
+    return [{"input_ids": row, "labels": int(label)} for row, label in zip(ids, labels, strict=True)]
+
+
+def arguments(directory, **more):
+    defaults = {
+        "output_dir": str(directory), "max_steps": 4, "per_device_train_batch_size": 8, "save_strategy": "no",
+        "report_to": "none", "disable_tqdm": True, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": True,
+    }  # fmt: skip
+    return t.TrainingArguments(**{**defaults, **more})
+
+
+def test_trainer_learns_the_task_while_heads_close(tmp_path):
+    gated = gated_bert()
+    more = {"max_steps": 150, "per_device_train_batch_size": 32, "learning_rate": 3e-3, "logging_steps": 10}
+    trainer = GatedTrainer(
+        gated,
+        arguments(tmp_path, **more),
+        train_dataset=examples(512),
+        eval_dataset=examples(128, seed=9),
+        price=0.05,
+        gate_learning_rate=0.1,
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    heads = [row["open_heads"] for row in trainer.state.log_history if "open_heads" in row]
+    assert after < before / 4
+    assert heads[0] == 8
+    assert heads[-1] == sum(gated.open_heads()["encoder"]) < 6
+    assert gated.gates.log_alpha.abs().max() <= LOG_ALPHA_LIMIT
+
+
+def test_the_price_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_path):
+    gated, batch = gated_bert(), examples(8)
+    losses = {}
+    for price in (0.0, 5.0):
+        trainer = GatedTrainer(
+            gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_warm_up=0.0
+        )
+        inputs = trainer.data_collator(batch)
+        torch.manual_seed(3)
+        training = trainer.compute_loss(gated.train(), inputs).item()
+        losses[price] = training, trainer.evaluate()["eval_loss"]
+    expected = 5.0 * open_probability(gated.gates.log_alpha).sum().item()
+    assert losses[5.0][0] - losses[0.0][0] == pytest.approx(expected, rel=1e-4)
+    assert losses[5.0][1] == losses[0.0][1]
+
+
+class Gradients(t.TrainerCallback):
+    """Keeps the gradient of log_alpha and the price at every optimiser step."""
+
+    def __init__(self):
+        self.found, self.prices = [], []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        self.found.append(model.gates.log_alpha.grad.clone())
+        self.prices.append(self.trainer.gate_price)
+
+
+@pytest.mark.parametrize("accepts_loss_kwargs", [True, False])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_the_gradient_of_the_penalty_is_independent_of_gradient_accumulation(tmp_path, accumulation, accepts_loss_kwargs):
+    found = {}
+    for price in (0.0, 0.5):
+        callback, gated = Gradients(), gated_bert()
+        gated.base_model.accepts_loss_kwargs = accepts_loss_kwargs
+        callback.trainer = GatedTrainer(
+            gated,
+            arguments(tmp_path, max_steps=2, gradient_accumulation_steps=accumulation, max_grad_norm=0.0),
+            train_dataset=examples(8 * 5),  # with 2 and 3, the second step has fewer micro-batches
+            callbacks=[callback],
+            price=price,
+            price_warm_up=0.0,
+            gate_learning_rate=0.0,
+        )
+        assert callback.trainer.model_accepts_loss_kwargs is accepts_loss_kwargs
+        for parameter in gated.base_model.parameters():
+            parameter.requires_grad_(False)
+        callback.trainer.train()
+        found[price] = callback.found
+    log_alpha = gated.gates.log_alpha.detach().requires_grad_()
+    (0.5 * open_probability(log_alpha).sum()).backward()
+    for with_price, without in zip(found[0.5], found[0.0], strict=True):
+        torch.testing.assert_close(with_price - without, log_alpha.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_the_loss_of_a_classifier_is_a_mean_over_accumulated_batches(tmp_path):
+    class TaskGradient(t.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            found.append(model.classifier.weight.grad.clone())
+
+    found = []
+    for size, accumulation in ((16, 1), (8, 2), (4, 4)):
+        gated = gated_bert().set_mask_(torch.ones(8))
+        settings = arguments(
+            tmp_path, max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=0.0
+        )
+        GatedTrainer(gated, settings, train_dataset=examples(64), callbacks=[TaskGradient()]).train()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_price_rises_over_its_warm_up(tmp_path):
+    callback = Gradients()
+    callback.trainer = GatedTrainer(
+        gated_bert(),
+        arguments(tmp_path, max_steps=8),
+        train_dataset=examples(64),
+        callbacks=[callback],
+        price=2.0,
+        price_warm_up=0.5,
+    )
+    callback.trainer.train()
+    assert callback.prices == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0])
+
+
+def test_a_fixed_mask_has_no_price(tmp_path):
+    gated, batch = gated_bert(), examples(8)
+    gated.set_mask_(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]))
+    trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, price=5.0, price_warm_up=0.0)
+    inputs = trainer.data_collator(batch)
+    assert trainer.compute_loss(gated.train(), inputs).item() == pytest.approx(gated(**inputs).loss.item())
+
+
+def test_gates_have_their_own_learning_rate_and_no_decay(tmp_path):
+    gated = gated_bert()
+    trainer = GatedTrainer(gated, arguments(tmp_path, weight_decay=0.1), train_dataset=examples(8), gate_learning_rate=0.07)
+    groups = trainer.create_optimizer().param_groups
+    of_gates = [group for group in groups if any(p is gated.gates.log_alpha for p in group["params"])]
+    assert [(group["lr"], group["weight_decay"], len(group["params"])) for group in of_gates] == [(0.07, 0.0, 1)]
+    rest = [id(p) for group in groups if group is not of_gates[0] for p in group["params"]]
+    assert sorted(rest) == sorted(id(p) for p in gated.base_model.parameters())
+    assert {group["lr"] for group in groups if group is not of_gates[0]} == {1e-3}
+
+
+def test_an_optimiser_of_ones_own_is_left_alone(tmp_path):
+    gated = gated_bert()
+    optimizer = torch.optim.SGD(gated.parameter_groups(0.1, 0.2))
+    trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=examples(32), optimizers=(optimizer, None))
+    trainer.train()
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+
+
+def test_gates_stay_within_their_limits(tmp_path):
+    gated = gated_bert()
+    GatedTrainer(gated, arguments(tmp_path), train_dataset=examples(32), price=1.0, gate_learning_rate=20.0).train()
+    torch.testing.assert_close(gated.gates.log_alpha.detach(), torch.full((8,), -LOG_ALPHA_LIMIT))
+
+
+def test_the_callback_alone_clamps_after_the_step():
+    gated = gated_bert()
+    with torch.no_grad():
+        gated.gates.log_alpha.fill_(9.0)
+    GateCallback().on_optimizer_step(None, None, None, model=gated)
+    assert bool((gated.gates.log_alpha == LOG_ALPHA_LIMIT).all())
+
+
+def state(gated):
+    return {name: value.clone() for name, value in gated.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])  # dropout and gate noise; tied weights
+def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
+    def trainer(name, **more):
+        if family == "bert":
+            return GatedTrainer(
+                gated_bert(dropout=0.1), arguments(tmp_path / name, max_steps=6, **more), train_dataset=examples(64)
+            )
+        torch.manual_seed(0)
+        config = t.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=20, n_positions=16, bos_token_id=1, eos_token_id=1)
+        rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in examples(64)]
+        gated = get_gated_model(t.GPT2LMHeadModel(config))
+        return GatedTrainer(gated, arguments(tmp_path / name, max_steps=6, **more), train_dataset=rows)
+
+    whole = trainer("whole")
+    whole.train()
+    first = trainer("parts", save_strategy="steps", save_steps=3)
+    first.train()
+    again = trainer("parts")
+    again.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-3"))
+    expected, found = state(whole.model), state(again.model)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], msg=name)
+    assert not torch.equal(expected["gates.hard_concrete.log_alpha"], gated_bert().gates.log_alpha)
+
+
+def test_a_checkpoint_is_the_base_model_with_the_gates_beside_it(tmp_path):
+    gated = gated_bert()
+    trainer = GatedTrainer(gated, arguments(tmp_path, save_strategy="steps", save_steps=4), train_dataset=examples(32))
+    trainer.train()
+    directory = tmp_path / "checkpoint-4"
+    assert {"config.json", "model.safetensors", "gate_config.json", "gates.safetensors"} <= {
+        p.name for p in directory.iterdir()
+    }
+    model = t.AutoModelForSequenceClassification.from_pretrained(directory)
+    reloaded = GatedModel.from_pretrained(model, directory)
+    ids = torch.stack([row["input_ids"] for row in examples(4)])
+    with torch.no_grad():
+        torch.testing.assert_close(reloaded.eval()(ids).logits, gated.eval()(ids).logits)
+    assert torch.equal(reloaded.gates.log_alpha, gated.gates.log_alpha)
+
+
+def test_the_best_checkpoint_brings_its_gates(tmp_path):
+    gated = gated_bert()
+    more = {
+        "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3,
+        "load_best_model_at_end": True, "metric_for_best_model": "worst", "greater_is_better": True,
+    }  # fmt: skip
+    rows = examples(32)
+    trainer = GatedTrainer(
+        gated, arguments(tmp_path, **more), train_dataset=rows, eval_dataset=rows[:8], compute_metrics=lambda _: {}
+    )
+    evaluate, scores = trainer.evaluate, iter([0.3, 0.9, 0.1])  # the second of three is best
+    trainer.evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_worst": next(scores)}
+    trainer.train()
+    other = gated_bert()
+    other.load_gates_(tmp_path / "checkpoint-2")
+    assert torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
+    other.load_gates_(tmp_path / "checkpoint-3")
+    assert not torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
+
+
+def test_a_checkpoint_of_other_gates_is_refused_before_the_run(tmp_path):
+    more = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    GatedTrainer(gated_bert(), arguments(tmp_path, **more), train_dataset=examples(32)).train()
+    other = gated_bert(temperature=0.5, seed=7)
+    before = state(other)
+    trainer = GatedTrainer(other, arguments(tmp_path, **more), train_dataset=examples(32))
+    with pytest.raises(GateError, match=r"temperature 0\.33"):
+        trainer.train(resume_from_checkpoint=True)
+    assert all(torch.equal(value, before[name]) for name, value in state(other).items())
+
+
+def test_columns_the_model_does_not_take_are_dropped_and_labels_are_found(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = examples(16)
+    data = datasets.Dataset.from_dict(
+        {
+            "input_ids": [row["input_ids"].tolist() for row in rows],
+            "labels": [row["labels"] for row in rows],
+            "text": ["x"] * 16,
+        }
+    )
+    trainer = GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=data, eval_dataset=data)
+    trainer.train()
+    assert trainer.label_names == ["labels"]
+    predictions = trainer.predict(data)
+    assert predictions.predictions.shape == (16, 2)
+    assert predictions.label_ids.tolist() == [row["labels"] for row in rows]
+
+
+def test_label_smoothing_shifts_the_labels_of_a_causal_model(tmp_path):
+    torch.manual_seed(0)
+    config = t.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=20, n_positions=16, bos_token_id=1, eos_token_id=1)
+    model = t.GPT2LMHeadModel(config).eval()
+    batch = {"input_ids": torch.randint(20, (2, 8)), "labels": torch.randint(20, (2, 8))}
+    more = {"label_smoothing_factor": 0.1}
+    plain = t.Trainer(model, arguments(tmp_path, **more)).compute_loss(model, dict(batch))
+    gated = get_gated_model(model)
+    with gated.disable_gates():
+        found = GatedTrainer(gated, arguments(tmp_path, **more)).compute_loss(gated, dict(batch))
+    torch.testing.assert_close(found, plain)
+
+
+def test_it_mixes_with_other_trainers(tmp_path):
+    class GatedSeq2SeqTrainer(GatedTrainer, t.Seq2SeqTrainer):
+        pass
+
+    torch.manual_seed(0)
+    config = t.BartConfig(
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=40, decoder_ffn_dim=40, vocab_size=20, max_position_embeddings=16, pad_token_id=0,
+        decoder_start_token_id=1, bos_token_id=1, eos_token_id=2, forced_eos_token_id=None, init_std=0.3,
+    )  # fmt: skip
+    gated = get_gated_model(t.BartForConditionalGeneration(config))
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in examples(16)]
+    settings = t.Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=8, save_strategy="no", report_to="none",
+        disable_tqdm=True, use_cpu=True, predict_with_generate=True, generation_max_length=6,
+    )  # fmt: skip
+    trainer = GatedSeq2SeqTrainer(gated, settings, train_dataset=rows, eval_dataset=rows[:4])
+    trainer.train()
+    predictions = trainer.predict(rows[:4]).predictions
+    ids = torch.stack([row["input_ids"] for row in rows[:4]])
+    expected = gated.eval().generate(ids, attention_mask=torch.ones_like(ids), max_length=6)
+    assert predictions[:, :6].tolist() == expected.tolist()  # Trainer pads them further
+    assert len(set(expected.flatten().tolist())) > 3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"price": -1.0}, "price is -1.0"),
+        ({"price": float("nan")}, "price is nan"),
+        ({"price_warm_up": 1.5}, "price_warm_up is 1.5; expected a number from 0 to 1"),
+        ({"gate_learning_rate": float("inf")}, "gate_learning_rate is inf"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(tmp_path, more, message):
+    with pytest.raises(GateError, match=message):
+        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), **more)
+
+
+def test_an_ungated_model_and_data_parallel_are_refused(tmp_path):
+    with pytest.raises(GateError, match="expected a GatedModel"):
+        GatedTrainer(gated_bert().unload(), arguments(tmp_path))
+    settings = arguments(tmp_path)
+    settings._n_gpu = 2
+    with pytest.raises(GateError, match="torchrun"):
+        GatedTrainer(gated_bert(), settings)
+
+
+PROCESS = """
+import os, sys
+import torch
+from gates.hf_trainer import GatedTrainer
+from tests.gates.test_hf_trainer import arguments, examples, gated_bert
+
+gated = gated_bert(draw_per="example")
+settings = arguments(sys.argv[1], ddp_backend="gloo", gradient_accumulation_steps=2)
+trainer = GatedTrainer(gated, settings, train_dataset=examples(64), price=0.5, gate_learning_rate=0.1)
+trainer.train()
+assert type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
+torch.save([gated.gates.log_alpha.detach(), gated.classifier.weight.detach()], f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_stay_in_step(tmp_path):
+    (tmp_path / "process.py").write_text(PROCESS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "process.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, *launch, str(tmp_path)], check=True, capture_output=True, env=environment, cwd=tmp_path, timeout=500
+    )
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for tensor, other, fresh in zip(first, second, (gated_bert().gates.log_alpha, gated_bert().classifier.weight), strict=True):
+        assert torch.equal(tensor, other)
+        assert not torch.allclose(tensor, fresh, atol=1e-4)
+
+
+def test_importing_needs_no_accelerate():
+    code = "import sys; sys.modules['accelerate'] = None; import gates.hf_trainer, gates.model"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

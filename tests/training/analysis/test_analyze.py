@@ -1,0 +1,279 @@
+import copy
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.scores.importance import normalise_by_layer
+from tests.training.runs import make_data, make_pruner, run_fit, write_config
+from training.analysis import analyze
+from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts
+from training.analysis.model import DenseModel, gate_columns, head_importance, outcomes
+from training.analysis.training import through_training
+from training.stats.bootstrap import paired_bootstrap
+from training.stats.significance import holm, mcnemar
+
+BART = {
+    "model_type": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64,
+    "eos_token_id": 3, "bos_token_id": 2, "decoder_start_token_id": 3,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 16, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def make_dense(from_scratch=None, **settings):
+    """A random model with weights so large that its heads matter."""
+    more = {} if from_scratch is None else {"from_scratch": from_scratch}
+    pruner = make_pruner(**more, **settings)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in pruner.backbone.named_parameters():
+            if parameter.dim() == 2 and "embed" not in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5 * 2)
+    return DenseModel(None, None, pruner.eval(), make_data(test_rows=120), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return make_dense()
+
+
+def without(dense, heads):
+    """A copy of the model whose output projections have zeros for some heads, and no gates."""
+    dense.gates.detach()
+    model = copy.deepcopy(dense.pruner.backbone).eval()
+    dense.gates.attach()
+    for head in heads:
+        row = gate_columns(dense.gates).iloc[head]
+        attention = model.bert.encoder.layer[row["layer"]].attention
+        size = attention.self.attention_head_size
+        attention.output.dense.weight.data[:, row["head"] * size : (row["head"] + 1) * size] = 0
+    return model
+
+
+def by_hand(dense, heads, split="test"):
+    """Losses and predictions of the model without some heads."""
+    model, losses, predictions = without(dense, heads), [], []
+    loader = {"test": dense.data.test_dataloader, "select": dense.data.val_dataloader}[split]()
+    for batch in loader:
+        with torch.no_grad():
+            logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+        losses.append(torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none"))
+        predictions.append(logits.argmax(-1) == batch["labels"])
+    return torch.cat(losses).numpy(), torch.cat(predictions).numpy()
+
+
+def test_outcomes_are_those_of_a_model_without_the_heads(dense):
+    mask = torch.ones(8)
+    mask[[1, 6]] = 0
+    found = outcomes(dense, torch.stack([torch.ones(8), mask]), "test")
+    for row, heads in enumerate(([], [1, 6])):
+        losses, correct = by_hand(dense, heads)
+        np.testing.assert_allclose(found.losses[row], losses, rtol=1e-4, atol=1e-5)
+        assert ((found.predictions[row] == found.targets) == correct).all()
+    assert found.values[0] != found.values[1]
+
+
+def test_each_head_alone_with_mcnemars_test(dense):
+    finding = ablate_each(dense)
+    table = finding.tables["ablate"]
+    base_losses, base = by_hand(dense, [])
+    p = []
+    for head in range(8):
+        losses, correct = by_hand(dense, [head])
+        p.append(mcnemar(correct, base))
+        assert table.loc[head, "change"] == pytest.approx(correct.mean() - base.mean())
+        assert table.loc[head, "loss_change"] == pytest.approx((losses - base_losses).mean(), abs=1e-4)
+    np.testing.assert_allclose(table["p"], p)
+    np.testing.assert_allclose(table["p_holm"], holm(p))
+    assert (table["low"] <= table["change"] + 1e-9).all()
+    assert finding.numbers["significantly_worse"] == int(((holm(p) < 0.05) & (table["change"] < 0)).sum())
+    assert len(set(table["change"])) > 3  # or the test would show nothing
+
+
+def test_other_metrics_are_tested_by_the_bootstrap(dense, monkeypatch):
+    monkeypatch.setattr(dense.pruner.task, "main_metric", "matthews")
+    found = outcomes(dense, torch.stack([torch.ones(8), 1 - torch.eye(8)[3]]), "test")
+    expected = paired_bootstrap(found.predictions[1], found.predictions[0], found.targets, "matthews")
+    np.testing.assert_allclose(found.against_first()[0], expected)
+
+
+def test_the_best_head_of_each_layer_is_chosen_on_the_selection_split(dense):
+    table = one_per_layer(dense).tables["one_per_layer"]
+    assert list(table["site"]) == ["encoder.0", "encoder.1"]
+    for layer in range(2):
+        heads = range(4 * layer, 4 * layer + 4)
+        without_others = {head: [other for other in heads if other != head] for head in heads}
+        quality = {}
+        for head, others in without_others.items():
+            losses, correct = by_hand(dense, others, "select")
+            quality[head] = (correct.mean(), -losses.mean())
+        best = max(quality, key=quality.get)
+        assert table.loc[layer, "best_head"] == best - 4 * layer
+        assert table.loc[layer, "metric"] == pytest.approx(by_hand(dense, without_others[best])[1].mean())
+
+
+def test_pruning_in_the_order_of_his_once_and_again(dense):
+    table = by_kind(dense).tables["by_kind"]
+    assert set(table["kind"]) == {"encoder"}  # the only kind is the whole model
+    assert list(table["pruned"].unique()) == list(range(9))
+    layers = dense.gates.layer_index()
+    lines = {name: line.set_index("pruned")["metric"] for name, line in table.groupby("schedule")}
+    order = torch.argsort(normalise_by_layer(head_importance(dense), layers)).tolist()
+    for pruned in (1, 4, 7):
+        assert lines["one-shot"][pruned] == pytest.approx(by_hand(dense, order[:pruned])[1].mean())
+    gone = []
+    for _ in range(7):
+        lesser = DenseModel(None, None, make_pruner().eval(), dense.data, dense.device)
+        lesser.pruner.backbone.load_state_dict(without(dense, gone).state_dict())
+        scores = normalise_by_layer(head_importance(lesser), layers)
+        scores[gone] = torch.inf
+        gone.append(int(scores.argmin()))
+        assert lines["iterative"][len(gone)] == pytest.approx(by_hand(dense, gone)[1].mean())
+
+
+def test_ten_steps_from_none_to_all():
+    assert prune_counts(144) == [0, 14, 29, 43, 58, 72, 86, 101, 115, 130, 144]
+    assert prune_counts(4) == [0, 1, 2, 3, 4]
+
+
+def test_kinds_are_pruned_one_at_a_time_and_together():
+    dense = make_dense(BART)
+    finding = by_kind(dense)
+    table = finding.tables["by_kind"]
+    sizes = {str(kind): int(rows["left"].max()) for kind, rows in table.groupby("kind")}
+    assert sizes == {"all": 6, "encoder": 2, "decoder": 2, "cross": 2}
+    whole = table[(table["pruned"] == 0)]["metric"]
+    assert whole.nunique() == 1
+    cross = table[(table["kind"] == "cross") & (table["pruned"] == 2)]["loss"]
+    mask = (dense.gates.kind_index() != 2).float()  # KINDS is encoder, decoder, cross
+    np.testing.assert_allclose(cross, outcomes(dense, mask.unsqueeze(0), "test").losses.mean(), rtol=1e-5)
+    assert len(finding.sentences) == 8
+
+
+def test_gates_of_groups_are_removed_whole():
+    table = ablate_each(make_dense(LLAMA, unit="group", budget=1)).tables["ablate"]
+    assert list(table["head"]) == [0, 1]
+
+
+def test_the_same_data_correlate_perfectly_and_others_less(dense):
+    finding = across_domains(dense, make_data(test_rows=120))
+    for name in ("his", "loss_change"):
+        assert finding.numbers[name]["pearson"] == pytest.approx(1)
+        assert finding.numbers[name]["spearman"] == pytest.approx(1)
+    other = across_domains(dense, make_data(test_rows=90, max_distractors=0))
+    assert other.numbers["loss_change"]["pearson"] < 0.9999
+    assert other.numbers["his"]["pearson_low"] <= other.numbers["his"]["pearson"] <= other.numbers["his"]["pearson_high"]
+
+
+def test_other_data_must_be_of_the_same_task(dense):
+    other = make_data()
+    other.labels = ["no", "perhaps"]
+    with pytest.raises(GateError, match=r"the classes \['no', 'perhaps'\] and the run has \['no', 'yes'\]"):
+        across_domains(dense, other)
+    other = make_data()
+    other.tokenizer = copy.deepcopy(other.tokenizer)
+    other.tokenizer.add_tokens(["maybe"])
+    with pytest.raises(GateError, match="another tokenizer"):
+        across_domains(dense, other)
+
+
+def test_a_run_without_a_warm_up_has_nothing_to_look_through():
+    with pytest.raises(GateError, match="no warm-up"):
+        through_training(make_dense(warm_up=0))
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    done = run_fit("--config", write_config(folder), "--run_dir", "run", "--model.warm_up", "1.5", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def call(run, out, *arguments):
+    return analyze.main([str(run), "--out", str(out), *arguments])
+
+
+def test_the_warm_up_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, tmp_path, capsys):
+    assert call(run, tmp_path / "out", "--experiments", "through-training") == 0
+    table = pd.read_csv(tmp_path / "out" / "through_training.csv")
+    assert list(table["epoch"].unique()) == [1, 1.5]
+    assert list(table["step"].unique()) == [16, 24]
+    assert list(table["pruned"].unique()) == list(range(9))
+    scores = pd.read_csv(tmp_path / "out" / "through_training_scores.csv")
+    assert len(scores) == 2 * 8
+    assert scores["entropy"].between(0, 1).all()
+    assert "The retrained model is the run's to the last bit." in capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())["experiments"]["through-training"]["numbers"]
+    assert found["same_weights"]
+    assert found["epochs"][-1]["his_spearman_with_last"] == pytest.approx(1)
+    dense = analyze.load_dense(str(run))
+    np.testing.assert_allclose(scores["his"][8:], head_importance(dense), rtol=1e-5)
+    whole = outcomes(dense, torch.ones(1, 8), "test")
+    assert table.loc[table["pruned"].eq(0) & table["epoch"].eq(1.5), "loss"].item() == pytest.approx(whole.losses.mean())
+
+
+def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert call(run, out, "--experiments", "one-per-layer") == 0
+    assert (
+        call(run, out, "--experiments", "domains,ablate", "--other_data.max_distractors", "1", "--", "--data.test_rows=60") == 0
+    )
+    assert {path.name for path in out.iterdir()} == {
+        "ablate.csv", "one_per_layer.csv", "domains.csv", "plots", "metrics.json", "analysis.md",
+    }  # fmt: skip
+    assert {path.name for path in (out / "plots").iterdir()} == {"ablate.png", "ablate.svg", "domains.png", "domains.svg"}
+    text = (out / "analysis.md").read_text()
+    titles = ["Each head removed alone", "One head per layer", "The same heads on other data"]
+    assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == titles
+    found = json.loads((out / "metrics.json").read_text())
+    assert found["experiments"]["domains"]["command"].endswith("--other_data.max_distractors 1 -- --data.test_rows=60")
+    spoken = capsys.readouterr().out
+    assert all(sentence in text and sentence in spoken for sentence in found["experiments"]["ablate"]["sentences"])
+    counts = pd.read_csv(out / "ablate.csv")["metric"] * 60
+    np.testing.assert_allclose(counts, counts.round(), atol=1e-9)  # the test split had the 60 rows asked for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--experiments", "ablat"], "unknown experiment 'ablat'; expected some of ablate, one-per-layer"),
+        (["--experiments", ","], "--experiments is empty"),
+        (["--experiments", "domains"], "the experiment domains needs other data"),
+        (["--other_data.max_distractors", "1"], "nothing uses them; add the experiment domains"),
+        (["--", "--data.nonsense", "1"], "the run's configuration cannot be used"),
+        (["--", "--data.test_rows", "1"], "test_rows is 1; expected at least 3"),
+    ],
+)
+def test_bad_input_is_one_sentence(run, tmp_path, capsys, arguments, message):
+    assert call(run, tmp_path / "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_directories_that_do_not_fit(run, tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "letter.txt").write_text("keep me")
+    assert call(run, taken) == 2
+    assert "is not empty and holds no analysis" in capsys.readouterr().err
+    assert call(run, taken / "letter.txt") == 2
+    assert "is or lies in a file" in capsys.readouterr().err
+    (taken / "metrics.json").write_text(json.dumps({"analysed_run": "another", "experiments": {}}))
+    assert call(run, taken) == 2
+    assert "holds the analysis of 'another'" in capsys.readouterr().err
+    assert call(tmp_path / "nothing", tmp_path / "out") == 2
+    assert "does not exist" in capsys.readouterr().err

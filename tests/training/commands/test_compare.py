@@ -1,0 +1,308 @@
+"""``python -m training compare`` through its entry point: the table, its cells, what a kill leaves, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import training.commands.compare
+from gates.errors import GateError
+from tests.training.runs import run_fit, write_config
+from training.commands.compare import claim, main
+from training.comparison.methods import LEARNED, Method
+from training.comparison.options import check_budgets
+from training.report.reading import read_contents
+from training.runs.run_directory import UNFINISHED
+from training.scoring.scorers import SCORERS
+
+MEASURED = ["seconds", "peak_memory_mb"]
+
+
+def command(folder, config, *more):
+    return ["--config", config, "--run_dir", str(folder), *more]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A comparison with two methods, two budgets and two seeds."""
+    folder = tmp_path_factory.mktemp("compare")
+    config = write_config(folder)
+    run = folder / "run"
+    assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
+    return run, config
+
+
+def test_every_cell_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
+    run, _ = finished
+    table = pd.read_csv(run / "comparison.csv")
+    assert len(table) == 2 * (2 + 2 * 2 * 2)
+    pruned = table[table["method"] != "dense"]
+    assert (pruned["heads"] == pruned["budget"]).all()
+    assert set(pruned["budget"]) == {4, 2}
+    settled = table[table["stage"] == "settled"]
+    assert settled["steps"].nunique() == 1  # equal training cost, the dense control included
+    assert settled["steps"].iloc[0] == 2 * 16
+    assert (table[(table["stage"] == "post hoc") & (table["method"] != "learned")]["steps"] == 0).all()
+
+
+def test_rows_state_what_their_predictions_give(finished):
+    run, _ = finished
+    for row in pd.read_csv(run / "comparison.csv").itertuples():
+        kept = np.load(run / "cells" / row.cell / "predictions.npz")
+        for split in ("select", "test"):
+            accuracy = (kept[f"{split}_prediction"] == kept[f"{split}_target"]).mean()
+            assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
+
+
+def test_tables_agree_with_the_rows(finished):
+    run, _ = finished
+    table, summary = pd.read_csv(run / "comparison.csv"), pd.read_csv(run / "summary.csv")
+    for row in summary.itertuples():
+        same = (table["stage"] == row.stage) & (table["method"] == row.method) & (table["budget"] == row.budget)
+        assert row.seeds == 2
+        assert row.mean == pytest.approx(table.loc[same, "test_accuracy"].mean())
+    masks = json.loads((run / "masks.json").read_text())
+    assert {(m["seed"], m["method"], m["budget"]) for m in masks} >= {(s, "learned", b) for s in (0, 1) for b in (4, 2)}
+    assert all(sum(m["mask"]) == m["budget"] for m in masks)
+    scores = pd.read_csv(run / "scores.csv")
+    assert len(scores) == 2 * 8
+    assert {"his", "ranking:learned"} <= set(scores)
+    assert (run / "verdict.md").read_text().strip()
+
+
+def test_the_same_command_trains_nothing_again(finished):
+    run, config = finished
+    before = pd.read_csv(run / "comparison.csv")
+    start = time.perf_counter()
+    assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
+    assert time.perf_counter() - start < 0.7 * before["seconds"].sum()
+    pd.testing.assert_frame_equal(pd.read_csv(run / "comparison.csv"), before)
+
+
+def test_the_learned_method_is_what_fit_trains(finished, tmp_path):
+    """In pieces, each from a checkpoint, and in one go."""
+    run, config = finished
+    assert run_fit("--config", config, "--run_dir", str(tmp_path / "fit"), "--model.budget", "2", cwd=tmp_path).returncode == 0
+    own = pd.read_csv(tmp_path / "fit" / "comparison.csv").iloc[0]
+    table = pd.read_csv(run / "comparison.csv").query(
+        "seed == 0 and method == 'learned' and budget == 2 and stage == 'settled'"
+    )
+    assert float(table["test_loss"].iloc[0]) == pytest.approx(own["test_loss"], abs=1e-6)
+    mask = next(
+        row["mask"]
+        for row in json.loads((run / "masks.json").read_text())
+        if (row["seed"], row["method"], row["budget"]) == (0, "learned", 2)
+    )
+    kept = json.loads((tmp_path / "fit" / "masks" / "learned.json").read_text())
+    assert sum(mask) == 2
+    assert [head for heads in _rows(kept) for head in heads] == mask
+
+
+def _rows(kept):
+    """A mask file's 0/1 rows, site by site."""
+    return [[int(head in site["kept"]) for head in range(site["heads"])] for site in kept["sites"]]
+
+
+def test_what_changes_rivals_changes_their_cells(finished, tmp_path):
+    """Options that act after the warm-up reuse the dense model and nothing that was trained on from it; the control with
+    distillation is one row per seed."""
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "his,dense+distil", "--budgets", "4,2", "--seeds", "0")
+    assert main([*arguments, "--cells", str(run / "cells"), "--model.distil", "0.3"]) == 0
+    before, table = pd.read_csv(run / "comparison.csv"), pd.read_csv(tmp_path / "run" / "comparison.csv")
+    settled = set(before.loc[before["stage"] == "settled", "cell"])
+    assert not settled & set(table.loc[table["stage"] == "settled", "cell"])
+    assert (table["method"] == "dense+distil").sum() == 2
+    assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
+
+
+def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
+    """And one that training goes on with on the learned weights; masks.json has both where they differ."""
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "learned+swap", "--budgets", "4,3,2", "--seeds", "0,1")
+    assert main([*arguments, "--cells", str(run / "cells")]) == 0
+    cells = {file.parent.name: json.loads(file.read_text()) for file in (run / "cells").glob("*/cell.json")}
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned+swap'").set_index("stage")
+    masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned+swap"]
+    assert any("post_hoc_mask" in entry for entry in masks)
+    again = {(entry["method"], entry["budget"]) for entry in masks if "post_hoc_mask" in entry}
+    assert read_contents(tmp_path / "run").searched_again == again
+    for entry in masks:
+        rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["cell"]
+        assert cells[rows["settled"]]["values"] == entry["mask"]
+        assert cells[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
+    swaps = [cell for cell in cells.values() if cell["cell"] == "swap"]
+    for learned in json.loads((run / "masks.json").read_text()):
+        if learned["method"] == "learned":
+            assert {cells[swap["start"]]["cell"] for swap in swaps if swap["mask"] == learned["mask"]} >= {"dense", "learn"}
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")
+    arguments += ["--save_every", "3"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "training", "compare", *arguments], env=environment)
+    cells = tmp_path / "run" / "cells"
+    deadline = time.monotonic() + 240
+    while len(list(cells.glob("[!.]*"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "comparison.csv").exists()
+    assert main(arguments) == 0
+    assert not (tmp_path / "run" / UNFINISHED).exists()
+    drop = ["cell", *MEASURED]
+    got, expected = pd.read_csv(tmp_path / "run" / "comparison.csv"), pd.read_csv(run / "comparison.csv")
+    pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "his+rescale", "dense+distil"])
+def test_every_method_fills_its_cells(method, finished, tmp_path):
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
+    stages = "post hoc,post hoc with means,post hoc with uniform attention,settled,from scratch"
+    assert main([*arguments, "--stages", stages, "--cells", str(run / "cells")]) == 0
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv")
+    own = table[table["method"] == Method.parse(method).name]
+    assert set(stages.split(",")) - {"from scratch"} <= set(own["stage"])
+    assert ("from scratch" in set(own["stage"])) == Method.parse(method).is_learned
+    assert np.isfinite(table["test_loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "learned,nonsense"], "unknown method 'nonsense'"),
+        (["--methods", "his+nonsense"], "modifier 'nonsense'"),
+        (["--methods", "his,his"], "given twice"),
+        (["--methods", "dense+swap"], "dense keeps all heads"),
+        (["--budgets", "4,99"], "expected a whole number from 0 to 8"),
+        (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads in all"),
+        (["--budgets", "8"], "nothing can be compared there"),
+        (["--budgets", "few"], "--budgets has 'few'"),
+        (["--seeds", "0,-1"], "--seeds has -1"),
+        (["--seeds", "0,0"], "each once"),
+        (["--prices", "0.1,-1"], "--prices has -1"),
+        (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
+        (["--stages", "settled,later"], "--stages has 'later'"),
+        (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
+        (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
+        (["--methods", "his+swap", "--swap.passes", "1"], "expected at least 6"),
+        (["--methods", "his,learned", "--swap.passes", "40"], "add +swap to a method"),
+        (["--methods", "his,learned", "--draws.count=4"], "--draws.count is given, but nothing uses it; add +draws"),
+        (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
+        (["--from_scratch_epochs", "3"], "add from scratch to --stages"),
+        (["--seeds", "4294967296"], "from 0 to 4294967295"),
+        (["--methods", "learned-once", "--budgets", "4,{encoder: 2}"], "learned-once learns once, for the smallest budget"),
+        (["--methods", "36,18"], "unknown method '36'"),
+        (["--prices", "0.1,0.2"], "add lambda to --methods"),
+        (["--seed", "5"], "--seeds has those of a comparison"),
+        (["--ckpt_path=dense.ckpt"], "--ckpt_path is an option of training.fit"),
+        (["--model.swaps", "40"], "here swaps are a method"),
+        (["--model.budget", "3"], "--budgets has those of a comparison"),
+        (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
+        (["--trainer.fast_dev_run", "true"], "--trainer.limit_train_batches"),
+        (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
+        (["--model.steering", "multipliers"], "needs --model.steering projection"),
+        (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
+        (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert main(command(tmp_path / "run", config, *arguments)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run" / "comparison.csv").exists()
+
+
+def test_budgets_of_the_same_total_are_refused_by_their_names():
+    with pytest.raises(GateError, match=r"\{'encoder': 10\} and \{'decoder': 10\}, which both keep 106 heads in all"):
+        check_budgets([{"encoder": 10}, {"decoder": 10}], {"encoder": 48, "decoder": 48, "cross": 48})
+
+
+def test_every_price_that_was_trained_with_is_told(finished, tmp_path):
+    run, config = finished
+    priced = ["--methods", "lambda", "--prices", "0,3", "--model.gate_learning_rate", "1", "--stages", "post hoc"]
+    shared = ["--budgets", "4", "--seeds", "0", "--cells", str(run / "cells")]
+    assert main(command(tmp_path / "run", config, *priced, *shared)) == 0
+    table = pd.read_csv(tmp_path / "run" / "prices.csv")
+    sites = [site["label"] for site in json.loads((run / "sites.json").read_text())]
+    assert table.columns.tolist() == ["seed", "method", "price", "open", *sites]
+    assert table["price"].tolist() == [0, 3]
+    assert table["open"].tolist() == table[sites].sum(axis=1).tolist()
+    assert table["open"][0] > table["open"][1]
+    assert (tmp_path / "run" / "figures" / "prices_lambda.png").is_file()
+
+
+def test_what_an_earlier_comparison_of_other_methods_left_goes(finished, tmp_path):
+    run, config = finished
+    shared = ["--budgets", "4", "--seeds", "0", "--cells", str(run / "cells")]
+    for methods, is_there in (("learned,his", True), ("his", False)):
+        assert main(command(tmp_path / "run", config, "--methods", methods, *shared)) == 0
+        assert (tmp_path / "run" / "gates_over_time.csv").is_file() is is_there
+    assert "open_heads_learned" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_path, monkeypatch):
+    run, config = finished
+    arguments = command(tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--cells", str(run / "cells"))
+    assert main([*arguments, "--seeds", "0"]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+    after_one = training.commands.compare.run_seed
+
+    def stopped(cells, *others):
+        yield from after_one(cells, *others)
+        if cells.seed == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.commands.compare, "run_seed", stopped)
+    assert main([*arguments, "--seeds", "0,1"]) == 130
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
+    assert len(pd.read_csv(tmp_path / "run" / UNFINISHED)) == 2 * 4
+    assert {name for name in kept if kept[name] != before.get(name)} <= {UNFINISHED, "config.yaml"}
+
+
+def test_a_directory_with_a_run_is_refused(tmp_path):
+    """Its files have the same names as a comparison's."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "comparison.csv").write_text("method,stage,heads\n")
+    with pytest.raises(GateError, match="something else than a comparison"):
+        claim(str(tmp_path))
+
+
+def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    assert main(command(tmp_path / "run", write_config(tmp_path))) == 2
+    assert "something else" in capsys.readouterr().err
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"
+
+
+def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
+    """With its cells elsewhere it has left nothing but its configuration."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    assert claim(str(tmp_path / "run")).path == tmp_path / "run"
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+@pytest.mark.parametrize(("given", "read"), [("1", "1"), ("1.0", "1.0"), ("0.5", "0.5"), ("null", "None")])
+def test_one_batch_is_not_all_batches(command, given, read):
+    """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
+    code = (
+        f"from training.{command} import build_parser; from training.cli import with_config; "
+        f"found = build_parser().parse_args(with_config(['--trainer.limit_train_batches', '{given}'])); "
+        "print(repr(found.trainer.limit_train_batches), repr(found.trainer.overfit_batches))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [read, "0.0"]

@@ -1,0 +1,95 @@
+"""``python -m training compare`` on translation: the same cells and tables, with BLEU."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import sacrebleu
+
+from tests.training.translation_runs import make_data, write_config
+from training.commands.compare import main
+from training.tasks.translation_metrics import signatures
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare_translation")
+    more = [
+        "--methods",
+        "learned,his,random",
+        "--budgets",
+        "{encoder: 3}",
+        "--seeds",
+        "0,1",
+        "--stages",
+        "post hoc,settled,from scratch",
+    ]
+    run = folder / "run"
+    assert main(["--config", write_config(folder), "--run_dir", str(run), *more]) == 0
+    return run
+
+
+def test_rows_state_the_bleu_of_their_translations(finished):
+    references = make_data().texts["test"].target
+    table = pd.read_csv(finished / "comparison.csv")
+    assert len(table) == 2 * (3 + 3 + 2 + 2)  # dense; learned; his and random, which are not trained from scratch
+    for row in table.itertuples():
+        kept = np.load(finished / "cells" / row.cell / "predictions.npz")
+        assert kept["test_target"].tolist() == references
+        assert sacrebleu.corpus_bleu(kept["test_prediction"].tolist(), [references]).score == pytest.approx(
+            row.test_bleu, abs=1e-4
+        )
+
+
+def test_samples_are_the_translations_of_the_first_seed(finished):
+    pairs = make_data().texts["test"]
+    samples = pd.read_csv(finished / "samples.tsv", sep="\t", dtype=str, keep_default_na=False)
+    assert samples["source"].tolist() == pairs.source[:20]
+    assert samples["reference"].tolist() == pairs.target[:20]
+    rows = pd.read_csv(finished / "comparison.csv").query("seed == 0")
+    assert set(samples.columns[2:]) == {f"{row.method}.{row.stage}.{row.budget}" for row in rows.itertuples()}
+    for row in rows.itertuples():
+        kept = np.load(finished / "cells" / row.cell / "predictions.npz")["test_prediction"]
+        assert samples[f"{row.method}.{row.stage}.{row.budget}"].tolist() == kept[:20].tolist()
+
+
+def test_the_page_shows_translations_with_the_signature_of_their_score(finished):
+    signature = json.loads((finished / "metrics.json").read_text())["signatures"]["bleu"]
+    assert signature == signatures()["bleu"]
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert page.count(signature) == 2  # below the results and below the translations
+    shown = page.split("<h3>Translations</h3>")[1].split("<h3>")[0]
+    assert all(text in shown for text in make_data().texts["test"].source[:6])
+    assert "dense, learned and " in shown
+
+
+def test_a_budget_of_one_kind_leaves_the_others_whole(finished):
+    sites = json.loads((finished / "sites.json").read_text())
+    kinds = np.repeat([site["kind"] for site in sites], [site["gates"] for site in sites])
+    for row in json.loads((finished / "masks.json").read_text()):
+        mask = np.array(row["mask"])
+        assert mask[kinds != "encoder"].all()
+        assert mask[kinds == "encoder"].sum() == (8 if row["method"] == "dense" else 3)
+
+
+def test_all_methods_pay_the_same_and_are_tested_in_bleu(finished):
+    settled = pd.read_csv(finished / "comparison.csv").query("stage == 'settled'")
+    assert settled["steps"].nunique() == 1
+    statistics = pd.read_csv(finished / "statistics.csv")
+    table = pd.read_csv(finished / "comparison.csv")
+    means = table.groupby(["stage", "method"])["test_bleu"].mean()
+    for row in statistics.itertuples():
+        assert row.difference == pytest.approx(means[row.stage, row.method] - means[row.stage, row.rival], abs=1e-3)
+
+
+def test_the_page_is_in_bleu(finished):
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert "test BLEU" in page or "test bleu" in page
+
+
+def test_the_verdict_is_in_points(finished):
+    said = (finished / "verdict.md").read_text(encoding="utf-8")
+    assert "Numbers are test bleu, means over seeds" in said
+    dense = pd.read_csv(finished / "summary.csv").query("method == 'dense' and stage == 'settled'")["mean"].item()
+    assert f"Dense, with all 16 heads: {dense:.1f} (" in said.split("## Settled")[1]

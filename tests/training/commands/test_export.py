@@ -1,0 +1,300 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from gates.export.checkpoint import load_pruned
+from gates.head_gates import HeadGates
+from gates.model import GatedModel
+from gates.sites import find_attention
+from gates.surgery.masks import load_mask
+from tests.training.runs import run_fit, write_config
+from training.commands import export
+
+CLOSE = {"atol": 5e-6, "rtol": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of a family that has a stock form, with every ranking scored."""
+    folder = tmp_path_factory.mktemp("runs")
+    more = ("--model.from_scratch.model_type", "nomic_bert", "--model.minimum_per_layer", "1")
+    done = run_fit("--config", write_config(folder), "--run_dir", "run", "--compare", "posthoc", *more, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def dense(run, checkpoint="final"):
+    """The dense model, put together by hand."""
+    config = transformers.AutoConfig.from_pretrained(run / "export").to_dict()
+    for name in ("pruned_attention", "auto_map"):
+        del config[name]
+    model = transformers.NomicBertForSequenceClassification(transformers.NomicBertConfig.from_dict(config))
+    state = torch.load(run / "checkpoints" / f"{checkpoint}.ckpt", weights_only=True)["state_dict"]
+    model.load_state_dict({name.removeprefix("backbone."): t for name, t in state.items() if name.startswith("backbone.")})
+    return model.eval()
+
+
+def batch():
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, 60, (3, 9), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def logits(model, mask=None):
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(torch.ones(gates.heads) if mask is None else mask), torch.no_grad():
+        return model(**batch()).logits
+
+
+def kept(run, path):
+    """The mask in a mask file of this run's model."""
+    return load_mask(path, find_attention(dense(run)))
+
+
+def learned(run):
+    return kept(run, run / "masks" / "learned.json")
+
+
+def written(run, folder):
+    return kept(run, folder / "mask.json")
+
+
+def call(run, out, *arguments):
+    return export.main([str(run), "--out", str(out), "--measure", "[]", *arguments])
+
+
+@pytest.mark.parametrize(("format", "remote"), [("remote-code", True), ("masked", False)])
+def test_a_run_in_both_forms_that_take_any_mask(run, tmp_path, capsys, format, remote):
+    assert call(run, tmp_path / "out", "--format", format) == 0
+    assert f"{format}: 3 of 8 heads" in capsys.readouterr().out
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=remote)
+    torch.testing.assert_close(logits(loaded.eval()), logits(dense(run), learned(run)), **CLOSE)
+    assert torch.equal(written(run, tmp_path / "out"), learned(run))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.get_vocab() == transformers.AutoTokenizer.from_pretrained(run / "export").get_vocab()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_same_weights_as_the_runs_own_export(run, tmp_path):
+    assert call(run, tmp_path / "out", "--format", "remote-code") == 0
+    ours, theirs = load_file(tmp_path / "out" / "model.safetensors"), load_file(run / "export" / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_the_stock_form_at_a_budget_that_is_the_same_in_every_layer(run, tmp_path, capsys):
+    assert call(run, tmp_path / "out", "--format", "stock", "--budget", "2") == 0
+    mask = written(run, tmp_path / "out")
+    assert mask.view(2, 4).sum(1).tolist() == [1, 1]
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(logits(loaded), logits(dense(run), mask), **CLOSE)
+    capsys.readouterr()
+    assert call(run, tmp_path / "uneven", "--format", "stock", "--budget", "3") == 2
+    assert "error: NomicBertForSequenceClassification has one num_attention_heads for all its layers" in capsys.readouterr().err
+    assert not (tmp_path / "uneven").exists()
+
+
+def test_onnx_with_what_goes_with_it(run, tmp_path):
+    assert call(run, tmp_path / "out", "--format", "onnx") == 0
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    (found,) = session.run(["logits"], {name: tensor.numpy() for name, tensor in batch().items()})
+    torch.testing.assert_close(torch.from_numpy(found), logits(dense(run), learned(run)), atol=2e-5, rtol=1e-4)
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"README.md", "config.json", "mask.json", "tokenizer.json"}
+    assert "model = onnxruntime.InferenceSession(" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_gates_alone_belong_to_the_dense_weights(run, tmp_path, capsys):
+    assert call(run, tmp_path / "gates", "--format", "gates", "--budget", "4") == 0
+    hint = capsys.readouterr().out
+    assert "--format masked --budget 8" in hint
+    assert sum(path.stat().st_size for path in (tmp_path / "gates").iterdir()) < 20_000
+    assert call(run, tmp_path / "dense", "--format", "masked", "--budget", "8") == 0
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "dense").eval()
+    torch.testing.assert_close(logits(model), logits(dense(run)), **CLOSE)
+    gated = GatedModel.from_pretrained(model, tmp_path / "gates")
+    assert torch.equal(gated.mask(), written(run, tmp_path / "gates"))
+    assert int(gated.mask().sum()) == 4
+    final = torch.load(run / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(gated.gates.log_alpha.detach(), final["gates.hard_concrete.log_alpha"])
+
+
+@pytest.mark.parametrize(
+    ("ranking", "budget", "count"),
+    [("his", "5", 5), ("entropy-low-first", "0.5", 4), ("learned", "6", 6), ("random", "0.9", 7)],
+)
+def test_any_budget_of_any_ranking(run, tmp_path, ranking, budget, count):
+    assert call(run, tmp_path / "out", "--format", "masked", "--ranking", ranking, "--budget", budget) == 0
+    scores = pd.read_csv(run / "scores" / "heads.csv")[f"ranking:{ranking}"].to_numpy()
+    best = {layer * 4 + int(np.argmax(scores[layer * 4 : layer * 4 + 4])) for layer in (0, 1)}  # one in each layer stays
+    rest = [head for head in np.argsort(-scores, kind="stable") if head not in best]
+    expected = np.zeros(8)
+    expected[[*best, *rest[: count - 2]]] = 1.0
+    assert written(run, tmp_path / "out").tolist() == expected.tolist()
+
+
+def test_a_ranking_without_a_budget_keeps_the_runs_own_mask_of_it(run, tmp_path):
+    assert call(run, tmp_path / "out", "--format", "masked", "--ranking", "random") == 0
+    assert torch.equal(written(run, tmp_path / "out"), kept(run, run / "masks" / "random.json"))
+
+
+def test_a_minimum_per_layer_of_ones_own(run, tmp_path):
+    assert call(run, tmp_path / "out", "--format", "stock", "--budget", "4", "--minimum_per_layer", "2") == 0
+    assert written(run, tmp_path / "out").view(2, 4).sum(1).tolist() == [2, 2]
+
+
+def test_the_weights_of_another_checkpoint(run, tmp_path):
+    assert call(run / "checkpoints" / "dense.ckpt", tmp_path / "out", "--format", "masked") == 0
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(logits(loaded), logits(dense(run, "dense"), learned(run)), **CLOSE)
+    assert not torch.allclose(logits(loaded), logits(dense(run), learned(run)), **CLOSE)
+
+
+def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys):
+    assert export.main([str(run), "--format", "remote-code", "--out", str(tmp_path / "own"), "--measure", "[1,2]"]) == 0
+    shown = capsys.readouterr().out
+    text = (tmp_path / "own" / "README.md").read_text()
+    for part in ("parameters", "FLOPs of one example", "ms at batch size 1", "ms at batch size 2"):
+        assert part in text
+        assert part in shown
+    results = json.loads((run / "metrics.json").read_text())["learned"]
+    assert f"| accuracy | {results['test_accuracy']:.4g} |" in text
+    assert "weights settled with the mask" in text
+    assert transformers.__version__ in text
+    assert call(run, tmp_path / "other", "--format", "remote-code", "--budget", "6") == 0
+    text = (tmp_path / "other" / "README.md").read_text()
+    assert "accuracy" not in text
+    assert "not trained on with this mask" in text
+    assert "ms at batch size" not in text
+
+
+def test_other_weights_do_not_get_the_runs_results(run, tmp_path):
+    assert call(run / "checkpoints" / "dense.ckpt", tmp_path / "out", "--format", "masked") == 0
+    assert "accuracy" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "9"], "expected a whole number from 0 to 8"),
+        (["--budget", "-1"], "expected a whole number from 0 to 8"),
+        (["--budget", "1"], "minimum of 1 heads in each layer"),
+        (["--budget", "{cross: 2}"], "'cross'"),
+        (["--ranking", "astrology"], "no ranking 'astrology'; expected one of learned, his"),
+        (["--minimum_per_layer", "1"], "give --budget too"),
+        (["--minimum_per_layer", "-1", "--budget", "4"], "expected 0 or more"),
+        (["--measure", "[0]"], "batch sizes of at least 1"),
+        (["--length", "1"], "at least 2 tokens"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path, capsys, arguments, message):
+    assert export.main([str(run), "--format", "masked", "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    for format in ("masked", "gates", "onnx"):
+        assert call(run, tmp_path / "out", "--format", format) == 2
+        assert "exists already" in capsys.readouterr().err
+    assert call(run, tmp_path / "out" / "thesis.tex" / "deeper", "--format", "masked") == 2
+    assert "lies in a file" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("metrics.json", "has not ended: it has no metrics.json"),
+        ("checkpoints/final.ckpt", "has not ended: it has no checkpoints/final.ckpt"),
+        ("config.yaml", "does not hold a run"),
+        ("scores/heads.csv", "cannot read"),
+        ("masks/learned.json", "cannot read the mask file"),
+    ],
+)
+def test_unfinished_and_incomplete_runs(run, tmp_path, capsys, lost, message):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / lost).unlink()
+    assert call(copy, tmp_path / "out", "--format", "masked") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_are_none(run, tmp_path, capsys):
+    assert call(tmp_path / "nowhere", tmp_path / "out", "--format", "masked") == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert call(run / "checkpoints" / "lost.ckpt", tmp_path / "out", "--format", "masked") == 2
+    assert "the checkpoint" in capsys.readouterr().err
+    (tmp_path / "a").mkdir()
+    shutil.copy(run / "checkpoints" / "final.ckpt", tmp_path / "a" / "final.ckpt")
+    assert call(tmp_path / "a" / "final.ckpt", tmp_path / "out", "--format", "masked") == 2
+    assert "does not hold a run" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_files_of_a_run(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    final = copy / "checkpoints" / "final.ckpt"
+    whole = final.read_bytes()
+    final.write_bytes(whole[: len(whole) // 2])
+    assert call(copy, tmp_path / "out", "--format", "masked") == 2
+    assert "corrupt" in capsys.readouterr().err
+    torch.save({"state_dict": {}, "loops": {}}, final)
+    assert call(copy, tmp_path / "out", "--format", "masked") == 2
+    assert "not of the model" in capsys.readouterr().err
+    final.write_bytes(whole)
+    (copy / "export" / "config.json").write_text("{")
+    assert call(copy, tmp_path / "out", "--format", "masked") == 2
+    assert "config.json" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_in_a_process_of_its_own(run, tmp_path):
+    def run_export(*arguments):
+        command = [sys.executable, "-m", "training", "export", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+        )
+
+    done = run_export(str(run), "--format", "masked", "--out", "out", "--measure", "[]")
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = run_export(str(run), "--format", "masked", "--out", "out")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: 'out' exists already")
+
+
+def test_an_unknown_format_is_refused(run, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        call(run, tmp_path / "out", "--format", "clay")
+    assert caught.value.code == 2
+    assert "clay" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_is_pruned_on_and_exported_again(run, tmp_path):
+    """Heads: 8, then 3 of them, then 2 of those, then 1 by another export of the second run."""
+    more = ("--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.budget", "2")
+    synthetic = ("--data.seed", "1")
+    done = run_fit("--config", write_config(tmp_path), "--run_dir", "second", *more, *synthetic, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert call(tmp_path / "second", tmp_path / "out", "--format", "remote-code", "--budget", "1") == 0
+    for folder, heads in ((run / "export", 3), (tmp_path / "second" / "export", 2), (tmp_path / "out", 1)):
+        assert sum(site.heads for site in find_attention(load_pruned(folder))) == heads
+    first, second = (load_file(folder / "export" / "model.safetensors") for folder in (run, tmp_path / "second"))
+    assert first.keys() >= second.keys()

@@ -1,0 +1,148 @@
+import json
+
+import pandas as pd
+import pytest
+
+from training.commands.summary import main
+
+
+def run(folder, seed, rows):
+    folder.mkdir()
+    pd.DataFrame(rows, columns=["method", "stage", "heads", "test_accuracy"]).to_csv(folder / "comparison.csv", index=False)
+    (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 18}, "seed": seed}))
+    return str(folder)
+
+
+def test_means_and_spreads_over_seeds(tmp_path, capsys):
+    runs = [
+        run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.80), ("his", "post hoc", 9, 0.70), ("dense", "settled", 72, 0.9)]),
+        run(tmp_path / "b", 1, [("his", "post hoc", 18, 0.82), ("dense", "settled", 72, 0.9)]),
+    ]
+    assert main(runs) == 0
+    out = capsys.readouterr().out
+    assert "| stage | method | 72 heads | 18 heads | 9 heads |" in out
+    assert "| post hoc | his |  | 81.0 ± 1.4 | 70.0 |" in out
+    assert "| settled | dense | 90.0 ± 0.0 |" in out
+    assert "2 seeds (0, 1)" in out
+
+
+def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
+    stages = "## Post hoc\n\n- **Budget 4**: a.\n\n## Settled\n\n- **Budget 4**: b.\n\n"
+    (tmp_path / "verdict.md").write_text(f"# Verdict\n\nNumbers.\n\n{stages}The mean of the best of x.\n")
+    assert main([str(tmp_path), "--verdict"]) == 0
+    assert capsys.readouterr().out.startswith("Numbers.\n\n#### Post hoc\n\n- **Budget 4**: a.")
+    assert main([str(tmp_path), "--verdict", "--stage", "settled"]) == 0
+    assert capsys.readouterr().out == "- **Budget 4**: b.\n"
+    assert main([str(tmp_path), "--verdict", "--stage", "other"]) == 2
+    assert "says nothing of the stage 'other'" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere"), "--verdict"]) == 2
+
+
+def test_bleu_is_in_points(tmp_path, capsys):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    pd.DataFrame([("his", "settled", 10, 23.456)], columns=["method", "stage", "heads", "test_bleu"]).to_csv(
+        folder / "comparison.csv", index=False
+    )
+    (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 10}, "seed": 0}))
+    assert main([str(folder), "--metric", "test_bleu"]) == 0
+    out = capsys.readouterr().out
+    assert "| settled | his | 23.5 |" in out
+    assert "percent" not in out
+
+
+def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0):
+    """Of 16 heads, with groups of two as the unit of budgets."""
+    folder.mkdir()
+    (folder / "metrics.json").write_text(json.dumps({"heads": 16, "budgets_by_kind": by_kind or {}}))
+    rows = [(0, "dense", "settled", 8, 16, 30.0), (0, "his", "settled", heads // 2, heads, quality)]
+    table = pd.DataFrame(rows, columns=["seed", "method", "stage", "budget", "heads", metric])
+    table.to_csv(folder / "comparison.csv", index=False)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("by_kind", "title"),
+    [
+        ({4: {"encoder": 1}}, "8 heads (encoder 1)"),
+        ({4: {"encoder": 1, "cross": 2}, 2: {"cross": 1}}, "8 heads (encoder 1, cross 2)"),
+        ({2: {"encoder": 1}}, "8 heads"),
+    ],
+)
+def test_budgets_per_kind_are_named(by_kind, title, tmp_path, capsys):
+    assert main([comparison(tmp_path / "a", 8, by_kind=by_kind), "--metric", "test_bleu"]) == 0
+    assert f"| stage | method | 16 heads | {title} |" in capsys.readouterr().out
+
+
+def test_budgets_of_different_kinds_are_different_columns(tmp_path, capsys):
+    """12 of 16 heads either way: no mean of the two is taken."""
+    paths = [comparison(tmp_path / kind, 12, by_kind={6: {kind: 2}}) for kind in ("encoder", "cross")]
+    assert main([*paths, "--metric", "test_bleu"]) == 0
+    assert "| 12 heads (encoder 2) | 12 heads (cross 2) |" in capsys.readouterr().out
+
+
+def test_two_experiments_are_not_two_seeds(tmp_path, capsys):
+    """Their dense models may be the same."""
+    paths = [comparison(tmp_path / name, 12, quality=quality) for name, quality in (("a", 20.0), ("b", 20.5))]
+    assert main([*paths, "--metric", "test_bleu"]) == 2
+    assert "have a result of his, settled, 12 heads, seed 0, and not the same one" in capsys.readouterr().err
+    paths[1] = comparison(tmp_path / "c", 8, quality=20.5)
+    assert main([*paths, "--metric", "test_bleu"]) == 0
+
+
+@pytest.mark.parametrize("metrics", ["[]", '{"budgets_by_kind": {"six": {}}}', '{"budgets_by_kind": [6]}'])
+def test_damaged_results_are_named(metrics, tmp_path, capsys):
+    path = comparison(tmp_path / "a", 12)
+    (tmp_path / "a" / "metrics.json").write_text(metrics)
+    assert main([path, "--metric", "test_bleu"]) == 2
+    assert f"metrics.json or comparison.csv in {path!r} is not as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], ["--metric", "test_bleu"], ["--metric", "method"]])
+def test_what_is_not_there_is_named(tmp_path, capsys, arguments):
+    good = run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
+    assert main([good, *arguments]) == 2
+    assert arguments[-1] in capsys.readouterr().err
+
+
+def test_runs_of_two_tasks_are_not_put_into_one_table(tmp_path, capsys):
+    paths = [
+        comparison(tmp_path / "a", 12),
+        run(tmp_path / "b", 0, [("his", "post hoc", 18, 0.8)]),
+    ]
+    assert main([*paths, "--metric", "test_bleu"]) == 2
+    assert "expected one that all of these rows have: there is none" in capsys.readouterr().err
+
+
+def test_a_document_gets_its_tables_anew(tmp_path, capsys):
+    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8), ("random", "post hoc", 18, 0.6), ("his", "settled", 18, 0.9)])
+    document = tmp_path / "README.md"
+    command = "<!-- python -m training summary a --stage 'post hoc' --methods random,his -->"
+    document.write_text(f"before\n\n{command}\nstale\n<!-- end -->\n\nafter <!-- end -->\n")
+    assert main(["--update", str(document)]) == 0
+    first = document.read_text()
+    assert first.startswith(f"before\n\n{command}\n\n| stage | method | 18 heads |")
+    assert first.index("| post hoc | random | 60.0 |") < first.index("| post hoc | his | 80.0 |")
+    assert "settled" not in first
+    assert "stale" not in first
+    assert first.endswith("<!-- end -->\n\nafter <!-- end -->\n")
+    assert main(["--update", str(document)]) == 0
+    assert document.read_text() == first
+
+
+def test_a_document_with_a_wrong_command_stays_as_it_is(tmp_path, capsys):
+    document = tmp_path / "README.md"
+    document.write_text("<!-- python -m training summary nowhere -->\nold\n<!-- end -->\n")
+    assert main(["--update", str(document)]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert document.read_text() == "<!-- python -m training summary nowhere -->\nold\n<!-- end -->\n"
+
+
+@pytest.mark.parametrize("command", ["a --stage 'post hoc", "a --nonsense"])
+def test_a_command_that_cannot_be_read_is_named(command, tmp_path, capsys):
+    document = tmp_path / "README.md"
+    document.write_text(f"<!-- python -m training summary {command} -->\nold\n<!-- end -->\n")
+    assert main(["--update", str(document)]) == 2
+    assert f"has the command '<!-- python -m training summary {command} -->', which cannot be read".replace("'", "") in (
+        capsys.readouterr().err.replace("'", "").replace('"', "")
+    )

@@ -1,0 +1,98 @@
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from training.comparison.from_scratch import train_from_scratch
+from training.pruner.averaging import AverageWeights
+
+
+class Record(pl.Callback):
+    """The weights after every step, as they are before anything replaces them."""
+
+    def __init__(self):
+        self.after = {}
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.after[trainer.global_step] = {n: p.detach().clone() for n, p in pl_module.backbone.named_parameters()}
+
+
+def mean_of(record, steps):
+    return {name: torch.stack([record.after[step][name] for step in steps]).mean(0) for name in record.after[steps[0]]}
+
+
+def test_the_end_of_the_warm_up_and_of_the_run_are_averages_of_their_own_phase():
+    before, after, pruner = Record(), Record(), make_pruner()
+    trainer = make_trainer(callbacks=[before, AverageWeights(3, 4), after])
+    trainer.fit(pruner, make_data())
+    warm_up, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
+    torch.testing.assert_close(after.after[warm_up], mean_of(before, [warm_up - 8, warm_up - 4, warm_up]))
+    torch.testing.assert_close(after.after[end], mean_of(before, [end - 8, end - 4, end]))
+    torch.testing.assert_close(after.after[warm_up - 1], before.after[warm_up - 1])
+    torch.testing.assert_close(dict(pruner.backbone.named_parameters()), after.after[end])
+
+
+def test_checkpoints_of_an_earlier_phase_stay_out_of_the_average():
+    before, after, pruner = Record(), Record(), make_pruner(settle=0.25)
+    make_trainer(callbacks=[before, AverageWeights(10, 2), after]).fit(pruner, make_data())
+    end = max(before.after)
+    settling = list(range(end, pruner.boundaries[1], -2))
+    assert 1 < len(settling) < 10
+    torch.testing.assert_close(after.after[end], mean_of(before, settling))
+
+
+def test_weights_that_rest_while_pruning_move_in_the_warm_up_only():
+    record, pruner = Record(), make_pruner(freeze_while_pruning=["embeddings"])
+    make_trainer(callbacks=[record]).fit(pruner, make_data())
+    name = next(name for name in record.after[1] if "word_embeddings" in name)
+    other = next(name for name in record.after[1] if "layer.0" in name and "query.weight" in name)
+    warm_up, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
+    assert not torch.equal(record.after[1][name], record.after[warm_up][name])
+    assert torch.equal(record.after[warm_up][name], record.after[end][name])
+    assert not torch.equal(record.after[warm_up][other], record.after[end][other])
+
+
+def test_resting_weights_stay_whatever_the_number_of_checkpoints():
+    """In single precision the mean of five equal numbers is often another one."""
+    callback, layer = AverageWeights(5, 1), torch.nn.Linear(50, 50)
+    before = layer.weight.detach().clone()
+    for _ in range(5):
+        callback._add(layer)
+    with torch.no_grad():
+        callback._replace(layer)
+    assert torch.equal(layer.weight, before)
+
+
+def test_new_weights_have_no_teacher():
+    pruner, data = make_pruner(distil=0.5, distil_hidden=0.5), make_data()
+    make_trainer().fit(pruner, data)
+    taught = []
+
+    class Sees(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            taught.append(pl_module.teacher is not None)
+
+    factory = lambda *callbacks, **more: make_trainer(callbacks=[Sees(), *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
+    train_from_scratch(pruner, data, torch.ones(8), factory, method="dense")
+    assert len(taught) == 3 * STEPS_PER_EPOCH
+    assert not any(taught)
+    assert pruner.hparams["distil"] == 0.5
+
+
+def test_from_scratch_trains_new_weights_with_the_mask_and_leaves_the_pruner_as_it_came():
+    pruner, data = make_pruner(freeze=["pooler"], freeze_while_pruning=["embeddings"]), make_data()
+    make_trainer().fit(pruner, data)
+    before = {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    settings, mask = dict(pruner.hparams), torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
+    record = Record()
+    factory = lambda *callbacks, **more: make_trainer(callbacks=[record, *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
+    rows = [train_from_scratch(pruner, data, mask, factory, method="learned", seed=5) for _ in range(2)]
+    assert rows[0]["stage"] == "from scratch"
+    assert (rows[0]["heads"], rows[0]["steps"]) == (3, 3 * STEPS_PER_EPOCH)
+    assert rows[0]["test_loss"] == pytest.approx(rows[1]["test_loss"])  # a function of the seed
+    pooler = next(name for name in record.after[1] if "pooler" in name)
+    assert not torch.equal(record.after[1][pooler], record.after[40][pooler])  # nothing rests in ordinary training
+    after = {name: tensor for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert dict(pruner.hparams) == settings
+    assert not any(parameter.requires_grad for parameter in pruner.frozen)

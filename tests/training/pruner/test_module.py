@@ -1,0 +1,488 @@
+import copy
+import itertools
+from typing import get_args
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from gates.errors import GateError
+from gates.families.base import GateFamily
+from gates.families.closing import NOT_CLOSED
+from gates.families.relaxed_topk import END_TEMPERATURE, RelaxedTopK
+from gates.scores.importance import normalise_by_layer
+from tests.training.runs import MODEL, STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from training.pruner.module import HeadPruner
+from training.scoring.subject import score_importance
+
+FAMILIES = get_args(GateFamily)
+
+
+class Watch(pl.Callback):
+    """Notes the phase, the gates and the learning rates of every step."""
+
+    def __init__(self):
+        self.phases, self.modes, self.rates, self.open = [], [], [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.phases.append(pl_module.phase(trainer.global_step))
+        self.rates.append({group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups})
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.modes.append(pl_module.gates.mode)
+        self.open.append(float(pl_module.gates.hard_concrete.open_probability().sum().detach()))
+
+
+def fit(pruner=None, trainer=None, **more):
+    pruner, trainer = pruner or make_pruner(), trainer or make_trainer()
+    trainer.fit(pruner, make_data(), **more)
+    return pruner
+
+
+def state(pruner):
+    return {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
+
+
+@pytest.mark.parametrize("steering", ["projection", "multipliers"])
+@pytest.mark.parametrize("settle", [1.0, 0.0])
+@pytest.mark.parametrize(("budget", "expected"), [(3, 3), (0.5, 4), (0, 0), (8, 8), ({"encoder": 2}, 2)])
+def test_the_run_ends_with_exactly_the_budget(budget, expected, settle, steering):
+    pruner = fit(make_pruner(budget=budget, settle=settle, steering=steering, warm_up=0.0))
+    assert pruner.gates.mode == "masked"
+    assert pruner.gates.mask.sum() == expected
+    assert set(pruner.gates.mask.tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("gate", FAMILIES)
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"budget": 3}, 3), ({"budget": {"encoder": 2}}, 2), ({"budget": 2, "minimum_per_layer": 1}, 2)]
+)
+def test_every_family_ends_with_exactly_the_budget(gate, settings, expected):
+    pruner = make_pruner(gate=gate, **settings)
+    start = pruner.gates.log_alpha.detach().clone()
+    fit(pruner)
+    assert pruner.gates.mask.sum() == expected
+    assert torch.equal(pruner.gates.mask, pruner.mask_within_budget(pruner.gates.log_alpha.detach(), pruner.budget))
+    assert not torch.equal(pruner.gates.log_alpha, start)
+    if "minimum_per_layer" in settings:
+        assert [int(part.sum()) for part in pruner.gates.mask.split(4)] == [1, 1]
+
+
+def test_the_straight_through_top_k_comes_down_to_the_budget():
+    found, goals = [], []
+
+    class Note(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if pl_module.gates.mode == "stochastic":
+                with torch.no_grad():
+                    found.append(int(pl_module.gates.learned().sum()))
+                goals.append(sum(pl_module.goals(trainer.global_step)))
+
+    fit(make_pruner(gate="straight-through-top-k", ramp=0.5), make_trainer(callbacks=[Note()]))
+    assert found == goals
+    assert found == [round(8 - 5 * min(1.0, (step + 1) / 8)) for step in range(STEPS_PER_EPOCH)]
+
+
+def test_temperatures_and_rounding_follow_the_prune_phase():
+    found = {}
+
+    class Note(pl.Callback):
+        def __init__(self, gate):
+            self.course = found.setdefault(gate, [])
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            learned = pl_module.gates.learned
+            if pl_module.gates.mode == "stochastic":
+                self.course.append(
+                    learned.temperature if isinstance(learned, RelaxedTopK) else (learned.stretch.temperature, learned.rounds)
+                )
+
+    relaxed = make_pruner(gate="relaxed-top-k", ramp=0.5)
+    fit(relaxed, make_trainer(callbacks=[Note("relaxed")]))
+    hard = make_pruner(anneal=0.05, straight_through_from=0.5)
+    fit(hard, make_trainer(callbacks=[Note("hard")]))
+    temperatures, rounds = zip(*found["hard"], strict=True)
+    assert temperatures[0] == pytest.approx(0.33)
+    assert temperatures[-1] == pytest.approx(0.05)
+    factors = [later / earlier for earlier, later in itertools.pairwise(temperatures)]
+    assert factors == pytest.approx([factors[0]] * 15)
+    assert rounds == (False,) * 8 + (True,) * 8
+    assert len(set(found["relaxed"][7:])) == 1
+    assert found["relaxed"][7] == pytest.approx(END_TEMPERATURE)
+    assert found["relaxed"][0] > found["relaxed"][1]
+    assert hard.gates.mask.sum() == 3
+
+
+@pytest.mark.parametrize("gate", FAMILIES)
+def test_a_warm_up_with_any_family_starts_every_family(tmp_path, gate):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                trainer.save_checkpoint(tmp_path / "dense.ckpt")
+
+    other = FAMILIES[FAMILIES.index(gate) - 1]
+    fit(make_pruner(gate=gate), make_trainer(callbacks=[Save()]))
+    found = state(fit(make_pruner(gate=other), ckpt_path=tmp_path / "dense.ckpt", weights_only=True))
+    for name, tensor in state(fit(make_pruner(gate=other))).items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def test_a_warm_up_serves_every_budget_and_the_price(tmp_path):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                trainer.save_checkpoint(tmp_path / "dense.ckpt")
+
+    fit(make_pruner(budget=3), make_trainer(callbacks=[Save()]))
+    for settings in ({"budget": None}, {"budget": {"encoder": 2}}):
+        found = state(fit(make_pruner(**settings), ckpt_path=tmp_path / "dense.ckpt", weights_only=True))
+        for name, tensor in state(fit(make_pruner(**settings))).items():
+            assert torch.equal(tensor, found[name]), name
+
+
+@pytest.mark.parametrize("gate", ["clamped-linear", "relaxed-top-k"])
+def test_resuming_other_families_gives_the_same_result(tmp_path, gate):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH + 9:
+                trainer.save_checkpoint(tmp_path / "at.ckpt")
+
+    settings = {"gate": gate, "price": 0.5, "gate_learning_rate": 0.2}
+    whole = fit(make_pruner(**settings), make_trainer(callbacks=[Save()]))
+    torch.manual_seed(99)
+    resumed = fit(make_pruner(**settings), ckpt_path=tmp_path / "at.ckpt", weights_only=True)
+    for name, tensor in state(whole).items():
+        assert torch.equal(tensor, state(resumed)[name]), name
+    assert torch.equal(whole.closing_step, resumed.closing_step)
+    assert bool((whole.closing_step != NOT_CLOSED).any())
+
+
+@pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])
+def test_the_closing_step_is_when_a_gate_closed_for_good(gate):
+    history = {}
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if pl_module.gates.mode == "stochastic":
+                history[trainer.global_step] = pl_module.gates.values()
+            if trainer.global_step == STEPS_PER_EPOCH + 1:  # so that they do not all close together
+                with torch.no_grad():
+                    pl_module.gates.log_alpha.add_(torch.linspace(-1, 1, 8))
+
+    settings = {"price": 0.3, "gate_learning_rate": 0.2, "budget": None, "prune": 2.0, "settle": 0.0}
+    pruner = fit(make_pruner(gate=gate, **settings), make_trainer(callbacks=[Watch()]))
+    for gate_number, step in enumerate(pruner.closing_step.tolist()):
+        closed = [at for at, values in history.items() if values[gate_number] == 0]
+        is_closed = history[max(history)][gate_number] == 0
+        assert (step != NOT_CLOSED) == is_closed
+        if is_closed:
+            assert all(at in closed for at in range(step, max(history) + 1))
+            assert step - 1 not in closed
+    assert len(set(pruner.closing_step.tolist())) > 3
+    assert torch.equal(pruner.gates.mask == 0, pruner.closing_step != NOT_CLOSED)
+
+
+def test_pipelined_the_backbone_rests_while_gates_are_learned():
+    weights, gates = {}, {}
+
+    class Note(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            weights[trainer.global_step] = pl_module.backbone.classifier.weight.detach().clone()
+            gates[trainer.global_step] = pl_module.gates.log_alpha.detach().clone()
+
+    n = STEPS_PER_EPOCH
+    pruner = fit(make_pruner(pipelined=True), make_trainer(callbacks=[Note()]))
+    assert torch.equal(weights[n], weights[2 * n])
+    assert not torch.equal(weights[n - 1], weights[n])
+    assert not torch.equal(weights[2 * n], weights[2 * n + 1])
+    assert not torch.equal(gates[n], gates[2 * n])
+    assert pruner.gates.mask.sum() == 3
+    fixed = make_pruner(pipelined=True)
+    fixed.fixed_mask = pruner.gates.mask.clone()
+    fit(fixed, make_trainer(callbacks=[Note()]))
+    assert not torch.equal(weights[n], weights[2 * n])
+
+
+def test_one_kernel_steps_all_parameters_unless_gradients_are_scaled(monkeypatch):
+    class Note(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            found.append([group["fused"] for group in trainer.optimizers[0].param_groups])
+
+    found = []
+    fit(trainer=make_trainer(callbacks=[Note()], max_steps=1))
+    trainer = make_trainer(callbacks=[Note()], max_steps=1)
+    monkeypatch.setattr(trainer.precision_plugin, "scaler", object(), raising=False)
+    fit(trainer=trainer)
+    assert found == [[True] * 3, [False] * 3]
+
+
+def test_phases_modes_and_learning_rates():
+    watch = Watch()
+    fit(trainer=make_trainer(callbacks=[watch]))
+    n = STEPS_PER_EPOCH
+    assert watch.phases == ["warm-up"] * n + ["prune"] * n + ["settle"] * n
+    assert watch.modes == ["open"] * n + ["stochastic"] * n + ["masked"] * n
+    gate_rates = [rates["gates"] for rates in watch.rates]
+    assert gate_rates == [0.0] * n + [0.05] * n + [0.0] * n
+    backbone = [rates["backbone"] for rates in watch.rates]
+    peak = backbone.index(max(backbone))
+    assert peak == 2
+    assert backbone[: peak + 1] == sorted(backbone[: peak + 1])
+    assert backbone[peak:] == sorted(backbone[peak:], reverse=True)
+    assert backbone[-1] == pytest.approx(1e-3 / (3 * n - 3), rel=1e-3)
+
+
+def test_projection_holds_the_expectation_to_its_course():
+    watch = Watch()
+    pruner = fit(trainer=make_trainer(callbacks=[watch]))
+    n = STEPS_PER_EPOCH
+    prune = watch.open[n : 2 * n - 1]
+    final = float(pruner.target.target(1.0) * 8)
+    assert all(later <= earlier + 1e-4 for earlier, later in itertools.pairwise(prune))
+    assert prune[-1] == pytest.approx(final, abs=1e-3)
+    assert 3 < final < 3.2
+
+
+def test_gates_start_apart_as_his_ranks_them():
+    """Right before the first prune step, log_alpha ranks the heads as HIS of the dense model does."""
+    starts = {}
+
+    class AtStart(pl.Callback):
+        def __init__(self, spread):
+            self.spread = spread
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            if trainer.global_step == STEPS_PER_EPOCH and self.spread not in starts:
+                starts[self.spread] = pl_module.gates.log_alpha.detach().clone()
+                expected = score_importance(pl_module, pl_module.trainer.datamodule.score_dataloader(), trainer).his
+                starts["his"] = normalise_by_layer(expected, pl_module.gates.layer_index())
+
+    for spread in (0.0, 0.3):
+        fit(make_pruner(his_start=spread), make_trainer(callbacks=[AtStart(spread)]))
+    assert torch.equal(starts[0.0], torch.full((8,), 2.5))
+    assert torch.equal(starts[0.3].argsort(), starts["his"].argsort())
+    assert starts[0.3].std() == pytest.approx(0.3, rel=1e-3)
+    assert starts[0.3].mean() == pytest.approx(2.5, abs=1e-5)
+    for gate, mean, spread in (("relaxed-top-k", 0.0, 0.3), ("clamped-linear", 1.0, 0.0)):
+        starts.clear()
+        fit(make_pruner(his_start=0.3, gate=gate), make_trainer(callbacks=[AtStart("here")]))
+        assert starts["here"].mean() == pytest.approx(mean, abs=1e-5)
+        assert starts["here"].std() == pytest.approx(spread, abs=1e-3)
+
+
+def test_gates_rest_outside_the_prune_phase():
+    pruner = make_pruner()
+    start = pruner.gates.log_alpha.detach().clone()
+
+    class AtEndOfWarmUp(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                assert torch.equal(pl_module.gates.log_alpha, start)
+                assert pl_module.gates.log_alpha not in trainer.optimizers[0].state
+
+    fit(pruner, make_trainer(callbacks=[AtEndOfWarmUp()]))
+    assert not torch.equal(pruner.gates.log_alpha, start)
+
+
+def test_a_price_closes_heads_and_a_higher_one_closes_more():
+    kept = [
+        int(fit(make_pruner(budget=None, price=price, prune=5.0, warm_up=0.0)).gates.mask.sum()) for price in (0.0, 0.05, 5.0)
+    ]
+    assert kept[0] == 8
+    assert kept[0] > kept[2]
+    assert kept[1] >= kept[2] == 0
+
+
+def test_a_price_per_kind_that_the_model_lacks():
+    with pytest.raises(GateError, match="'cross'"):
+        make_pruner(budget=None, price={"cross": 0.1})
+
+
+def test_frozen_parameters_stay_and_gates_still_learn():
+    pruner = make_pruner(freeze=[".*"])
+    before = state(pruner)
+    fit(pruner)
+    for name, tensor in state(pruner).items():
+        if name.startswith("backbone."):
+            assert torch.equal(tensor, before[name])
+    assert not torch.equal(pruner.gates.log_alpha, before["gates.hard_concrete.log_alpha"])
+
+
+def test_freezing_by_pattern():
+    pruner = make_pruner(freeze=["embeddings", r"layer\.0\."])
+    frozen = {name for name, p in pruner.backbone.named_parameters() if not p.requires_grad}
+    expected = {name for name, _ in pruner.backbone.named_parameters() if "embeddings" in name or "layer.0." in name}
+    assert frozen == expected
+    with pytest.raises(GateError, match="'decoder' matches no parameter"):
+        make_pruner(freeze=["decoder"])
+
+
+def test_clipping_leaves_the_gates_alone():
+    norms = {}
+    for clip in (None, 1e-6):
+        pruner = make_pruner(warm_up=0.0)
+        found = []
+
+        class Note(pl.Callback):
+            def on_before_zero_grad(self, trainer, pl_module, optimizer, found=found):
+                if pl_module.gates.log_alpha.grad is not None:
+                    backbone = torch.stack([p.grad.norm() for p in pl_module.backbone.parameters() if p.grad is not None])
+                    found.append((float(pl_module.gates.log_alpha.grad.norm()), float(backbone.norm())))
+
+        fit(pruner, make_trainer(callbacks=[Note()], gradient_clip_val=clip, limit_train_batches=2))
+        norms[clip] = found[-1]
+    assert norms[None][1] > 1e-3
+    assert norms[1e-6][1] <= 1.1e-6
+    assert norms[1e-6][0] > 1e-6
+
+
+def test_accumulated_halves_equal_whole_batches():
+    """Without dropout, in the warm-up: two batches of 8 accumulated are one of 16 of the same examples."""
+    model = MODEL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+    class FirstHalves(torch.utils.data.Sampler):
+        def __init__(self, batches):
+            self.batches = [half for batch in batches for half in (batch[:8], batch[8:])]
+
+        def __len__(self):
+            return len(self.batches)
+
+        def __iter__(self):
+            return iter(self.batches)
+
+    results = []
+    for accumulate in (1, 2):
+        pruner = make_pruner(from_scratch=model, warm_up=100.0, prune=0.1, settle=0.0)
+        data = make_data()
+        if accumulate == 2:
+            whole = data.train_dataloader
+
+            def halves(whole=whole, data=data):
+                data.trainer.lightning_module  # noqa: B018 - the loader asks its trainer for the length of the run
+                return data._loader("train", FirstHalves(list(whole().batch_sampler)))
+
+            data.train_dataloader = halves
+        make_trainer(accumulate_grad_batches=accumulate, limit_train_batches=7 * accumulate, max_steps=6).fit(pruner, data)
+        results.append(state(pruner))
+    start = state(make_pruner(from_scratch=model))
+    for name, tensor in results[0].items():
+        if name.startswith("backbone."):
+            torch.testing.assert_close(tensor, results[1][name], atol=1e-4, rtol=1e-3, msg=name)
+    assert not torch.allclose(results[0]["backbone.classifier.weight"], start["backbone.classifier.weight"], atol=1e-3)
+
+
+@pytest.mark.parametrize("at", [5, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH + 3])
+@pytest.mark.parametrize("steering", ["projection", "multipliers"])
+def test_resuming_gives_the_same_result(tmp_path, at, steering):
+    whole = state(fit(make_pruner(steering=steering)))
+
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == at:
+                trainer.save_checkpoint(tmp_path / "at.ckpt")
+
+    fit(make_pruner(steering=steering), make_trainer(callbacks=[Save()]))
+    torch.manual_seed(99)  # whatever happened before
+    resumed = state(fit(make_pruner(steering=steering), make_trainer(), ckpt_path=tmp_path / "at.ckpt", weights_only=True))
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+
+def test_a_resumed_run_has_its_own_learning_rates(tmp_path):
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == STEPS_PER_EPOCH:
+                trainer.save_checkpoint(tmp_path / "at.ckpt")
+
+    fit(make_pruner(), make_trainer(callbacks=[Save()]))
+    watch = Watch()
+    other = make_pruner(gate_learning_rate=0.2, learning_rate=2e-3)
+    fit(other, make_trainer(callbacks=[watch]), ckpt_path=tmp_path / "at.ckpt", weights_only=True)
+    unbroken = Watch()
+    fit(make_pruner(gate_learning_rate=0.2, learning_rate=2e-3), make_trainer(callbacks=[unbroken]))
+    assert watch.rates == unbroken.rates[STEPS_PER_EPOCH:]
+    assert watch.rates[0]["gates"] == 0.2
+
+
+def test_the_seed_decides_the_run():
+    first, again, other = (state(fit(make_pruner(seed=seed))) for seed in (0, 0, 1))
+    log_alpha = "gates.hard_concrete.log_alpha"
+    assert torch.equal(first[log_alpha], again[log_alpha])
+    assert not torch.equal(first[log_alpha], other[log_alpha])
+
+
+def test_bf16_mixed_keeps_gates_in_float32():
+    pruner = fit(trainer=make_trainer(precision="bf16-mixed"))
+    assert pruner.gates.log_alpha.dtype == torch.float32
+    assert pruner.gates.mask.sum() == 3
+
+
+def test_nan_loss_stops_with_advice():
+    pruner = make_pruner(warm_up=0.0)
+    with torch.no_grad():
+        pruner.backbone.classifier.bias.fill_(float("nan"))
+    with pytest.raises(GateError, match=r"the loss is nan at step 0.*--existing resume"):
+        fit(pruner)
+
+
+def test_a_fixed_mask_is_trained_with_from_the_end_of_the_warm_up():
+    watch = Watch()
+    pruner = make_pruner()
+    pruner.fixed_mask = torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
+    start = pruner.gates.log_alpha.detach().clone()
+    fit(pruner, make_trainer(callbacks=[watch]))
+    n = STEPS_PER_EPOCH
+    assert watch.modes == ["open"] * n + ["masked"] * 2 * n
+    assert torch.equal(pruner.gates.mask, pruner.fixed_mask)
+    assert torch.equal(pruner.gates.log_alpha, start)
+
+
+def test_masked_heads_do_not_train():
+    pruner = make_pruner(warm_up=0.0)
+    pruner.fixed_mask = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
+    rows = pruner.backbone.bert.encoder.layer[0].attention.self.query.weight
+    before = rows.detach().clone()
+    pruner.hparams["weight_decay"] = 0.0
+    fit(pruner)
+    assert torch.equal(rows[:4], before[:4])
+    assert not torch.equal(rows[4:], before[4:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": 99}, "99"),
+        ({"budget": {"decoder": 2}}, "'decoder'"),
+        ({"minimum_per_layer": 2}, "needs 4 heads"),
+        ({"from_scratch": {"model_type": "telepathy"}}, "telepathy"),
+        ({"from_scratch": {"model_type": "bert", "hidden_size": 10, "num_attention_heads": 4}}, "hidden size"),
+        ({"anneal": 0.9}, "anneal is 0.9; expected a temperature above 0 and at most"),
+        ({"straight_through_from": 2.0}, "straight_through_from is 2.0; expected a share"),
+        ({"backbone": "also"}, "both a pretrained model .'also'."),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(GateError, match=message):
+        make_pruner(**settings)
+
+
+def test_an_unknown_backbone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = make_data()
+    for name in (str(tmp_path), str(tmp_path / "missing"), "nobody/nothing"):
+        with pytest.raises(GateError, match="cannot load a model"):
+            HeadPruner(backbone=name).build(data.task, data.tokenizer)
+
+
+def test_the_minimum_per_layer_is_kept():
+    pruner = fit(make_pruner(minimum_per_layer=1, budget=2))
+    assert [int(part.sum()) for part in pruner.gates.mask.split(4)] == [1, 1]
+
+
+def test_building_twice_changes_nothing():
+    pruner = make_pruner()
+    backbone = copy.copy(pruner.backbone)
+    data = make_data()
+    pruner.build(data.task, data.tokenizer)
+    assert pruner.backbone.state_dict().keys() == backbone.state_dict().keys()
+    assert pruner.gates.is_attached

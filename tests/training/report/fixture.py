@@ -1,0 +1,209 @@
+"""A small comparison in the form that ``training compare`` leaves, written from a formula: no training, always the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+METHODS = ("learned", "his", "random")
+GAIN = {"learned": 0.02, "his": 0.01, "random": -0.10}
+VERDICT = """**learned** has the best mean at both budgets, *settled*.
+
+| budget | best |
+| --- | --- |
+| 4 | learned |
+
+<script>document.title = "taken"</script> ![](https://example.org/pixel.png)
+"""
+
+
+def write_comparison(
+    folder: Path,
+    *,
+    methods: tuple[str, ...] = METHODS,
+    budgets: tuple[int, ...] = (4, 2),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    kinds: tuple[str, ...] = ("encoder",),
+    layers: int = 2,
+    heads: int = 4,
+    name: str = "fixture",
+) -> Path:
+    """Write all files of the contract: tables, masks, scores, gates over time, verdict, configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    sites = [
+        {"label": f"{kind}.{layer}", "kind": kind, "layer": layer, "heads": heads, "gates": heads}
+        for kind in kinds
+        for layer in range(layers)
+    ]
+    gates = len(sites) * heads
+    names = [f"{site['label']}.{head}" for site in sites for head in range(heads)]
+
+    rows, masks, courses = [], [], []
+    for seed in seeds:
+        cells = [("dense", gates), *((method, budget) for budget in budgets for method in methods)]
+        for stage in ("post hoc", "settled"):
+            for method, budget in cells:
+                gain = GAIN.get(method, 0.03 * np.cos(len(method))) if method != "dense" else 0.0
+                lost = (0.10 if stage == "post hoc" else 0.03) * (1 - budget / gates)
+                test = 0.9 + gain * (1 - budget / gates) - lost + rng.normal(0, 0.004)
+                took = (
+                    {"steps": 0, "seconds": 0.5}
+                    if stage == "post hoc"
+                    else {"steps": 120, "seconds": 20 * len(method) + seed / 8}
+                )
+                row = {"seed": seed, "method": method, "stage": stage, "budget": budget, "heads": budget}
+                row |= {"select_loss": 0.4, "select_accuracy": test + 0.01, "test_loss": 1 - test, "test_accuracy": test}
+                row |= {"test_f1": test - 0.01, **took, "peak_memory_mb": 512.5, "cell": f"{seed}-{method}-{budget}-{stage}"}
+                rows.append(row)
+        for budget in budgets:
+            for method in methods:
+                order = rng.permutation(gates) if method == "random" else np.argsort(rng.normal(np.arange(gates), 2.0))
+                mask = np.zeros(gates, dtype=int)
+                mask[order[-budget:]] = 1
+                masks.append({"seed": seed, "method": method, "budget": budget, "mask": mask.tolist()})
+                if method.startswith("learned"):
+                    for step in range(0, 121, 20):
+                        soft = np.where(mask, 1.0, np.clip(1.2 - step / 60 * rng.uniform(0.6, 1.4, gates), 0, 1))
+                        values = mask if step >= 100 else soft
+                        courses.append(
+                            {
+                                "seed": seed,
+                                "method": method,
+                                "budget": budget,
+                                "step": step,
+                                **dict(zip(names, values, strict=True)),
+                            }
+                        )
+
+    comparison = pd.DataFrame(rows)
+    comparison.to_csv(folder / "comparison.csv", index=False)
+    summarise(comparison).to_csv(folder / "summary.csv", index=False)
+    pd.DataFrame(courses).to_csv(folder / "gates_over_time.csv", index=False)
+    (folder / "masks.json").write_text(json.dumps(masks))
+    (folder / "sites.json").write_text(json.dumps(sites))
+
+    scores = [
+        {
+            "seed": seed, "gate": gate, "site": gate // heads, "kind": sites[gate // heads]["kind"],
+            "layer": sites[gate // heads]["layer"], "head": gate % heads, "his": 0.01 * (gate + 1) * rng.uniform(0.7, 1.3),
+            "his_standard_error": 0.001, "entropy": 1 - 0.9 * (gate + 0.5) / gates * rng.uniform(0.8, 1.0), "ranking:his": gate,
+        }
+        for seed in seeds
+        for gate in range(gates)
+    ]  # fmt: skip
+    pd.DataFrame(scores).to_csv(folder / "scores.csv", index=False)
+
+    pairs = [
+        {
+            "budget": budget, "method": method, "other": other, "jaccard": 0.2 + 0.6 / (1 + i + j),
+            "chance_jaccard": 0.125 * budget / budgets[-1], "kendall": 0.5, "spearman": 0.6,
+        }
+        for budget in budgets
+        for i, method in enumerate(methods)
+        for j, other in enumerate(methods)
+        if i <= j
+    ]  # fmt: skip
+    pd.DataFrame(pairs).to_csv(folder / "agreement.csv", index=False)
+    differences = [
+        {
+            "stage": stage, "budget": budget, "method": methods[0], "rival": rival, "difference": 0.01 * index - 0.004,
+            "low": 0.01 * index - 0.02, "high": 0.01 * index + 0.012, "p": 0.0004 * 10**index,
+        }
+        for stage in ("post hoc", "settled")
+        for budget in budgets
+        for index, rival in enumerate(methods[1:])
+    ]  # fmt: skip
+    pd.DataFrame(differences).to_csv(folder / "statistics.csv", index=False)
+    metrics = {
+        "main_metric": "accuracy", "heads": gates, "budgets": list(budgets), "seeds": list(seeds), "methods": list(methods),
+        "name": name, "command": "python -m training compare --config configs/default.yaml --budgets 4,2",
+        "machine": {"platform": "x86_64", "cpu_cores": 2}, "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "code": {"version": "0.1.0"},
+    }  # fmt: skip
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "verdict.md").write_text(VERDICT)
+    (folder / "config.yaml").write_text("name: fixture\nseed: 0\nmodel: {budget: 4}\n")
+    return folder
+
+
+def write_samples(folder: Path, **texts: list[str]) -> Path:
+    """Write the translations that ``training compare`` leaves, with the given columns in place of the generated ones."""
+    rows = range(20)
+    systems = {
+        f"{method}.{stage}.{budget}": [f"{method} {stage} {budget}: {row}" for row in rows]
+        for stage in ("post hoc", "settled")
+        for method, budget in [("dense", 8), *((method, budget) for budget in (4, 2) for method in METHODS)]
+    }
+    generated = {"source": [f"source {row}" for row in rows], "reference": [f"reference {row}" for row in rows], **systems}
+    pd.DataFrame(generated | texts).to_csv(folder / "samples.tsv", index=False, sep="\t")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    signatures = {"accuracy": "nrefs:1|version:<b>", "chrf": "nrefs:1|nc:6"}
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"signatures": signatures}))
+    return folder
+
+
+def summarise(comparison: pd.DataFrame) -> pd.DataFrame:
+    """Mean over seeds and its 95 % interval by Student's t."""
+    rows = []
+    for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
+        values = cells["test_accuracy"].to_numpy()
+        half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
+        costs = {name: cells[name].mean() for name in ("steps", "seconds", "peak_memory_mb")}
+        mean = values.mean()
+        interval = {"std": values.std(ddof=1) if len(values) > 1 else np.nan, "low": mean - half, "high": mean + half}
+        rows.append(
+            {"stage": stage, "method": method, "budget": budget, "seeds": len(values), "mean": mean, **interval, **costs}
+        )
+    return pd.DataFrame(rows)
+
+
+def write_run(folder: Path, *, heads: int = 4) -> Path:
+    """Write what a single ``training.fit`` run of two layers leaves, as far as a report reads it."""
+    for part in ("scores", "masks"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(1)
+    gates = 2 * heads
+    masks = {"learned": [0, 1, gates - 1], "his": [0, 1, 2], "random": [3, 4, 5]}
+    cells = [("dense", "post hoc", gates), ("dense", "settled", gates)]
+    cells += [(method, stage, 3) for stage in ("post hoc", "settled") for method in masks]
+    rows = [
+        {"method": method, "stage": stage, "heads": kept, "select_loss": 0.3, "select_accuracy": rng.uniform(0.6, 0.9),
+         "test_loss": 0.3, "test_accuracy": rng.uniform(0.6, 0.9), "steps": 32 * (stage == "settled"), "seconds": 1.5}
+        for method, stage, kept in cells
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "comparison.csv", index=False)
+    curve = [
+        {"method": method, "stage": "post hoc", "heads": kept, "select_accuracy": 0.9 - 0.1 / kept - 0.01 * index}
+        for kept in (6, 4, 2)
+        for index, method in enumerate(masks)
+    ]
+    pd.DataFrame(curve).to_csv(folder / "curve.csv", index=False)
+    for method, kept in masks.items():
+        by_layer = [[gate % heads for gate in kept if gate // heads == layer] for layer in range(2)]
+        sites = [
+            {"name": f"layer.{layer}", "kind": "encoder", "layer": layer, "heads": heads, "kept": own}
+            for layer, own in enumerate(by_layer)
+        ]
+        (folder / "masks" / f"{method}.json").write_text(json.dumps({"method": method, "sites": sites}))
+    scores = {
+        "kind": "encoder",
+        "layer": [gate // heads for gate in range(gates)],
+        "head": [gate % heads for gate in range(gates)],
+    }
+    pd.DataFrame(scores | {"his": rng.uniform(0.1, 1, gates), "entropy": rng.uniform(0, 1, gates)}).to_csv(
+        folder / "scores" / "heads.csv", index=False
+    )
+    values = np.clip(np.linspace(1, -0.5, 6)[:, None] + rng.uniform(0, 0.3, gates), 0, 1)
+    values[:, masks["learned"]] = 1
+    course = pd.DataFrame(values, columns=[f"encoder.{gate // heads}.{gate % heads}" for gate in range(gates)])
+    course.insert(0, "step", range(0, 60, 10))
+    course.to_csv(folder / "scores" / "gates_over_time.csv", index=False)
+    metrics = {"heads": {"total": gates, "kept": 3}, "seed": 7, "machine": {"cpu_cores": 2}, "versions": {"torch": "2.13.0"}}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "config.yaml").write_text("name: tiny\n")
+    return folder

@@ -1,0 +1,603 @@
+"""The report of comparisons and runs: its numbers, its sentences, and what it does with what is missing or hostile."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from scipy.stats import hypergeom
+from training.report.__main__ import main
+
+from gates.errors import GateError
+from tests.training.report.fixture import METHODS, write_comparison, write_run, write_samples
+from training.plotting import line_style, mask_agreement
+from training.report import captions, figures
+from training.report.contents import Contents, Course, Site, Values
+from training.report.pictures import figures_for, pictures_of
+from training.report.reading import read_contents
+from training.report.translations import systems_shown
+from training.stats.numbers import NONE, duration, quantity
+
+DEFAULT = Path(__file__).parents[3] / "notebooks" / "results" / "default"
+HOSTILE = ("<script>alert(1)</script>", 'quote" onload="alert(2)', "$\\frac$ & --> ]]>", "_underscore")
+
+
+class Page(HTMLParser):
+    """A page as far as tests look at it: tables by id, text, scripts, and every attribute."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tables, self.text, self.attributes, self.tags = {}, "", [], []
+        self._table, self._cell, self._silent = None, None, False
+        self.feed(Path(path).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes.items()]
+        self._silent = tag in ("script", "style")
+        if tag == "table":
+            self._table = self.tables.setdefault(attributes.get("id", ""), {"names": [], "rows": []})
+        elif tag == "tr" and self._table is not None:
+            self._table["rows"].append([])
+        elif tag == "th" and "data-name" in attributes:
+            self._table["names"].append(attributes["data-name"])
+        elif tag in ("td", "th") and self._table is not None:
+            self._cell = {"text": "", "value": None}
+            self._table["rows"][-1].append(self._cell)
+        elif tag == "data":
+            self._cell["value"] = attributes["value"]
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "small"):
+            self._cell = None
+        self._table = None if tag == "table" else self._table
+
+    def handle_data(self, data):
+        self.text += "" if self._silent else data
+        if self._cell is not None:
+            self._cell["text"] += data.strip()
+
+    def table(self, name):
+        """Rows of the table whose id ends in the name, as dictionaries of text and exact value."""
+        found = next(table for key, table in self.tables.items() if key.endswith(f"-table-{name}"))
+        return [dict(zip(found["names"], row, strict=True)) for row in found["rows"] if row]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    return write_comparison(tmp_path_factory.mktemp("comparison"))
+
+
+@pytest.fixture(scope="module")
+def report(comparison, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "report.html"
+    assert main([str(comparison), "--out", str(out)]) == 0
+    return out
+
+
+def test_the_cells_are_those_of_comparison_csv_to_the_last_digit(comparison, report):
+    table, rows = pd.read_csv(comparison / "comparison.csv"), Page(report).table("cells")
+    assert len(rows) == len(table) == 42
+    for (_, expected), row in zip(table.iterrows(), rows, strict=True):
+        assert [row[name]["text"] for name in ("method", "stage")] == [expected["method"], expected["stage"]]
+        for name in ("seed", "budget", "heads", "test_accuracy", "test_f1", "test_loss", "select_accuracy", "steps", "seconds"):
+            assert float(row[name]["value"]) == expected[name]
+        assert row["test_accuracy"]["text"] == f"{100 * expected['test_accuracy']:.2f}"
+
+
+def test_the_means_and_intervals_are_those_of_summary_csv(comparison, report):
+    page = Page(report)
+    summary = pd.read_csv(comparison / "summary.csv")
+    for (_, expected), row in zip(summary.iterrows(), page.table("results"), strict=True):
+        for name in ("mean", "low", "high", "budget", "seeds", "std"):
+            assert float(row[name]["value"]) == expected[name]
+    for stage in ("post hoc", "settled"):
+        of_stage = summary[summary["stage"] == stage].set_index(["method", "budget"])["mean"]
+        rows = {row["method"]["text"]: row for row in page.table(f"by_budget_{stage.replace(' ', '_')}")}
+        shown = {
+            (method, int(name.split(":")[1])): float(cell["value"])
+            for method, row in rows.items()
+            for name, cell in row.items()
+            if cell["value"] is not None
+        }
+        assert shown == of_stage.to_dict()
+
+
+def test_the_page_needs_nothing_else(report):
+    page = Page(report)
+    linked = [
+        value for _, name, value in page.attributes if name in ("src", "href", "srcset", "xlink:href", "poster", "action")
+    ]
+    assert linked
+    # The address in the verdict may be a link to click on, never something to load.
+    loaded = [value for value in linked if not value.startswith(("data:", "#"))]
+    assert loaded == ["https://example.org/pixel.png"]
+    assert ("a", "href", loaded[0]) in page.attributes
+    assert not re.search(r"@import|url\((?!#)", report.read_text())
+    assert page.tags.count("script") == 1
+    assert report.stat().st_size < 1_000_000
+    policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_holds_the_verdict_the_command_the_configuration_and_the_machine(report):
+    text = Page(report).text
+    assert text.index("has the best mean at both budgets") < text.index("Source: summary.csv")
+    for part in ("python -m training compare --config configs/default.yaml", "model: {budget: 4}", "x86_64", "2.13.0"):
+        assert part in text
+
+
+def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, report):
+    figures = figures_for(comparison)
+    assert set(figures) == {
+        "quality_post_hoc", "quality_settled", "heads_2", "heads_4", "open_heads_learned_2", "open_heads_learned_4",
+        "agreement_2", "agreement_4", "his_entropy", "kept_learned",
+    }  # fmt: skip
+    assert all(isinstance(figure, Figure) for figure in figures.values())
+    folder = report.parent / "figures"
+    assert {path.stem for path in folder.glob("*.png")} == {path.stem for path in folder.glob("*.svg")} == set(figures)
+    html = report.read_text()
+    shown = re.findall(r"<figure.*?</figure>", html, flags=re.DOTALL)
+    assert len(shown) == len(figures) + 1
+    for one in shown:
+        texts = [text for text in re.findall(r'(?:aria-label|alt)="([^"]+)"', one) if "scrolls sideways" not in text]
+        assert len(texts) == 1
+        assert len(texts[0]) > 40
+        assert len(re.search(r"<figcaption>(.*?)</figcaption>", one)[1]) > 40
+    with Image.open(folder / "gates_learned_2.gif") as picture:
+        assert picture.n_frames == 8  # 7 steps and the mask
+
+
+def test_the_same_results_give_the_same_page(tmp_path):
+    run = write_run(tmp_path / "run")
+    pages = [tmp_path / "one" / "report.html", tmp_path / "other" / "report.html"]
+    assert [main([str(run), "--out", str(page)]) for page in pages] == [0, 0]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_path):
+    folder = write_comparison(tmp_path, methods=("learned", "his"), budgets=(6,), kinds=("encoder", "decoder", "cross"))
+    figures = figures_for(folder)
+    assert set(figures) == {"quality", "heads_6", "open_heads_learned_6", "agreement_6", "his_entropy"}
+    labels = [label.get_text() for label in figures["heads_6"].axes[0].get_yticklabels()]
+    assert labels == [f"{kind} {layer}" for kind in ("encoder", "decoder", "cross") for layer in range(2)]
+    assert [text.get_text() for text in figures["open_heads_learned_6"].axes[0].get_legend().get_texts()] == [
+        "encoder", "decoder", "cross"
+    ]  # fmt: skip
+
+
+def test_the_caption_of_quality_names_the_best_and_who_is_level(comparison):
+    contents = read_contents(comparison)
+    caption = captions.quality(contents, "settled")
+    rows = contents.summary[(contents.summary["stage"] == "settled") & (contents.summary["method"] != "dense")]
+    for budget in (4, 2):
+        at_budget = rows[rows["budget"] == budget].set_index("method")
+        best = at_budget["mean"].idxmax()
+        others = at_budget.drop(best)
+        level = sum(
+            not (row["high"] < at_budget["low"][best] or row["low"] > at_budget["high"][best]) for _, row in others.iterrows()
+        )
+        said = f"at {budget} heads {best}, {100 * at_budget['mean'][best]:.2f} % ({level} of 2 rivals level)"
+        assert said in caption
+    assert f"Dense: {100 * contents.summary.loc[contents.summary['stage'] == 'settled', 'mean'].iloc[0]:.2f} %" in caption
+    assert "Lowest at 2 heads: random" in caption
+
+
+def test_equal_means_share_the_first_place(tmp_path):
+    folder = write_comparison(tmp_path)
+    summary = pd.read_csv(folder / "summary.csv")
+    summary.loc[summary["method"].isin(["learned", "his"]), ["mean", "low", "high"]] = [0.95, 0.94, 0.96]
+    summary.to_csv(folder / "summary.csv", index=False)
+    assert "at 4 heads learned and his, 95.00 % (0 of 1 rival level)" in captions.quality(read_contents(folder), "settled")
+
+
+def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
+    masks = [entry for entry in json.loads((comparison / "masks.json").read_text()) if entry["budget"] == 4]
+    stacked = np.array([entry["mask"] for entry in masks])
+    always, never = (stacked.min(0) == 1).sum(), (stacked.max(0) == 0).sum()
+    caption = captions.masks(read_contents(comparison), 4, "learned")
+    assert f"{always} head" in caption
+    assert f"and {never} head" in caption
+    learned = np.mean([entry["mask"] for entry in masks if entry["method"] == "learned"], axis=0)
+    assert f"encoder.1 ({learned[4:].sum():.3g} of 4)" in caption
+
+
+def test_the_caption_of_agreement_counts_every_pair_once():
+    both = [
+        ("a", "b", 0.5),
+        ("b", "a", 0.5),
+        ("a", "c", 0.1),
+        ("c", "a", 0.1),
+        ("b", "c", 0.3),
+        ("c", "b", 0.3),
+        ("a", "a", 0.9),
+    ]
+    rows = pd.DataFrame(both, columns=["method", "other", "jaccard"]).assign(budget=3, chance_jaccard=0.2)
+    contents = Contents(Path("a"), "comparison", metrics={"heads": 16, "gates": 8, "unit": "group"})
+    said = captions.agreement(contents, rows, 3)
+    assert said.startswith("Masks of 3 of 8 groups. ")
+    assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
+    assert "would share 0.20; 2 of 3 pairs share more." in said
+    assert "a repeats itself best (0.90)" in said
+    one_seed = rows.assign(jaccard=rows["jaccard"].where(rows["method"] != rows["other"]))
+    assert "Between seeds" not in captions.agreement(contents, one_seed, 3)
+
+
+def test_where_heads_stay_is_told_by_kind_and_layer():
+    sites = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
+    kept = {4: Values(sites, np.array([0.5, 0.5, 0, 1, 1, 1])), 2: Values(sites, np.array([0, 0, 0.5, 0, 0.5, 1]))}
+    said = captions.kept_by_site(kept, "learned")
+    assert "keeps at a budget of 2: 0.5 of 4 in encoder and 1.5 of 2 in cross" in said
+    assert "No head is left in encoder.0." in said
+    counts = np.array([[1, 1, 2], [0, 0.5, 1.5]])
+    above, below, _ = figures.kept_by_site(sites, counts, ["4", "2"], axis="heads kept", title="title").axes
+    assert [text.get_text() for text in below.get_xticklabels()] == ["4", "2"]
+    assert {line.get_label(): line.get_ydata().tolist() for line in above.lines} == {
+        "encoder": [0.5, 0.125],
+        "cross": [1, 0.75],
+    }
+    assert [text.get_text() for text in below.texts] == ["1", "0", "1", "0.5", "2", "1.5"]
+
+
+def test_open_heads_are_counted_before_seeds_are_averaged():
+    sites = (Site("encoder.0", 2), Site("encoder.1", 3))
+    is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
+    course = Course(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
+    assert course.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
+    said = captions.training(Contents(Path("a"), "comparison"), course, "learned", 2)
+    assert said.startswith("learned, 2 heads: 5 open at step 0, 2 at step 20. ")
+    assert "Half of those that close have closed by step 10" in said
+
+
+def test_a_course_ends_in_the_mask_that_is_made_of_it():
+    """Two of three gates that are open in the end are kept."""
+    gates = np.array([[1.0, 1.0, 1.0, 1.0], [0.4, 0.0, 0.6, 0.9]])
+    course = Course((Site("encoder.0", 2), Site("encoder.1", 2)), np.array([10, 20]), gates, (gates > 0).astype(float))
+    ended = course.ending_in(np.array([0.0, 0, 1, 1]))
+    assert ended.steps.tolist() == [10, 20, 30]
+    assert ended.by_site().tolist() == [[2, 2], [1, 2], [0, 2]]
+    said = captions.training(Contents(Path("a"), "comparison"), ended, "learned", 2)
+    assert "4 open at step 10, 3 at step 20, then the 2 of the mask" in said
+
+
+def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
+    out = tmp_path / "report.html"
+    assert main([str(DEFAULT), "--out", str(out)]) == 0
+    page, table = Page(out), pd.read_csv(DEFAULT / "comparison.csv")
+    for (_, expected), row in zip(table.iterrows(), page.table("cells"), strict=True):
+        assert row["method"]["text"] == expected["method"]
+        for name in ("heads", "test_accuracy", "test_matthews", "select_f1", "test_loss", "steps", "seconds"):
+            assert float(row[name]["value"]) == expected[name]
+    for name in ("scores/heads.csv", "masks/*.json", "scores/gates_over_time.csv", "config.yaml"):
+        assert name in page.text
+    assert set(figures_for(DEFAULT)) == {"quality", "curve"}
+    best = table[(table["stage"] == "settled") & (table["method"] != "dense")].sort_values("test_accuracy").iloc[-1]
+    assert f"at 4 heads {best['method']}, {100 * best['test_accuracy']:.2f} %" in page.text
+
+
+def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert set(figures_for(run)) == {"quality", "curve", "heads_3", "open_heads_learned_3", "agreement_3", "his_entropy"}
+    contents = read_contents(run)
+    assert contents.missing == []
+    kept = {method: contents.kept(method, 3).values.nonzero()[0].tolist() for method in METHODS}
+    assert kept == {"learned": [0, 1, 7], "his": [0, 1, 2], "random": [3, 4, 5]}
+    chance = sum(hypergeom.pmf(i, 8, 3, 3) * i / (6 - i) for i in range(4))
+    pairs = contents.agreement.set_index(["method", "other"])
+    for one, other in combinations(METHODS, 2):
+        both, either = set(kept[one]) & set(kept[other]), set(kept[one]) | set(kept[other])
+        assert pairs["jaccard"][one, other] == len(both) / len(either)
+        assert pairs["chance_jaccard"][one, other] == pytest.approx(chance)
+    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_with_a_budget_per_kind_random_masks_keep_it_too():
+    """Of 4 heads of the first kind 2 stay, of the other kind all: if two share i of the former, they share 2 + i of 6 - i."""
+    masks = {"a": torch.tensor([1.0, 1, 0, 0, 1, 1]), "b": torch.tensor([0.0, 1, 1, 0, 1, 1])}
+    of_kinds, of_all = (
+        float(re.search(r"by chance: ([\d.]+)", mask_agreement(masks, kinds).axes[0].get_title())[1])
+        for kinds in (torch.tensor([0, 0, 0, 0, 1, 1]), None)
+    )
+    assert of_kinds == pytest.approx(sum(hypergeom.pmf(i, 4, 2, 2) * (2 + i) / (6 - i) for i in range(3)), abs=0.005)
+    assert of_all == pytest.approx(sum(hypergeom.pmf(i, 6, 4, 4) * i / (8 - i) for i in range(5)), abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("names", "pictures"),
+    [
+        (["summary.csv", "statistics.csv", "verdict.md", "config.yaml", "metrics.json"], set()),
+        (["agreement.csv"], {"agreement_2", "agreement_4"}),
+        (["scores.csv"], {"his_entropy"}),
+        (["gates_over_time.csv"], {"open_heads_learned_2", "open_heads_learned_4"}),
+        (["masks.json"], {"heads_4", "kept_learned"}),  # at the middle budget gates and scores are left
+        (["sites.json"], {"heads_4", "kept_learned"}),
+    ],
+)
+def test_what_is_missing_is_left_out_with_a_sentence(comparison, tmp_path, names, pictures):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    for name in names:
+        (folder / name).unlink()
+    assert set(figures_for(folder)) == set(figures_for(comparison)) - pictures
+    missing = " ".join(read_contents(folder).missing)
+    for name in names:
+        assert name.replace("sites", "masks") in missing or name == "verdict.md"
+
+
+def test_a_comparison_that_has_only_its_cells_is_a_page_too(comparison, tmp_path):
+    (tmp_path / "run").mkdir()
+    shutil.copyfile(comparison / "comparison.csv", tmp_path / "run" / "comparison.csv")
+    assert main([str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert len(page.table("cells")) == 42
+    assert "Trained on with the mask (settled), highest test accuracy: at 4 heads" in page.text
+    assert "There is no summary.csv, so means are shown without intervals." in page.text
+
+
+def test_without_a_summary_means_are_shown_without_intervals(comparison, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    expected = pd.read_csv(folder / "summary.csv")
+    (folder / "summary.csv").unlink()
+    contents = read_contents(folder)
+    assert contents.summary["mean"].tolist() == pytest.approx(expected["mean"].tolist())
+    assert "low" not in contents.summary
+    assert "level" not in captions.quality(contents, "settled")
+
+
+def test_names_that_look_like_code_stay_text(tmp_path):
+    folder = write_comparison(tmp_path / "run", methods=("learned", *HOSTILE), name="</title><img src=x onerror=alert(3)>")
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert page.tags.count("script") == 1
+    assert {value.split(",")[0] for tag, name, value in page.attributes if tag == "img" and name == "src"} == {
+        "data:image/gif;base64"
+    }
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    shown = {row["method"]["text"] for row in page.table("by_budget_settled")}
+    assert shown == {"dense", "learned", *HOSTILE}
+    for method in HOSTILE:
+        assert page.text.count(method) >= 8  # in tables, captions and pictures
+
+
+def test_translations_stand_side_by_side(comparison, tmp_path):
+    """The dense model, the first learned method and the best of its rivals in the mean, at the middle budget."""
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    rivals = read_contents(folder).summary.query("stage == 'settled' and budget == 2 and method in ('his', 'random')")
+    best = rivals.loc[rivals["mean"].idxmax(), "method"]
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    rows = page.table("samples")
+    assert list(rows[0]) == ["source", "reference", "dense.settled.8", "learned.settled.2", f"{best}.settled.2"]
+    assert [row["learned.settled.2"]["text"] for row in rows] == [f"learned settled 2: {row}" for row in range(6)]
+    assert f"the translations of dense, learned and {best} (settled, at 2 heads)" in page.text
+    assert page.text.count("nrefs:1|version:<b>") == 2
+
+
+def test_the_best_rival_is_no_method_of_our_own(comparison, tmp_path):
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"ours": ["learned", "his"]}))
+    assert list(systems_shown(read_contents(folder))) == ["dense", "learned", "random"]
+
+
+def test_a_dense_model_that_was_not_trained_on_is_called_so(comparison, tmp_path):
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    samples = pd.read_csv(folder / "samples.tsv", sep="\t").drop(columns="dense.settled.8")
+    samples.to_csv(folder / "samples.tsv", sep="\t", index=False)
+    assert systems_shown(read_contents(folder))["dense (post hoc)"] == "dense.post hoc.8"
+
+
+def test_translations_that_look_like_code_stay_text(comparison, tmp_path):
+    texts = [*HOSTILE, "NA", "", "tab\there", *["plain"] * 13]
+    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")), **{"source": texts, "learned.settled.2": texts})
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert page.tags.count("script") == 1
+    assert "b" not in page.tags
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    for column in ("source", "learned.settled.2"):
+        assert [row[column]["text"] for row in page.table("samples")] == texts[:6]
+
+
+def test_translations_of_a_run_come_with_their_tests(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "translations").mkdir()
+    systems = {
+        f"{name}.settled.greedy": [f"{name} {row}" for row in range(8)] for name in ("dense", "his", "learned", "random")
+    }
+    samples = pd.DataFrame({"source": list("abcdefgh"), "reference": list("ABCDEFGH"), **systems})
+    samples.to_csv(run / "translations" / "samples.tsv", index=False, sep="\t")
+    tested = [("dense.settled", None), ("learned.settled", 0.01), ("his.settled", 0.2), ("random.settled", 0.0005)]
+    rows = [
+        {"search": "greedy", "baseline": "dense.settled", "system": system, "bleu": 20.0, "bleu_interval": 1.25, "bleu_p": p}
+        for system, p in tested
+    ]
+    pd.DataFrame(rows).to_csv(run / "translations" / "significance.csv", index=False)
+    (run / "translations" / "signatures.json").write_text('{"bleu": "nrefs:1"}')
+    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+    page = Page(tmp_path / "report.html")
+    assert len(page.table("samples")) == 6
+    assert page.table("samples")[2]["learned.settled.greedy"]["text"] == "learned 2"
+    shown = {row["system"]["text"]: row["bleu_p"]["text"] for row in page.table("significance")}
+    assert shown == {"dense.settled": NONE, "learned.settled": "0.010", "his.settled": "0.200", "random.settled": "< 0.001"}
+    assert "In BLEU p < 0.05 for 2 of 3 systems (greedy)." in page.text
+    assert "nrefs:1" in page.text
+
+
+def test_without_translations_nothing_is_said_of_them(report):
+    assert "ranslation" not in Page(report).text
+
+
+def test_several_directories_have_a_part_each(tmp_path):
+    out = tmp_path / "out" / "report.html"
+    assert main([str(DEFAULT), str(DEFAULT), str(write_run(tmp_path / "run")), "--out", str(out)]) == 0
+    html = out.read_text()
+    assert re.findall(r'<article id="(\w+)">', html) == ["default", "default_2", "run"]
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'(?:href="#|url\(#)([\w.-]+)', html):
+        assert target in ids
+    assert {path.name for path in (out.parent / "figures").iterdir()} == {"default", "default_2", "run"}
+
+
+def test_a_directory_of_something_else_is_refused_in_one_sentence(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("nothing")
+    for path in (tmp_path, tmp_path / "nowhere"):
+        assert main([str(path), "--out", str(tmp_path / "report.html")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {str(path)!r} holds neither a comparison nor a run")
+        assert error.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("masks.json", '[{"seed": 0, "method": "his", "budget": 2, "mask": [1, 1, 0]}]'),
+        ("metrics.json", "{"),
+        ("metrics.json", '{"main_metric": "bleu"}'),
+        ("comparison.csv", 'method,stage\n"open,\x00'),
+        ("verdict.md", b"\xff\xfe\xff"),
+        ("samples.tsv", "source\nonly\n"),
+    ],
+)
+def test_damaged_files_are_named(comparison, tmp_path, capsys, name, content):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 2
+    error = capsys.readouterr().err
+    assert name in error
+    assert error.count("\n") == 1
+    with pytest.raises(GateError, match=name.replace(".", "\\.")):
+        figures_for(folder)
+
+
+def test_a_page_cannot_take_the_place_of_a_directory(comparison, tmp_path, capsys):
+    assert main([str(comparison), "--out", str(tmp_path)]) == 2
+    assert "is a directory" in capsys.readouterr().err
+
+
+def test_lines_differ_in_more_than_their_colour():
+    first = [line_style(index) for index in range(7)]
+    for name in ("color", "marker"):
+        assert len({str(style[name]) for style in first}) == 7
+    assert len({str(sorted(line_style(index).items())) for index in range(70)}) == 70
+
+
+def test_numbers_are_written_for_people():
+    assert quantity("accuracy", 0.91764) == "91.76 %"
+    assert quantity("bleu", 34.2) == "34.20"
+    assert [duration(seconds) for seconds in (0.01, 0.63, 59, 150, 7300)] == ["< 0.1 s", "0.6 s", "59 s", "2.5 min", "2.0 h"]
+
+
+def test_no_picture_has_room_for_more_than_all(comparison):
+    contents = read_contents(comparison)
+    means = contents.summary["mean"]
+    contents.summary = contents.summary.assign(mean=1 - 0.6 * (means.max() - means), low=means - 0.5, high=1.5)
+    for stage in contents.stages:
+        low, high = figures.quality_against_heads(contents, stage).axes[0].get_ylim()
+        assert low < 100 < high <= 101
+
+
+PRUNED = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
+
+
+def of_encoder_heads(**more):
+    """Budgets of 2 and 1 of 4 encoder heads; the 2 across stay whole."""
+    kept = {("learned", 4): [[1, 0, 1, 0, 1, 1]], ("his", 4): [[1, 1, 0, 0, 1, 1]], ("learned", 3): [[0, 0, 0, 1, 1, 1]]}
+    masks = {key: (PRUNED, np.array(mask)) for key, mask in kept.items()}
+    return Contents(Path("a"), "comparison", kinds={4: {"encoder": 2}, 3: {"encoder": 1}}, masks=masks, **more)
+
+
+def test_heads_that_cannot_go_are_no_result():
+    contents = of_encoder_heads()
+    assert captions.masks(contents, 4, "learned") == (
+        "At 4 of 6 heads (encoder 2), learned keeps 1 in every layer. All 2 methods agree in every seed on 1 head to keep and "
+        "1 head to give up."
+    )
+    contents.searched_again.add(("his", 4))
+    assert captions.masks(contents, 4, "learned").endswith(
+        " The masks of his are those that were trained on with; for post hoc other ones were searched."
+    )
+    assert "keeps most in encoder.1 (1 of 2) and fewest in encoder.0 (0 of 2)." in captions.masks(contents, 3, "learned")
+    gates = np.array([[1.0] * 6, [0, 0, 0, 1, 1, 1]])
+    said = captions.training(contents, Course(PRUNED, np.array([0, 10]), gates, gates), "learned", 3)
+    assert said.startswith("learned, 3 heads (encoder 1): 6 open at step 0, 3 at step 10. ")
+    assert said.endswith("Most stay in encoder.1 (1 of 2), none in encoder.0.")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "ticks", "title"),
+    [
+        ({4: {"encoder": 2}, 3: {"encoder": 1}}, ["1", "2"], "encoder heads kept (the others stay)"),
+        ({4: {"encoder": 3, "cross": 1}, 3: {"encoder": 1}}, ["3", "4"], "heads kept"),
+        ({}, ["3", "4"], "heads kept"),
+    ],
+)
+def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
+    rows = [("settled", name, budget, 0.8) for name, budget in (("dense", 6), ("his", 4), ("his", 3))]
+    summary = pd.DataFrame(rows, columns=["stage", "method", "budget", "mean"]).assign(seeds=1)
+    contents = Contents(Path("a"), "comparison", kinds=kinds, summary=summary, comparison=summary)
+    axes = figures.quality_against_heads(contents, "settled").axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ticks
+    assert axes.get_xlabel() == title
+
+
+def test_the_best_result_is_that_of_models_that_were_trained_on():
+    rows = [("post hoc", 0.9), ("post hoc with means", 0.95), ("settled", 0.7)]
+    summary = pd.DataFrame(rows, columns=["stage", "mean"]).assign(method="his", budget=4, seeds=1)
+    contents = Contents(Path("a"), "comparison", summary=summary, comparison=summary)
+    assert "Highest after training: his at 4 heads, settled, with 70.00 %." in captions.results(contents)
+    assert contents.stages_by_weight == ["settled", "post hoc", "post hoc with means"]
+    contents.summary = summary[summary["stage"] != "settled"]
+    assert "Highest: his at 4 heads, post hoc with means, with 95.00 %." in captions.results(contents)
+
+
+def test_budgets_per_kind_are_read_from_metrics(tmp_path):
+    folder = write_comparison(tmp_path / "a", kinds=("encoder", "cross"), budgets=(12, 10))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    by_kind = {"12": {"encoder": 4}, "10": {"encoder": 2}}
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": by_kind}))
+    assert read_contents(folder).label(10) == "10 heads (encoder 2)"
+    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "12 (encoder 4), 10 (encoder 2) of 16 heads" in page
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": {"ten": 1}}))
+    with pytest.raises(GateError, match="budgets_by_kind in metrics"):
+        read_contents(folder)
+
+
+@pytest.mark.parametrize(
+    ("prices", "ticks"),
+    [((0.001, 0.1, 0.01), ["0.001", "0.01", "0.1"]), (("encoder 1e-05", "encoder 1", "encoder 0.1"), None)],
+)
+def test_where_gates_stay_open_as_their_price_rises(prices, ticks, tmp_path):
+    folder = write_comparison(tmp_path / "a", kinds=("encoder", "cross"), layers=1)
+    left = dict(zip(prices, ((4, 3), (1, 0), (2, 1)), strict=True))  # dearest in the middle
+    rows = [
+        {"seed": seed, "method": "lambda", "price": price, "open": a + b, "encoder.0": a, "cross.0": b}
+        for seed in (0, 1)
+        for price, (a, b) in left.items()
+    ]
+    pd.DataFrame(rows).to_csv(folder / "prices.csv", index=False)
+    found = {picture.name: picture for picture in pictures_of(read_contents(folder))}["prices_lambda"]
+    below = found.figure.axes[1]
+    shown = [text.get_text() for text in below.get_xticklabels()]
+    assert shown == (ticks or ["encoder 1e-05", "encoder 0.1", "encoder 1"])
+    assert [text.get_text() for text in below.texts] == ["4", "2", "1", "3", "1", "0"]
+    assert "7 at the lowest price" in found.caption
+    assert "4 and 1 of 4 in encoder, 3 and 0 of 4 in cross." in found.caption
+    pd.DataFrame(rows).drop(columns="cross.0").to_csv(folder / "prices.csv", index=False)
+    with pytest.raises(GateError, match="has no column 'cross"):
+        read_contents(folder)

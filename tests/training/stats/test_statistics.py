@@ -1,0 +1,491 @@
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu import corpus_bleu
+from scipy import stats
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
+
+from gates.errors import GateError
+from gates.scores.ranking import jaccard
+from training.stats.bootstrap import metric_values, paired_bootstrap
+from training.stats.significance import chance_jaccard, friedman, holm, interval, mcnemar, wilcoxon
+from training.stats.statistics import agreement, compare_methods, rank_methods, summarise
+from training.stats.verdict import verdict
+
+# -- intervals -----------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_students():
+    values = [0.80, 0.83, 0.86]
+    found = interval(values)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(found, (0.83, 0.03, low, high, 3))
+
+
+def test_one_seed_has_no_interval():
+    found = interval([0.8])
+    assert (found.mean, found.seeds) == (0.8, 1)
+    assert np.isnan([found.std, found.low, found.high]).all()
+    with pytest.raises(GateError, match="no values"):
+        interval([])
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    covered = [found.low < 0.5 < found.high for found in map(interval, random.normal(0.5, 0.1, (4000, 3)))]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors
+
+
+# -- metrics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("name", ["accuracy", "f1", "matthews"])
+def test_metrics_are_those_of_torchmetrics(name, classes):
+    random = np.random.default_rng(classes)
+    targets = random.integers(classes, size=50)
+    predictions = np.where(random.random((3, 50)) < 0.6, targets, random.integers(classes, size=(3, 50)))
+    reference = {
+        "accuracy": MulticlassAccuracy(classes, average="micro"),
+        "f1": MulticlassF1Score(classes, average="macro"),
+        "matthews": MulticlassMatthewsCorrCoef(classes),
+    }[name]
+    expected = [float(reference(torch.tensor(row), torch.tensor(targets))) for row in predictions]
+    np.testing.assert_allclose(metric_values(predictions, targets, name), expected, rtol=1e-6)
+
+
+def test_bleu_of_texts_is_that_of_sacrebleu():
+    references = ["the dog runs over the field .", "a cat sleeps here", "it rains"]
+    systems = np.array([["the dog walks over the field .", "a cat sleeps", "it rains"], ["no", "word", "fits"]])
+    expected = [corpus_bleu(list(texts), [references]).score for texts in systems]
+    np.testing.assert_allclose(metric_values(systems, np.array(references), "bleu"), expected, atol=1e-9)
+
+
+def test_the_bootstrap_of_bleu_is_that_of_resampled_texts():
+    """Against sacrebleu on every resample."""
+    random = np.random.default_rng(0)
+    references = np.array([" ".join(random.choice([*"abcdef"], 9)) for _ in range(12)])
+    systems = np.array(
+        [[" ".join(np.where(random.random(9) < keep, text.split(), "x")) for text in references] for keep in (0.9, 0.6)]
+    )
+
+    def slow(texts, true):
+        true = np.broadcast_to(true, texts.shape)
+        return [corpus_bleu(list(row), [list(known)]).score for row, known in zip(texts, true, strict=True)]
+
+    fast = paired_bootstrap(systems[0], systems[1], references, "bleu", resamples=200)
+    assert fast == pytest.approx(paired_bootstrap(systems[0], systems[1], references, slow, resamples=200))
+    assert fast.low > 0
+
+
+def test_metrics_of_one_class_are_finite():
+    zeros = np.zeros((1, 6), dtype=int)
+    assert metric_values(zeros, [0, 0, 0, 1, 1, 1], "matthews") == [0.0]
+    assert metric_values(zeros, [0, 0, 0, 1, 1, 1], "f1") == pytest.approx([1 / 3])
+    assert metric_values(zeros, np.zeros(6, dtype=int), "f1") == [1.0]
+
+
+# -- the bootstrap -------------------------------------------------------------------------------------------------
+
+
+def systems(seeds=1, examples=300, better=0.06, random=None, spread=0.0):
+    """Predictions of two systems and the targets; the first is better by so much on average."""
+    random = random or np.random.default_rng(1)
+    targets = random.integers(2, size=examples)
+    easy = random.random(examples)
+
+    def predict(accuracy):
+        return np.where(0.7 * easy + 0.3 * random.random(examples) < accuracy, targets, 1 - targets)
+
+    rates = 0.7 + random.normal(0, spread, size=(seeds, 2))
+    return np.stack([predict(r + better) for r, _ in rates]), np.stack([predict(r) for _, r in rates]), targets
+
+
+def test_the_bootstrap_of_one_seed_against_all_resamples():
+    """All 5^5 resamples of five examples."""
+    a, b = np.array([1, 1, 1, 1, 0]), np.array([1, 0, 0, 1, 1])
+    targets = np.ones(5, dtype=int)
+    differences = np.array([(a[list(drawn)] - b[list(drawn)]).mean() for drawn in itertools.product(range(5), repeat=5)])
+    found = paired_bootstrap(a, b, targets, resamples=40_000)
+    assert found.difference == pytest.approx(0.2)
+    assert found.p == pytest.approx(2 * min((differences <= 0).mean(), (differences >= 0).mean()), abs=0.02)
+    assert [found.low, found.high] == pytest.approx(np.quantile(differences, [0.025, 0.975]).tolist(), abs=0.01)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_named_metric_and_the_same_as_a_function_agree(seeds):
+    a, b, targets = systems(seeds, examples=60)
+    named = paired_bootstrap(a, b, targets, "matthews", resamples=300)
+    written = paired_bootstrap(a, b, targets, lambda p, t: metric_values(p, t, "matthews"), resamples=300)
+    np.testing.assert_allclose(named, written, atol=1e-6)
+
+
+def test_the_bootstrap_agrees_with_mcnemar_on_many_examples():
+    a, b, targets = systems(examples=2000, better=0.02)
+    assert paired_bootstrap(a, b, targets).p == pytest.approx(mcnemar(a[0] == targets, b[0] == targets), abs=0.02)
+
+
+def test_equal_systems_are_level_and_exchanged_ones_mirrored():
+    a, b, targets = systems(2)
+    assert paired_bootstrap(a, a, targets, resamples=200)[:4] == (0, 0, 0, 1)
+    there, back = paired_bootstrap(a, b, targets, resamples=500), paired_bootstrap(b, a, targets, resamples=500)
+    np.testing.assert_allclose(back, (-there.difference, -there.high, -there.low, there.p))
+
+
+def test_seeds_that_disagree_make_the_interval_wider():
+    """Two seeds whose differences cancel: their mean is certain on one seed's examples, and not over seeds."""
+    a, b, targets = systems(examples=1000)
+    one = paired_bootstrap(a[0], b[0], targets, resamples=500)
+    two = paired_bootstrap(np.stack([a[0], b[0]]), np.stack([b[0], a[0]]), targets, resamples=500)
+    assert one.low > 0
+    assert two.difference == 0
+    assert two.low < -one.low < one.low < two.high
+
+
+def test_the_bootstrap_interval_covers_the_difference_over_examples_and_seeds():
+    random = np.random.default_rng(5)
+    found = [paired_bootstrap(*systems(6, 150, 0.06, random, spread=0.03), resamples=400, seed=trial) for trial in range(300)]
+    truth = np.mean([difference.difference for difference in found])
+    covered = np.mean([difference.low <= truth <= difference.high for difference in found])
+    assert 0.90 <= covered <= 0.99  # resampling both ways is a little conservative, a percentile of six seeds a little not
+
+
+def test_without_a_difference_few_bootstraps_are_significant():
+    random = np.random.default_rng(6)
+    p = [paired_bootstrap(*systems(1, 200, 0.0, random), resamples=400, seed=trial).p for trial in range(400)]
+    assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.035)
+
+
+def test_predictions_that_do_not_fit_are_refused():
+    with pytest.raises(GateError, match=r"shapes \[2, 3\] and \[1, 3\]"):
+        paired_bootstrap(np.zeros((2, 3)), np.zeros((1, 3)), np.zeros(3))
+    with pytest.raises(GateError, match="unknown metric 'meteor'; expected one of accuracy"):
+        paired_bootstrap([0], [0], [0], "meteor")
+    with pytest.raises(GateError, match=r"predictions have shape \[4\] and targets \[3\]"):
+        metric_values(np.zeros(4, dtype=int), np.zeros(3, dtype=int))
+
+
+# -- other tests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("only_a", "only_b"), [(0, 0), (1, 0), (7, 1), (3, 9), (5, 5)])
+def test_mcnemar_against_the_binomial_sum(only_a, only_b):
+    a = np.array([True] * only_a + [False] * only_b + [True] * 4 + [False] * 3)
+    b = np.array([False] * only_a + [True] * only_b + [True] * 4 + [False] * 3)
+    n, least = only_a + only_b, min(only_a, only_b)
+    tail = sum(stats.binom.pmf(k, n, 0.5) for k in range(least + 1))
+    assert mcnemar(a, b) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_holm_by_hand():
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    assert holm([]).size == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_the_plain_and_bonferronis_values_in_the_same_order(p):
+    plain, corrected = np.array(p), holm(p)
+    assert (corrected >= plain).all()
+    assert (corrected <= np.minimum(1, len(p) * plain) + 1e-12).all()
+    order = np.argsort(plain, kind="stable")
+    assert (np.diff(corrected[order]) >= 0).all()
+
+
+def test_wilcoxon_is_exact_for_few_cells_and_refuses_too_few():
+    a = np.array([0.9, 0.8, 0.85, 0.7, 0.95, 0.6, 0.65])
+    differences = np.array([0.03, 0.02, 0.05, -0.01, 0.04, 0.06, 0.07])
+    found = wilcoxon(a, a - differences)
+    assert found.p == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue)
+    few = wilcoxon([1.0, 2.0, 3.0], [0.0, 2.0, 1.0])
+    assert (few.p, few.cells) == (None, 2)
+    assert few.reason == "2 cells differ; the test needs at least 6 to reach p < 0.05"
+
+
+def test_friedman_against_scipy():
+    random = np.random.default_rng(2)
+    values = random.normal(loc=[0.5, 0.25, 0.0, 0.0], size=(40, 4))
+    values = values.round(1)  # some ties
+    found, reference = friedman(values), stats.friedmanchisquare(*values.T)
+    assert found.statistic == pytest.approx(reference.statistic)
+    assert found.p == pytest.approx(reference.pvalue, abs=0.01)
+    assert np.mean(found.average_ranks) == pytest.approx(2.5)
+    assert np.argmin(found.average_ranks) == values.mean(0).argmax()
+    assert friedman(values[:5]).reason.startswith("4 methods and 5 cells")
+    assert friedman(np.ones((8, 3))).p == 1.0
+
+
+# -- agreement -----------------------------------------------------------------------------------------------------
+
+
+def masks_of(kept, heads):
+    return [torch.tensor([float(i in chosen) for i in range(heads)]) for chosen in itertools.combinations(range(heads), kept)]
+
+
+@pytest.mark.parametrize(("kept", "other", "heads"), [(2, 3, 6), (1, 1, 4), (5, 4, 6), (0, 2, 4), (0, 0, 3), (4, 4, 4)])
+def test_the_chance_jaccard_is_the_mean_over_all_pairs_of_masks(kept, other, heads):
+    pairs = itertools.product(masks_of(kept, heads), masks_of(other, heads))
+    expected = np.mean([jaccard(mask, against) for mask, against in pairs])
+    assert chance_jaccard(kept, other, heads) == pytest.approx(expected)
+
+
+def test_the_chance_jaccard_within_groups():
+    halves = [list(itertools.product(masks_of(a, 4), masks_of(b, 3))) for a, b in ((1, 2), (3, 1))]
+    pairs = itertools.product(*halves)
+    expected = np.mean([jaccard(torch.cat(mask), torch.cat(against)) for mask, against in pairs])
+    assert chance_jaccard([1, 2], [3, 1], [4, 3]) == pytest.approx(expected)
+
+
+def test_masks_larger_than_the_model_are_refused():
+    with pytest.raises(GateError, match="masks keep 5 and 1 of 4 heads"):
+        chance_jaccard(5, 1, 4)
+
+
+def test_agreement_between_methods_and_between_seeds():
+    random = np.random.default_rng(3)
+    his = [random.random(8) for _ in range(3)]
+    rankings = {(budget, "his", seed): his[seed] for budget in (4, 2) for seed in range(3)}
+    rankings |= {(budget, "learned", seed): random.random(8) for budget in (4, 2) for seed in range(3)}
+
+    def top(budget, method, seed):
+        return (np.argsort(np.argsort(-rankings[budget, method, seed])) < budget).astype(int).tolist()
+
+    masks = [{"seed": cell[2], "method": cell[1], "budget": cell[0], "mask": top(*cell)} for cell in rankings]
+    masks.append({"seed": 0, "method": "his+swap", "budget": 4, "mask": top(4, "his", 0)})
+    found = agreement(masks, rankings).set_index(["budget", "method", "other"])
+    between = [jaccard(*(torch.tensor(top(4, method, seed)) for method in ("his", "learned"))) for seed in range(3)]
+    assert found.loc[(4, "his", "learned"), "jaccard"] == pytest.approx(np.mean(between))
+    assert found.loc[(4, "learned", "his")].equals(found.loc[(4, "his", "learned")])
+    assert found.loc[(4, "his", "his"), "chance_jaccard"] == pytest.approx(chance_jaccard(4, 4, 8))
+    for budget in (4, 2):  # each budget's own rankings
+        learned = [torch.tensor(rankings[budget, "learned", seed]) for seed in range(3)]
+        expected = {
+            "learned": [
+                (stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic)
+                for x, y in itertools.combinations(learned, 2)
+            ],
+            "his": [
+                (stats.kendalltau(x, y).statistic, stats.spearmanr(x, y).statistic) for x, y in zip(learned, his, strict=True)
+            ],
+        }
+        for other, correlations in expected.items():
+            row = found.loc[(budget, "learned", other), ["kendall", "spearman"]].to_numpy(dtype=float)
+            np.testing.assert_allclose(row, np.mean(correlations, axis=0), rtol=1e-5, atol=1e-7)
+    assert found.loc[(4, "his+swap", "his"), "jaccard"] == 1
+    assert np.isnan(found.loc[(4, "his+swap", "his"), "kendall"])  # a mask without a ranking
+    assert np.isnan(found.loc[(4, "his+swap", "his+swap"), "jaccard"])  # one seed
+
+
+def test_chance_knows_the_quotas_of_kinds():
+    masks = [
+        {"seed": 0, "method": name, "budget": 3, "mask": kept} for name, kept in (("a", [1, 1, 0, 1]), ("b", [1, 1, 1, 0]))
+    ]
+    plain = agreement(masks, {}).set_index(["method", "other"]).loc[("a", "b")]
+    by_kind = agreement(masks, {}, quotas={3: [0, 0, 2, 2]}).set_index(["method", "other"]).loc[("a", "b")]
+    assert plain["jaccard"] == by_kind["jaccard"] == 0.5
+    assert plain["chance_jaccard"] == pytest.approx((1 + 3 * 0.5) / 4)  # the one head that is missing is the same in 1 of 4
+    assert by_kind["chance_jaccard"] == pytest.approx((1 + 0.5) / 2)  # and in 1 of 2 where both kinds have their quota
+    assert np.isnan(by_kind["kendall"])
+
+
+# -- tables of a comparison ----------------------------------------------------------------------------------------
+
+
+def comparison(accuracies, *, seeds=3, examples=800, budget=4, stage="settled"):
+    """A comparison of methods of these accuracies, with its predictions; errors are independent."""
+    random = np.random.default_rng(4)
+    targets = random.integers(2, size=examples)
+    rows, predictions = [], {}
+    for method, accuracy in accuracies.items():
+        for seed in range(seeds):
+            cell = f"{method}-{seed}"
+            made = np.where(random.random(examples) < accuracy, targets, 1 - targets)
+            predictions[cell] = {"test_prediction": made, "test_target": targets}
+            row = {"seed": seed, "method": method, "stage": stage, "budget": 8 if method == "dense" else budget, "cell": cell}
+            cost = {"steps": 10 + seed, "seconds": 1.5, "peak_memory_mb": 100.0}
+            metrics = {"select_accuracy": accuracy, "test_accuracy": (made == targets).mean()}
+            rows.append(row | metrics | cost)
+    return pd.DataFrame(rows), predictions
+
+
+CLEAR = {"dense": 0.95, "learned": 0.94, "his": 0.80, "random": 0.60}
+
+
+def test_the_summary_has_means_intervals_and_costs():
+    table, _ = comparison(CLEAR)
+    found = summarise(table, "accuracy").set_index("method")
+    own = table.loc[table["method"] == "his", "test_accuracy"]
+    assert found.loc["his", "mean"] == pytest.approx(own.mean())
+    assert found.loc["his", "std"] == pytest.approx(own.std())
+    assert found.loc["his", "high"] == pytest.approx(own.mean() + stats.t.ppf(0.975, 2) * own.sem())
+    assert (found.loc["his", "steps"], found.loc["his", "seeds"], found.loc["dense", "budget"]) == (11, 3, 8)
+    assert found.loc["his", "select_mean"] == pytest.approx(CLEAR["his"])
+    assert "select_mean" not in summarise(table.drop(columns="select_accuracy"), "accuracy")
+    with pytest.raises(GateError, match="no metric 'f1'; it has accuracy"):
+        summarise(table, "f1")
+
+
+def test_the_tests_between_methods_are_paired_bootstraps_corrected_for_all_pairs():
+    table, predictions = comparison(CLEAR)
+    found = compare_methods(table, predictions, "accuracy", resamples=2000)
+    of = {
+        name: np.stack([predictions[f"{name}-{seed}"]["test_prediction"] for seed in range(3)]) for name in ("learned", "his")
+    }
+    expected = paired_bootstrap(of["learned"], of["his"], predictions["his-0"]["test_target"], resamples=2000)
+    row = found[(found["method"] == "learned") & (found["rival"] == "his")].iloc[0]
+    np.testing.assert_allclose(row[["difference", "low", "high", "p"]].to_numpy(dtype=float), expected)
+    assert "dense" not in set(found["method"])
+    assert len(found) == 3 * 3  # each method against the two others and the dense model
+    pairs = {frozenset(pair): p for *pair, p in found[["method", "rival", "p"]].itertuples(index=False)}
+    assert row["p_holm"] == pytest.approx(
+        dict(zip(pairs, holm(list(pairs.values())), strict=True))[frozenset(("learned", "his"))]
+    )
+
+
+def test_predictions_must_be_there_and_of_the_same_examples():
+    table, predictions = comparison(CLEAR)
+    other = {**predictions, "his-1": {**predictions["his-1"], "test_target": 1 - predictions["his-1"]["test_target"]}}
+    with pytest.raises(GateError, match="the cell 'his-1' was tested on other examples than 'learned-0'"):
+        compare_methods(table, other, "accuracy", resamples=10)
+    del predictions["his-1"]
+    with pytest.raises(GateError, match="the cell 'his-1' has no predictions"):
+        compare_methods(table, predictions, "accuracy", resamples=10)
+
+
+def spoken(accuracies, **options):
+    table, predictions = comparison(accuracies, **options)
+    tests = compare_methods(table, predictions, "accuracy", resamples=2000)
+    return verdict(summarise(table, "accuracy"), tests, main_metric="accuracy", ranks=rank_methods(table, "accuracy"))
+
+
+def test_a_clear_winner_is_named():
+    text = spoken(CLEAR)
+    assert "**4 heads**: learned has the best mean" in text
+    assert "Significantly behind: his (-" in text
+    assert "Level" not in text
+    assert "learned wins." in text
+    assert "at or above every rival's at 1 of 1 budget settled" in text
+    assert "Average ranks are not tested: 3 methods and 3 cells" in text
+
+
+def test_no_winner_is_claimed_where_methods_are_level():
+    text = spoken({"dense": 0.9, "learned": 0.85, "his": 0.85, "random": 0.6})
+    assert "Significantly behind: random" in text
+    assert "Level, as far as this shows:" in text
+    assert "No method wins." in text
+    assert " wins." not in text.replace("No method wins.", "")
+
+
+def test_a_learned_method_that_is_behind_is_said_to_be():
+    text = spoken({"learned": 0.7, "his": 0.9, "random": 0.6})
+    assert "his has the best mean" in text
+    assert "The best of this project's own methods, learned, is below his by" in text
+    assert "(significantly)" in text
+    assert "at 0 of 1 budget settled" in text
+
+
+def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival_on_test():
+    rows = {"learned": (0.80, 0.90), "learned+swap": (0.95, 0.85), "his": (0.85, 0.80), "random": (0.7, 0.99)}
+    summary = pd.DataFrame(
+        [
+            {"stage": "settled", "method": name, "budget": 4, "seeds": 1, "mean": test, "select_mean": select}
+            for name, (test, select) in rows.items()
+        ]
+    )
+    tests, ours = pd.DataFrame(columns=["stage", "budget"]), ("learned", "learned+swap")
+    text = verdict(summary, tests, ours=ours)
+    assert "highest mean on the selection split" in text
+    assert "The best of this project's own methods, learned, is below his by 5.0." in text
+    assert "at 0 of 1 budget settled" in text
+    text = verdict(summary.drop(columns="select_mean"), tests, ours=ours)
+    assert "no result on a selection split, so the best of this project's own methods is chosen on test" in text
+    assert "own methods, learned+swap, is 10.0 above the best rival, his." in text
+    tied = summary.assign(select_mean=0.9)
+    assert "own methods, learned, is below his" in verdict(tied, tests, ours=ours)  # test does not decide among equals
+
+
+def test_one_seed_claims_no_winner():
+    text = spoken(CLEAR, seeds=1)
+    assert "(one seed)" in text
+    assert "so no winner is claimed" in text
+
+
+def test_overlapping_intervals_claim_no_winner_even_if_the_paired_test_is_significant():
+    """Two seeds far apart in the same way: the paired difference is certain, the means are not."""
+    table, predictions = comparison({"learned": 0.9, "his": 0.8}, seeds=2, examples=3000)
+    summary = summarise(table, "accuracy")
+    summary[["low", "high"]] += [-0.2, 0.2]
+    text = verdict(summary, compare_methods(table, predictions, "accuracy", resamples=2000))
+    assert "Significantly behind: his" in text
+    assert "overlaps with that of his, so no winner is claimed" in text
+
+
+def test_methods_with_the_same_predictions_share_the_best_mean():
+    table, predictions = comparison({"learned": 0.9, "his": 0.8})
+    twin = table[table["method"] == "learned"].assign(method="hies")
+    table = pd.concat([table, twin], ignore_index=True)
+    tests = compare_methods(table, predictions, "accuracy", resamples=500)
+    assert tests.set_index(["method", "rival"]).loc[("learned", "hies"), "p"] == 1
+    text = verdict(summarise(table, "accuracy"), tests)
+    assert "learned and hies share the best mean" in text
+    assert "No method wins." in text
+    assert "learned, is level with the best rival, hies" in text
+
+
+def test_ranks_over_enough_cells():
+    parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 3, 2)]
+    table = pd.concat(parts, ignore_index=True)
+    ranks, test = rank_methods(table, "accuracy")["settled"]
+    assert list(ranks["method"]) == ["learned", "his", "random"]
+    assert list(ranks["average_rank"]) == [1, 2, 3]
+    assert test.cells == 9
+    assert test.p < 0.01
+    cells = {name: rows["test_accuracy"].to_numpy() for name, rows in table.groupby("method")}
+    p = [stats.wilcoxon(cells["learned"] - cells[name], method="exact").pvalue for name in ("his", "random")]
+    np.testing.assert_allclose(ranks["p_holm"], [np.nan, *holm(p)])
+    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks={"settled": (ranks, test)})
+    assert "Average ranks over 9 cells (budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
+    assert "with Holm's correction his, random rank behind learned." in text
+    assert "Not tested against it: his" in text
+
+
+def test_ranks_are_tested_at_each_stage_alone():
+    """A method that is best post hoc and worst settled is so in the one test and in the other; its cells are not pooled."""
+    turned = {"learned": 0.6, "his": 0.8, "random": 0.94}
+    parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 2)]
+    parts += [comparison(turned, budget=budget, stage="post hoc")[0] for budget in (4, 2)]
+    table = pd.concat(parts, ignore_index=True)
+    found = rank_methods(table, "accuracy")
+    assert {stage: list(ranks["method"]) for stage, (ranks, _) in found.items()} == {
+        "settled": ["learned", "his", "random"],
+        "post hoc": ["random", "his", "learned"],
+    }
+    assert all(test.cells == 6 for _, test in found.values())
+    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks=found)
+    settled, post_hoc = text.index("learned 1.0, his 2.0"), text.index("random 1.0, his 2.0")
+    assert text.index("## Settled") < settled < text.index("## Post hoc") < post_hoc
+
+
+def test_ranks_without_a_common_cell():
+    table, _ = comparison({"learned": 0.9, "his": 0.8})
+    apart = table["seed"] == table["method"].map({"learned": 0, "his": 1})
+    ranks, test = rank_methods(table[apart], "accuracy")["settled"]
+    assert set(ranks["method"]) == {"learned", "his"}
+    assert test.reason == "no cell has all methods"
+    assert rank_methods(table.iloc[:0], "accuracy") == {}
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 3), st.integers(0, 1000))
+def test_p_values_and_intervals_say_the_same(seeds, seed):
+    a, b, targets = systems(seeds, 80, 0.08, np.random.default_rng(seed), spread=0.02)
+    found = paired_bootstrap(a, b, targets, resamples=500, seed=seed)
+    assert found.low <= found.difference + 0.1
+    if found.p < 0.04:
+        assert not found.low < 0 < found.high
+    if found.p > 0.06:
+        assert found.low <= 0 <= found.high

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+import torch
+import transformers
+
+from gates.errors import GateError
+from gates.export.checkpoint import save_pruned
+from gates.surgery.remove import zero_heads_
+from tests.models import build, logits
+from training.data.synthetic import build_tokenizer
+from training.tasks import Classification, stated_labels
+
+BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+
+
+def load(folder, **more):
+    return Classification(["no", "yes"]).build(str(folder), None, build_tokenizer(), **more)
+
+
+def test_a_pickle_is_read_only_when_allowed(tmp_path):
+    model = build("bert")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(GateError, match=r"--model\.allow_pickle true"):
+        load(tmp_path)
+    torch.testing.assert_close(logits(load(tmp_path, allow_pickle=True).eval(), BATCH), logits(model, BATCH))
+
+
+def test_a_hostile_pickle_does_not_run_even_then(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    build("bert").config.save_pretrained(tmp_path)
+    torch.save({"bert.pooler.dense.weight": Hostile()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(GateError, match="cannot load a classifier"):
+        load(tmp_path, allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def remote(folder, ran):
+    config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.Config"}, "num_labels": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = ["from transformers import PretrainedConfig", f"open({str(ran)!r}, 'w').close()"]
+    lines += ["class Config(PretrainedConfig):", "    model_type = 'unheard_of'"]
+    (folder / "code.py").write_text("\n".join(lines))
+
+
+def test_code_of_a_backbone_does_not_run_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (tmp_path / "model").mkdir()
+    remote(tmp_path / "model", tmp_path / "ran")
+    for call in (load, lambda folder: stated_labels(str(folder))):
+        with pytest.raises(GateError, match=r"--model\.trust_remote_code true"):
+            call(tmp_path / "model")
+    assert not (tmp_path / "ran").exists()
+    stated_labels(str(tmp_path / "model"), trust_remote_code=True)
+    assert (tmp_path / "ran").exists()
+
+
+def test_an_export_can_be_the_backbone_of_the_next_run(tmp_path):
+    model = build("bert")
+    save_pruned(model, tmp_path / "export", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0]))
+    again = load(tmp_path / "export").eval()
+    kept = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0])
+    torch.testing.assert_close(logits(again, BATCH), logits(zero_heads_(model, kept), BATCH), atol=3e-6, rtol=1e-5)
+
+
+def test_an_unreadable_architecture_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "telepathy"}')
+    with pytest.raises(GateError, match="telepathy"):
+        load(tmp_path)

@@ -1,0 +1,1 @@
+"""Michel et al.'s further experiments on a trained model."""

@@ -1,0 +1,195 @@
+"""``python -m training analyze RUN --experiments LIST --out DIR``: Michel et al.'s (2019) experiments on a finished run.
+
+The run is of a classifier. Reads its directory and its data; the model is the dense one, at the end of the warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.markup import escape
+
+from gates.errors import GateError
+from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
+from training.analysis.model import DenseModel, Finding, load_dense, run_config
+from training.analysis.training import through_training
+from training.cli import finish, split_at_dashes, stdout
+from training.data.classification import ClassificationData
+from training.fit import open_classification, quiet_libraries
+from training.runs.run_directory import RunDirectory
+from training.runs.tracking import code_version, machine, versions
+
+OTHER = "--other_data."
+EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {
+    "ablate": ablate_each,
+    "one-per-layer": one_per_layer,
+    "by-kind": by_kind,
+    "through-training": through_training,
+}
+DOMAINS = "domains"
+TITLES = {
+    "ablate": "Each head removed alone",
+    "one-per-layer": "One head per layer",
+    "by-kind": "Quality against budget, by kind of attention",
+    DOMAINS: "The same heads on other data",
+    "through-training": "Through training",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training analyze",
+        description="Michel et al.'s (2019) experiments on the dense model of a finished run of a classifier.",
+        epilog="The experiment domains needs other data of the same task: options of training.fit's data as --other_data.NAME, "
+        "such as --other_data.test_file FILE; the rest is as in the run. After a lone -- come options of training.fit in place "
+        "of the run's, such as -- --trainer.accelerator cpu --data.test_file FILE.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", help="a run directory that training.fit wrote")
+    parser.add_argument("--out", required=True, type=Path, help="directory to write; one of an earlier analysis is added to")
+    parser.add_argument(
+        "--experiments",
+        default="ablate,one-per-layer,by-kind",
+        help=f"some of {', '.join(TITLES)}, separated by commas (default: %(default)s)",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    quiet_libraries()
+    own, other, overrides = split_arguments(arguments)
+    command = "python -m training analyze " + shlex.join(arguments)
+    return finish(
+        lambda: build_parser().parse_args(own),
+        lambda options: analyze(options, other, overrides, command=command),
+        when_stopped="experiments that had ended are written",
+    )
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """The command's own arguments; those of the other data, as ``training.fit`` takes them; those after a lone ``--``."""
+    before, behind = split_at_dashes(arguments)
+    own, other, rest = [], [], iter(before)
+    for argument in rest:
+        if not argument.startswith(OTHER):
+            own.append(argument)
+            continue
+        other.append("--data." + argument.removeprefix(OTHER))
+        if "=" not in argument:
+            other += [value] if (value := next(rest, None)) is not None else []
+    return own, other, behind
+
+
+def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequence[str], *, command: str) -> None:
+    """Run the experiments one after the other; each is written as it ends."""
+    chosen = list(dict.fromkeys(name.strip() for name in options.experiments.split(",") if name.strip()))
+    for name in chosen:
+        if name not in TITLES:
+            raise GateError(f"unknown experiment {name!r}; expected some of {', '.join(TITLES)}")
+    if not chosen:
+        raise GateError(f"--experiments is empty; expected some of {', '.join(TITLES)}")
+    if (DOMAINS in chosen) != bool(other):
+        raise GateError(
+            "the experiment domains needs other data; give it, for example with --other_data.test_file FILE"
+            if DOMAINS in chosen
+            else f"other data are given ({other[0]}) and nothing uses them; add the experiment domains"
+        )
+    out = OutputDirectory.claim(options.out, options.run)
+    dense = load_dense(options.run, overrides)
+    other_data: ClassificationData | None = None
+    if other:  # read first, so that what is wrong with it shows before the long part
+        other_data = open_classification(run_config(dense.run, [*overrides, *other]))
+    console = stdout()
+    for name in chosen:
+        console.print(f"[bold]{TITLES[name]}[/bold]")
+        if name == DOMAINS:
+            assert other_data is not None
+            finding = across_domains(dense, other_data)
+        else:
+            finding = EXPERIMENTS[name](dense)
+        out.write(name, finding, {"command": command, "metric": dense.metric})
+        for sentence in finding.sentences:
+            console.print(escape(sentence), soft_wrap=True)
+    console.print(f"written: {escape(str(out.path))}", soft_wrap=True)
+
+
+class OutputDirectory:
+    """Tables, pictures, ``metrics.json`` and ``analysis.md``; analyses of the same run add up.
+
+    Args:
+        path: of the directory.
+        run: that is analysed, as it was given.
+        findings: of earlier analyses, from ``metrics.json``.
+    """
+
+    def __init__(self, path: Path, run: str, findings: dict[str, Any]) -> None:
+        self.path, self.run, self.findings = path, run, findings
+        self.files = RunDirectory(path)  # for its atomic writing alone
+
+    @classmethod
+    def claim(cls, path: Path, run: str) -> OutputDirectory:
+        """Check the directory; nothing is written yet.
+
+        Raises:
+            GateError: if it holds something else, or the analysis of another run.
+        """
+        for place in (path, *path.parents):
+            if place.exists() and not place.is_dir():
+                raise GateError(f"--out {str(path)!r} is or lies in a file ({str(place)!r}); give a directory")
+        if not path.is_dir() or not any(path.iterdir()):
+            return cls(path, run, {})
+        try:
+            known = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+            analysed, findings = known["analysed_run"], known["experiments"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GateError(f"--out {str(path)!r} is not empty and holds no analysis; give another directory") from error
+        if Path(analysed).resolve() != Path(run).resolve():
+            raise GateError(f"--out {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory")
+        return cls(path, run, findings)
+
+    def write(self, name: str, finding: Finding, about: dict[str, Any]) -> None:
+        """The files of one experiment, and the two that sum up all."""
+        (self.path / "plots").mkdir(parents=True, exist_ok=True)
+        for file, table in finding.tables.items():
+            self.files.write_table(f"{file}.csv", table)
+        for file, figure in finding.figures.items():
+            self._write_figure(file, figure)
+        figures = [f"plots/{file}.png" for file in finding.figures]
+        self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
+        self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}
+        self.files.write_json(
+            "metrics.json",
+            {
+                "analysed_run": self.run,
+                "experiments": self.findings,
+                "code": code_version(),
+                "machine": machine(),
+                "versions": versions(),
+            },
+        )
+        self.files.write_text("analysis.md", self._text())
+
+    def _write_figure(self, name: str, figure: Figure) -> None:
+        for form in ("png", "svg"):
+            with self.files.replacing(f"plots/{name}.{form}") as partial:
+                figure.savefig(partial, format=form, dpi=150)
+
+    def _text(self) -> str:
+        lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
+        lines.append(
+            "The dense model at the end of the warm-up; scores from training data, choices on the selection split, results"
+        )
+        lines.append("on the test split, metrics x 100, significance at 0.05.")
+        for name, found in self.findings.items():
+            lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]
+            lines += [line for figure in found["figures"] for line in ("", f"![{TITLES[name]}]({figure})")]
+        return "\n".join(lines) + "\n"

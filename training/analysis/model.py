@@ -1,0 +1,211 @@
+"""The dense model of a finished run under any masks: what it predicts, and how its heads score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jsonargparse import ArgumentError, Namespace
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from pytorch_lightning.utilities import move_data_to_device
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from gates.errors import GateError, first_line
+from gates.head_gates import HeadGates
+from gates.scores.ablation import ablate
+from gates.scores.importance import HeadImportance, head_gradients
+from training.data.classification import ClassificationData
+from training.fit import build_parser, make_pruner, make_trainer, open_classification
+from training.pruner.checkpoints import read_checkpoint
+from training.pruner.module import HeadPruner
+from training.runs.run_directory import RunDirectory
+from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
+from training.stats.significance import mcnemar
+
+ONE_DEVICE: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+Split = Literal["score", "select", "test"]
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """A run's model at the end of its warm-up, with its data.
+
+    Args:
+        run: finished.
+        config: of the run, resolved.
+        pruner: with the dense weights, in evaluation mode on ``device``.
+        data: of the run.
+        device: of the run's accelerator; one, whatever the run had.
+    """
+
+    run: RunDirectory
+    config: Namespace
+    pruner: HeadPruner
+    data: ClassificationData
+    device: torch.device
+
+    @property
+    def gates(self) -> HeadGates:
+        return self.pruner.gates
+
+    @property
+    def metric(self) -> str:
+        """The main metric, by its name in :data:`training.stats.bootstrap.METRICS`."""
+        return self.pruner.task.main_metric
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one experiment found.
+
+    Args:
+        tables: by file name without ending.
+        figures: likewise.
+        sentences: each a result.
+        numbers: for ``metrics.json``.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    figures: dict[str, Figure]
+    sentences: list[str]
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the model does with every example under every mask.
+
+    Args:
+        losses: ``[masks, examples]``.
+        predictions: classes ``[masks, examples]``.
+        targets: classes ``[examples]``.
+        metric: the main metric's name.
+    """
+
+    losses: Array
+    predictions: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    metric: str
+
+    @property
+    def values(self) -> Array:
+        """The main metric under every mask, ``[masks]``."""
+        return metric_values(self.predictions, self.targets, self.metric)
+
+    def against_first(self) -> list[Difference]:
+        """The change of the metric from the first mask to each further one: its 95 % interval by the paired bootstrap over
+        examples; the p value for accuracy by McNemar's exact test."""
+        values, replicates = resample_metric(self.predictions, self.targets, self.metric)
+        found = []
+        for index in range(1, len(values)):
+            pair = [values[[place]] for place in (index, 0)] + [replicates[:, [place]] for place in (index, 0)]
+            difference = resampled_difference(*pair)
+            if self.metric == "accuracy":
+                right = self.predictions == self.targets
+                difference = difference._replace(p=mcnemar(right[index], right[0]))
+            found.append(difference)
+        return found
+
+
+def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
+    """The dense model and the data of a finished run, rebuilt from its configuration.
+
+    Args:
+        path: of the run.
+        overrides: arguments of ``training.fit`` in place of the configuration's, such as where the data are now.
+
+    Raises:
+        GateError: if there is no such run, it has not ended, its data cannot be read, or it is no classifier.
+    """
+    run = RunDirectory.finished(path)
+    checkpoint = read_checkpoint(run.checkpoint("dense"))
+    config = run_config(run, overrides)
+    data = open_classification(config)
+    pruner = make_pruner(config, data)
+    if pruner.task.main_metric not in METRICS:
+        raise GateError(
+            f"the run's main metric is {pruner.task.main_metric!r}; the experiments need one of {', '.join(METRICS)}"
+        )
+    state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
+    try:
+        pruner.backbone.load_state_dict(state)  # alone: all gates are open here
+    except RuntimeError as error:
+        raise GateError(
+            f"dense.ckpt in {path!r} is not of the model in its config.yaml; give the run that wrote both"
+        ) from error
+    device = make_trainer(config, **ONE_DEVICE).strategy.root_device
+    return DenseModel(run, config, pruner.to(device).eval(), data, device)
+
+
+def run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Namespace:
+    """The resolved configuration of a run, with arguments of ``training.fit`` in place of some of it.
+
+    Raises:
+        GateError: for an argument that ``training.fit`` does not take.
+    """
+    parser = build_parser()
+    parser.exit_on_error = False
+    try:
+        config: Namespace = parser.parse_args(["--config", str(run.path / "config.yaml"), *overrides])
+    except ArgumentError as error:
+        raise GateError(f"the run's configuration cannot be used: {first_line(error)}") from error
+    return config
+
+
+def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: ClassificationData | None = None) -> Outcomes:
+    """Losses and predictions under every mask ``[masks, gates]`` on a split of the run's data, or of others."""
+    source = data or dense.data
+    loader = {"score": source.score_dataloader, "select": source.val_dataloader, "test": source.test_dataloader}[split]()
+    task, backbone = dense.pruner.task, dense.pruner.backbone
+
+    def per_example(batch: dict[str, Tensor]) -> Tensor:
+        losses, logits = task.losses(backbone, batch)
+        return torch.stack([losses.float(), logits.argmax(-1).float(), batch["labels"].float()], dim=-1)
+
+    batches = (move_data_to_device(batch, dense.device) for batch in _shown(loader, f"{len(masks)} masks"))
+    found = ablate(dense.gates, masks, batches, per_example).cpu().numpy()
+    return Outcomes(
+        found[..., 0].astype(np.float64), found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric
+    )
+
+
+def head_importance(
+    dense: DenseModel, mask: Tensor | None = None, split: Split = "score", *, data: ClassificationData | None = None
+) -> Tensor:
+    """HIS of every gate ``[gates]`` on the CPU, raw, with a mask ``[gates]`` in force (by default all heads open); closed gates
+    have a score of 0 for the most part and no meaning."""
+    source, gates = data or dense.data, dense.gates
+    loader = {"score": source.score_dataloader, "select": source.val_dataloader, "test": source.test_dataloader}[split]()
+    task, backbone = dense.pruner.task, dense.pruner.backbone
+    importance = HeadImportance(gates.size).to(dense.device)
+    values = torch.ones(gates.size) if mask is None else mask
+    for batch in _shown(loader, "HIS"):
+        batch = move_data_to_device(batch, dense.device)
+        with gates.use(values.to(dense.device)):
+            importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
+    return importance.compute().his.cpu()
+
+
+def gate_columns(gates: HeadGates) -> pd.DataFrame:
+    """Where each gate is: gate, site, kind, layer, and its number within the site."""
+    rows = [
+        {"site": site.label, "kind": site.kind, "layer": site.layer, "head": head}
+        for site, size in zip(gates.sites, gates.sizes, strict=True)
+        for head in range(size)
+    ]
+    table = pd.DataFrame(rows)
+    table.insert(0, "gate", range(len(rows)))
+    return table
+
+
+def _shown(loader: Any, what: str) -> Any:
+    """Batches with a bar that goes when they are through."""
+    console = Console(stderr=True)
+    return track(loader, description=what, console=console, disable=not console.is_terminal, transient=True)

@@ -1,0 +1,105 @@
+"""The pictures of the experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from gates.sites import KINDS, AttentionSite
+from training.plotting import COLOURS, MARKERS, styled
+
+
+@styled
+def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Tensor, *, metric: str) -> Figure:
+    """Layer x head: the change of the metric in points when each head ``[heads]`` is removed alone; blue is a gain, a star is
+    on those whose change is significant ``[heads]``."""
+    points = 100 * change.numpy()
+    limit = max(float(np.abs(points).max()), 1e-3)
+    ends = np.cumsum([site.heads for site in sites])[:-1]
+    parts = list(zip(sites, np.split(points, ends), np.split(significant.numpy(), ends), strict=True))
+    kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
+    figure = Figure(figsize=(1.6 + 3.6 * len(kinds), 2.0 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        rows = [(site.layer, part, stars) for site, part, stars in parts if site.kind == kind]
+        grid = np.full((len(rows), max(len(part) for _, part, _ in rows)), np.nan)
+        for row, (_, part, stars) in enumerate(rows):
+            grid[row, : len(part)] = part
+            for head in np.flatnonzero(stars):
+                shade = "white" if abs(part[head]) > 0.5 * limit else "black"
+                axes.text(head, row, "*", ha="center", va="center", color=shade)
+        image = axes.imshow(grid, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+        axes.set(title=kind, xlabel="head", ylabel="layer")
+        axes.set_yticks(range(len(rows)), [str(layer) for layer, _, _ in rows])
+        axes.set_xticks(range(grid.shape[1]))
+    figure.colorbar(image, ax=figure.axes, label=f"change of test {metric} (points)")
+    figure.suptitle("one head removed at a time; * significant")
+    return figure
+
+
+@styled
+def quality_by_kind(table: pd.DataFrame, *, metric: str) -> Figure:
+    """The metric against the share of heads pruned: a colour per kind, one-shot solid and iterative dashed."""
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for index, (kind, of_kind) in enumerate(table.groupby("kind", sort=False)):
+        for schedule, line in of_kind.groupby("schedule", sort=False):
+            share = 100 * line["pruned"] / line["left"].max()
+            style: dict[str, Any] = {
+                "color": COLOURS[index % len(COLOURS)],
+                "marker": MARKERS[index % len(MARKERS)],
+                "markersize": 4,
+            }
+            axes.plot(
+                share, 100 * line["metric"], "-" if schedule == "one-shot" else "--", label=f"{kind}, {schedule}", **style
+            )
+            axes.fill_between(
+                share,
+                100 * (line["metric"] - line["change"] + line["low"]),
+                100 * (line["metric"] - line["change"] + line["high"]),
+                color=style["color"],
+                alpha=0.08,
+            )
+    axes.set(
+        xlabel="heads pruned (% of the kind)", ylabel=f"test {metric} x 100", title="No training after pruning; 95 % bands"
+    )
+    axes.legend(fontsize=8)
+    axes.grid()
+    return figure
+
+
+@styled
+def domain_scatter(table: pd.DataFrame, numbers: dict[str, Any]) -> Figure:
+    """HIS and ablation effects on the run's data against those on other data, a point per gate."""
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
+    titles = {"his": "HIS, normalised by layer", "loss_change": "change of the loss without the head"}
+    for axes, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for index, (kind, rows) in enumerate(table.groupby("kind", sort=False)):
+            axes.scatter(rows[name], rows[f"other_{name}"], s=18, color=COLOURS[index], marker=MARKERS[index], label=str(kind))
+        pearson = numbers[name]["pearson"]
+        axes.set(title=title if pearson is None else f"{title} (r = {pearson:.2f})", xlabel="run's data", ylabel="other data")
+        axes.grid()
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
+@styled
+def quality_through_training(table: pd.DataFrame, *, metric: str) -> Figure:
+    """The metric against the share of heads pruned, a line per epoch from dark to light."""
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    epochs = list(dict.fromkeys(table["epoch"]))
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(epochs)))
+    for index, (colour, epoch) in enumerate(zip(colours, epochs, strict=True)):
+        line = table[table["epoch"] == epoch]
+        share = 100 * line["pruned"] / line["left"].max()
+        label = f"epoch {epoch:g} ({100 * line['metric'].iloc[0]:.1f} with all)"
+        axes.plot(share, 100 * line["relative"], color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, label=label)
+    axes.set(xlabel="heads pruned (%)", ylabel=f"test {metric}, % of the same epoch's with all heads", title="Pruned by HIS")
+    axes.legend(fontsize=8)
+    axes.grid()
+    return figure

@@ -1,0 +1,143 @@
+"""When heads become unequal: scores and pruning curves after every epoch of the warm-up (Michel et al. 2019, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from scipy import stats
+
+from gates.errors import GateError
+from gates.scores.importance import normalise_by_layer
+from training.analysis.heads import prune_counts
+from training.analysis.model import ONE_DEVICE, DenseModel, Finding, gate_columns, outcomes
+from training.analysis.plots import quality_through_training
+from training.fit import make_pruner, make_trainer
+from training.pruner.module import HeadPruner
+from training.scoring.subject import score_heads
+
+
+class EveryEpoch(pl.Callback):
+    """After every epoch of the warm-up, and where it ends: HIS and entropy of all heads on training data, and the metric on the
+    test split with more and more heads pruned in the order of HIS. Training stops where the warm-up ends, and goes on between
+    as if nobody had looked.
+
+    Args:
+        dense: the run; its pruner is the one in training.
+    """
+
+    def __init__(self, dense: DenseModel) -> None:
+        self.dense = dense
+        self.curves: list[pd.DataFrame] = []
+        self.scores: list[pd.DataFrame] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        trainer.fit_loop.epoch_loop.max_steps = max(1, pl_module.boundaries[0])  # Lightning has no limit of no steps
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        batches, per_epoch = args[2] + 1, self.dense.data.per_epoch
+        ends = trainer.global_step == pl_module.boundaries[0] and batches % trainer.accumulate_grad_batches == 0
+        if batches % per_epoch == 0 or ends:
+            with evaluation(pl_module):
+                self._record(trainer, batches / per_epoch)
+
+    def _record(self, trainer: pl.Trainer, epoch: float) -> None:
+        dense = self.dense
+        gates, step = dense.gates, trainer.global_step
+        scores = score_heads(dense.pruner, dense.data.score_dataloader(), trainer)
+        ranking = normalise_by_layer(scores.importance.his, gates.layer_index().cpu())
+        named = {"his": scores.importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": scores.entropy.numpy()}
+        self.scores.append(pd.DataFrame({"epoch": epoch, "step": step, **gate_columns(gates), **named}))
+        order, counts = torch.sort(ranking, stable=True).indices, prune_counts(gates.size)
+        masks = torch.ones(len(counts), gates.size)
+        for mask, pruned in zip(masks, counts, strict=True):
+            mask[order[:pruned]] = 0.0
+        found = outcomes(dense, masks, "test")
+        columns = {"pruned": counts, "left": [gates.size - pruned for pruned in counts], "metric": found.values}
+        losses = found.losses.mean(axis=1)
+        relative = found.values / found.values[0] if found.values[0] > 0 else float("nan")
+        self.curves.append(pd.DataFrame({"epoch": epoch, "step": step, **columns, "loss": losses, "relative": relative}))
+
+
+@contextmanager
+def evaluation(pruner: HeadPruner) -> Iterator[None]:
+    """Evaluation mode and open gates for the length of a ``with`` block, then as before, module by module."""
+    training, mode = [module for module in pruner.modules() if module.training], pruner.gates.mode
+    pruner.eval()
+    pruner.gates.mode = "open"
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        pruner.gates.mode = mode
+
+
+def through_training(dense: DenseModel) -> Finding:
+    """The warm-up once more, from the run's configuration and seed, looked at after every epoch.
+
+    Raises:
+        GateError: if the run has no warm-up.
+    """
+    if dense.pruner.hparams["warm_up"] == 0:
+        raise GateError("the run has no warm-up to look at (--model.warm_up is 0); give a run that fine-tunes its model")
+    again = replace(dense, pruner=make_pruner(dense.config, dense.data))
+    recorder = EveryEpoch(again)
+    trainer = make_trainer(dense.config, callbacks=[recorder], limit_val_batches=0, **ONE_DEVICE)
+    again.pruner.train()
+    trainer.fit(again.pruner, dense.data)
+    dense.data.trainer = None
+    if not recorder.curves:
+        raise GateError("the run's warm-up is shorter than one step; give a run that fine-tunes its model")
+    table, scores = pd.concat(recorder.curves, ignore_index=True), pd.concat(recorder.scores, ignore_index=True)
+    trained, kept = again.pruner.backbone.state_dict(), dense.pruner.backbone.state_dict()
+    same = all(torch.equal(kept[name].cpu(), tensor.cpu()) for name, tensor in trained.items())
+    epochs = _by_epoch(table, scores)
+    first, last, metric = epochs[0], epochs[-1], dense.metric
+    sentences = [
+        f"With half of the {dense.gates.unit}s pruned in the order of HIS, test {metric} is "
+        + " and ".join(
+            f"{100 * row['half_pruned']:.1f} (of {100 * row['dense']:.1f}) after epoch {row['epoch']:g}"
+            for row in ([first] if first is last else [first, last])
+        )
+        + ".",
+        "The retrained model is the run's to the last bit."
+        if same
+        else "The retrained model is not the run's to the last bit, as happens on another machine or number of devices.",
+    ]
+    if first is not last and first["his_spearman_with_last"] is not None:
+        correlation = first["his_spearman_with_last"]
+        sentences.insert(
+            1, f"HIS after epoch {first['epoch']:g} has a rank correlation of {correlation:.2f} with the last one."
+        )
+    tables = {"through_training": table, "through_training_scores": scores}
+    figures = {"through_training": quality_through_training(table, metric=metric)}
+    return Finding(tables, figures, sentences, {"epochs": epochs, "same_weights": same})
+
+
+def _by_epoch(table: pd.DataFrame, scores: pd.DataFrame) -> list[dict[str, Any]]:
+    """For each epoch the metric with all heads and with half of them, and Spearman's correlation of its HIS (normalised by
+    layer) with the last one's; None if one is constant."""
+    ranking = {epoch: rows["his_by_layer"].to_numpy() for epoch, rows in scores.groupby("epoch", sort=False)}
+    last = list(ranking.values())[-1]
+    found: list[dict[str, Any]] = []
+    for epoch, curve in table.groupby("epoch", sort=False):
+        heads = int(curve["left"].max())
+        at_half = curve.iloc[int((curve["pruned"] - heads / 2).abs().to_numpy().argmin())]
+        constant = len(set(ranking[epoch])) < 2 or len(set(last)) < 2
+        found.append(
+            {
+                "epoch": epoch,
+                "dense": float(curve["metric"].iloc[0]),
+                "half_pruned": float(at_half["metric"]),
+                "his_spearman_with_last": None if constant else float(stats.spearmanr(ranking[epoch], last).statistic),
+            }
+        )
+    return found

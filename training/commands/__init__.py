@@ -1,0 +1,1 @@
+"""Commands that are no training: compare, summary, export, convert, translate, benchmark."""

@@ -1,0 +1,373 @@
+"""``python -m training compare``: methods x budgets x seeds on the same dense models, at equal training cost.
+
+Reads top to bottom: parse the command line, run the cells of each seed, write tables, verdict, report.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from gates.errors import GateError
+from gates.objective import Budget
+from training.cli import finish, stdout, with_config
+from training.comparison.cache import Cell, CellCache
+from training.comparison.experiments import PREDICTIONS, Cells, Scratch
+from training.comparison.from_scratch import check_length
+from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
+from training.comparison.options import (
+    BudgetOption,
+    check_budgets,
+    parse_budget,
+    parse_prices,
+    parse_seeds,
+    parse_stages,
+    split,
+)
+from training.comparison.selection import Choice, Choices
+from training.comparison.stages import STAGES, is_post_hoc
+from training.comparison.tables import Results, price_rows, score_columns, write_tables
+from training.fit import build_parser as build_fit_parser
+from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
+from training.pruner.options import check_options
+from training.report.contents import Contents
+from training.report.page import write_report
+from training.report.reading import read_contents
+from training.runs.progress import cell_progress
+from training.runs.run_directory import UNFINISHED, RunDirectory
+from training.runs.tracking import WandbOptions
+from training.scoring.mask_search import DrawSearch, SwapSearch
+from training.scoring.scorers import SCORERS, Scorer
+
+OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve", "patience", "from_scratch")
+"""Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
+INSTEAD = {
+    "seed": "; --seeds has those of a comparison",
+    "model.budget": "; --budgets has those of a comparison",
+    "model.swaps": "; here swaps are a method, learned+swap",
+    "model.gate": "; here other gates are methods, such as dsp",
+    "model.pipelined": "; here it is a method, learned-pipelined",
+}
+"""What some of these, and options of the module that methods and budgets set, are called in a comparison."""
+
+
+def build_parser() -> ArgumentParser:
+    parser = build_fit_parser(prog="python -m training compare", description=__doc__, hidden=OF_A_RUN)
+    text = {
+        "methods": ("learned,his,hies,random", "Methods, separated by commas; --list_methods shows all."),
+        "budgets": ("0.5,0.25,0.125", "Budgets, separated by commas, each as --model.budget takes it."),
+        "seeds": ("0,1,2", "Of weights, data order and gates, separated by commas."),
+        "stages": ("post hoc,settled", f"Some of {', '.join(STAGES)}."),
+    }
+    for name, (default, what) in text.items():
+        parser.add_argument(f"--{name}", type=str | int | float | list[Any], default=default, help=what)
+    parser.add_argument(
+        "--prices",
+        type=str | int | float | list[Any] | None,
+        default=None,
+        help="Prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken "
+        "(default: --model.price alone).",
+    )
+    parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
+    parser.add_argument("--cells", type=str | None, default=None, help="Where finished cells lie (default: RUN_DIR/cells).")
+    parser.add_class_arguments(SwapSearch, "swap")
+    parser.add_class_arguments(DrawSearch, "draws")
+    parser.add_argument("--distil.weight", type=float, default=0.5, help="With +distil, of the dense model's answers.")
+    parser.add_argument("--distil.hidden", type=float, default=0.0, help="With +distil, of the dense model's hidden states.")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    quiet_libraries()
+    parser = build_parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = "python -m training compare " + shlex.join(given)
+    return finish(
+        lambda: parser.parse_args(with_config(given)),
+        lambda config: show_methods(stdout()) if config.list_methods else compare(parser, config, command, given),
+        when_stopped="the same command goes on where it was",
+    )
+
+
+def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequence[str]) -> RunDirectory:
+    """The whole comparison.
+
+    Args:
+        parser: that read the configuration.
+        config: all options.
+        command: as which the comparison can be started again.
+        given: the options that stand in it.
+    """
+    methods = parse_methods(split(config.methods))
+    seeds = parse_seeds(split(config.seeds))
+    stages = parse_stages(split(config.stages))
+    prices = parse_prices([] if config.prices is None else split(config.prices))
+    check_unused(config, given)
+    check_needed(given, methods, stages)
+    if "from scratch" in stages:
+        check_length(config.model.warm_up, config.from_scratch_epochs)
+    budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
+    run = claim(config.run_dir or f"runs/{config.name}-comparison")
+    distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
+    check_methods(config.model.as_dict(), methods, budgets, distil)
+    check_kinds(methods, budgets)
+    cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
+    if make_trainer(config).world_size > 1:
+        raise GateError(
+            "a comparison runs its cells on one device each; set --trainer.devices 1, and start it once per device with "
+            "--seeds of its own and the same --cells"
+        )
+    if config.model.steering == "multipliers":
+        raise GateError(
+            "--model.steering multipliers keeps multipliers with the dense model, from which all methods start; a comparison "
+            "needs --model.steering projection"
+        )
+    resolved = parser.dump(config, skip_unset=False)
+    results = Results()
+    cells_in_all = len(seeds) * (1 + sum(len(own) for *_, own in planned(methods, budgets, stages)))
+    with cell_progress(cells_in_all, visible=config.trainer.enable_progress_bar is not False) as progress:
+        for seed in seeds:
+            cells = cells_of(config, seed, cache, progress)
+            sizes = cells.pruner.gates.kind_sizes()
+            check_budgets(budgets, sizes)
+            for budget in budgets:  # raises where the minimum per layer does not fit
+                cells.pruner.mask_within_budget(cells.pruner.gates.log_alpha.detach(), Budget.parse(budget, sizes))
+            if seed == seeds[0]:
+                run.path.mkdir(parents=True, exist_ok=True)
+                run.write_text("config.yaml", resolved)
+            swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
+            choices = Choices(cells, budgets, swaps, draws, distil, prices)
+            for row in run_seed(cells, choices, methods, budgets, stages, results):
+                results.rows.append(row)
+                run.write_table(UNFINISHED, pd.DataFrame(results.rows))
+            results.scores.append(score_columns(cells, choices, methods, results.rankings))
+            results.prices.append(price_rows(cells, choices))
+            results.pruner, results.data = cells.pruner, cells.data
+    write_tables(run, config, results, methods, budgets, seeds, command)
+    (run.path / UNFINISHED).unlink()
+    shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
+    contents = read_contents(run.path)
+    write_report([contents], run.path / "report.html")
+    send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
+    console = stdout()
+    show_summary(console, contents)
+    for name in ("report.html", "verdict.md", "comparison.csv"):
+        console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
+    return run
+
+
+def check_unused(config: Namespace, given: Sequence[str]) -> None:
+    """Raises :class:`GateError` for what has no meaning in a comparison: options of single runs on its command line (a
+    configuration, which also serves single runs, may hold them), a checkpoint to start from, and training for show."""
+    for name, instead in (dict.fromkeys(OF_A_RUN, "") | INSTEAD).items():
+        if any(argument.split("=")[0] == f"--{name}" for argument in given):
+            raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead}")
+    if config.ckpt_path is not None:
+        raise GateError("ckpt_path is set, but a comparison trains its own dense models; remove it from the configuration")
+    if config.trainer.fast_dev_run:
+        raise GateError("--trainer.fast_dev_run trains for show; a short comparison has --trainer.limit_train_batches")
+
+
+def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequence[str]) -> None:
+    """Raises :class:`GateError` for options on the command line that belong to methods or stages which are not compared."""
+    modifiers = frozenset().union(*(method.modifiers for method in methods))
+    used = {
+        "--prices": (any(method.base == "lambda" for method in methods), "lambda to --methods"),
+        "--swap.": ("swap" in modifiers, "+swap to a method"),
+        "--draws.": ("draws" in modifiers, "+draws to a method"),
+        "--distil.": ("distil" in modifiers, "+distil to a method"),
+        "--from_scratch_": ("from scratch" in stages, "from scratch to --stages"),
+    }
+    for beginning, (is_used, add) in used.items():
+        for argument in given:
+            if argument.startswith(beginning) and not is_used:
+                raise GateError(f"{argument.split('=')[0]} is given, but nothing uses it; add {add}, or leave it away")
+
+
+def check_methods(
+    options: Mapping[str, Any], methods: Sequence[Method], budgets: Sequence[BudgetOption], distil: Mapping[str, float]
+) -> None:
+    """Whether the module will take the options that each method gives it, before hours of training.
+
+    Raises:
+        GateError: for the first that it will not take.
+    """
+    for method in methods:
+        own = dict(method.learned.options) if method.is_learned else {}
+        if "distil" in method.modifiers:
+            own |= distil
+        for budget in budgets:
+            check_options({**options, "budget": budget, **own})
+
+
+def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> None:
+    """Raises :class:`GateError` if budgets are of different kinds, but a method learns for the smallest of them alone."""
+    kinds = {frozenset(budget) if isinstance(budget, dict) else None for budget in budgets}
+    once = [method.name for method in methods if method.is_learned and method.learned.decides == "once"]
+    if once and len(kinds) > 1:
+        raise GateError(
+            f"{once[0]} learns once, for the smallest budget, and ranks only heads of the kinds that it prunes; make a "
+            "comparison of each kind's budgets"
+        )
+
+
+def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, Any]) -> None:
+    """The tables as W&B Tables, the pictures as media, the verdict as the run's notes."""
+    logger = options.make_logger(run.path, config)
+    if logger is None:
+        return
+    for name in ("comparison", "summary", "statistics", "agreement"):
+        logger.log_table(name, dataframe=pd.read_csv(run.path / f"{name}.csv"))
+    for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix in (".png", ".gif")):
+        logger.log_image(f"figures/{picture.stem}", [str(picture)])
+    logger.experiment.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
+    logger.experiment.finish()
+
+
+def show_summary(console: Console, contents: Contents) -> None:
+    """Means with their intervals, one row per stage and method, one column per budget."""
+    table, summary = Table(title=f"test {contents.metric}, mean over seeds with 95 % interval"), contents.summary
+    budgets = sorted(summary["budget"].unique(), reverse=True)
+    for name in ("stage", "method", *map(contents.label, budgets)):
+        table.add_column(name, justify="left" if name in ("stage", "method") else "right")
+    for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
+        half = (rows["high"] - rows["low"]) / 2
+        texts = [
+            f"{mean:.4f}" + ("" if math.isnan(spread) else f" ± {spread:.4f}")  # one seed has no interval
+            for mean, spread in zip(rows["mean"], half, strict=True)
+        ]
+        found = dict(zip(rows["budget"], texts, strict=True))
+        table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))
+    console.print(table)
+
+
+def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> Cells:
+    """The cells of one seed: its data order, and modules built from its weights."""
+    config = config.clone()
+    config.seed = seed
+    data = open_data(config)
+    return Cells(
+        lambda options: make_pruner(config, data, {**options, "swaps": 0.0}),  # which are a method of their own here
+        data,
+        lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
+        trainer_settings=config.trainer.as_dict() | {name: config[name] for name in ("average_last", "average_every")},
+        seed=seed,
+        cache=cache,
+        progress=progress,
+        save_every=config.save_every,
+        scratch=Scratch(config.from_scratch_epochs, config.from_scratch_learning_rate),
+    )
+
+
+def planned(
+    methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]
+) -> Iterator[tuple[Method, BudgetOption, list[str]]]:
+    """What is done for each seed: the dense model first, then every method at every budget, each with its stages. From scratch
+    are trained the dense structure and those that were learned, as Voita et al. 2019 did."""
+    dense = Method("dense")
+    controls = [dense, *(method for method in methods if method.base == "dense" and method != dense)]
+    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
+    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
+    for method, budget in everything:
+        from_scratch = method.is_learned or method == dense
+        yield method, budget, [stage for stage in stages if stage != "from scratch" or from_scratch]
+
+
+def run_seed(
+    cells: Cells,
+    choices: Choices,
+    methods: Sequence[Method],
+    budgets: Sequence[BudgetOption],
+    stages: Sequence[str],
+    results: Results,
+) -> Iterator[dict[str, Any]]:
+    """The rows of one seed, as :func:`planned`."""
+    uses = sorted({is_post_hoc(stage) for stage in stages})  # training on comes before none
+    for method, budget, own_stages in planned(methods, budgets, stages):
+        chosen = {post_hoc: choices.choose(method, budget, post_hoc=post_hoc) for post_hoc in uses}
+        choice = chosen[uses[0]]
+        total = int(choice.mask.sum())
+        masks = {"mask": choice.mask.int().tolist()}
+        if not torch.equal(chosen[uses[-1]].mask, choice.mask):  # a search found another one for the dense model's weights
+            masks["post_hoc_mask"] = chosen[uses[-1]].mask.int().tolist()
+        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, **masks})
+        if choice.keep is not None:
+            results.rankings[total, method.name, cells.seed] = choice.keep
+        if method.is_learned:
+            course = pd.read_csv(choice.start.path / "gates_over_time.csv")
+            whose = pd.DataFrame({"seed": cells.seed, "method": method.name, "budget": total}, index=course.index)
+            results.gates.append(pd.concat([whose, course], axis=1))
+        for stage in own_stages:
+            used = chosen[is_post_hoc(stage)]
+            cell = run_stage(cells, stage, used)
+            results.predictions[cell.key] = cell.path / PREDICTIONS
+            heads = cells.pruner.gates.open_heads(used.mask)
+            named = {"seed": cells.seed, "method": method.name, "stage": stage, "budget": total, "heads": heads}
+            yield named | metrics_of(cell) | cost_of(cell, stage, used) | {"cell": cell.key}
+
+
+def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:
+    if stage == "post hoc":
+        return cells.post_hoc(choice.values)
+    if stage == "post hoc with means":
+        return cells.post_hoc(choice.values, replacement="mean")
+    if stage == "post hoc with uniform attention":
+        return cells.post_hoc(choice.values, replacement="uniform")
+    if stage == "settled":
+        return cells.settle(choice.values, start=choice.start, options=choice.options)
+    return cells.from_scratch(choice.mask)
+
+
+def metrics_of(cell: Cell) -> dict[str, float]:
+    return {name: value for name, value in cell.result.items() if name.startswith(("select_", "test_"))}
+
+
+def cost_of(cell: Cell, stage: str, choice: Choice) -> dict[str, Any]:
+    """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
+    trained = not is_post_hoc(stage)
+    peaks = [choice.peak_memory_mb, cell.result["peak_memory_mb"] if trained else None]
+    return {
+        "steps": choice.steps + (cell.result["steps"] if trained else 0),
+        "seconds": round(choice.seconds + (cell.result["seconds"] if trained else 0.0), 2),
+        "peak_memory_mb": max((peak for peak in peaks if peak is not None), default=None),
+    }
+
+
+def claim(path: str) -> RunDirectory:
+    """The directory: new, empty, or that of a comparison, which goes on.
+
+    Raises:
+        GateError: if it holds something else.
+    """
+    folder = Path(path)
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise GateError(f"--run_dir {path!r} is or lies in a file ({str(place)!r}); give a directory")
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if held - {"config.yaml", UNFINISHED} and not ((folder / "cells").is_dir() or "masks.json" in held):
+        raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
+    return RunDirectory(folder)
+
+
+def show_methods(console: Console) -> None:
+    """Every method by name, with what it does and its source."""
+    table = Table("method", "what decides which heads stay", "source", title="Methods")
+    described: list[tuple[str, Learned | Scorer]] = [*LEARNED.items(), *SCORERS.items()]
+    for name, method in described:
+        table.add_row(name, method.what, method.source)
+    console.print(table)
+    for name, what in MODIFIERS.items():
+        console.print(f"+{name}: {what}")

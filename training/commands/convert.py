@@ -1,0 +1,95 @@
+"""``python -m training convert OLD_DIR``: make a checkpoint that Transformers 4 pruned load again under Transformers 5.
+
+Reads ``pruned_heads`` from its config.json (BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT, GPT-2) and writes an
+export as :func:`gates.export.checkpoint.save_pruned` does: weights, tokenizer, ``mask.json`` with the original head numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ArgumentParser
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from gates.errors import GateError
+from gates.export.card import ModelCard
+from gates.export.checkpoint import own_auto_class, save_pruned
+from gates.export.legacy import load_legacy
+from training.cli import finish
+
+ConvertedForm = Literal["pruned", "masked"]
+"""None of these families has a stock class with fewer heads of the same width."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model",
+)  # fmt: skip
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training convert", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("old_dir", type=str, help="Checkpoint of Transformers 4 with pruned_heads in its config.json.")
+    parser.add_argument("--out", type=str | None, default=None, help="Directory to create (default: OLD_DIR-converted).")
+    parser.add_argument(
+        "--form",
+        type=ConvertedForm,
+        default="pruned",
+        help="Heads physically gone (loads with trust_remote_code=True), or dense with zeros (loads with stock classes).",
+    )
+    parser.add_argument(
+        "--allow_pickle", action="store_true", help="Also read pytorch_model.bin, without running code from it."
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    return finish(
+        lambda: build_parser().parse_args(arguments),
+        lambda config: print(convert(config.old_dir, config.out, form=config.form, allow_pickle=config.allow_pickle)),
+        when_stopped="nothing was written",
+    )
+
+
+def convert(old_dir: str, out: str | None = None, *, form: ConvertedForm = "pruned", allow_pickle: bool = False) -> str:
+    """Convert one checkpoint; returns what to tell the user.
+
+    Raises:
+        GateError: see :func:`gates.export.legacy.load_legacy` and :func:`gates.export.checkpoint.save_pruned`.
+    """
+    old = Path(old_dir).resolve()
+    target = Path(out) if out is not None else old.with_name(f"{old.name}-converted")
+    model, mask = load_legacy(old, allow_pickle=allow_pickle)
+    _keep_generation_settings_(model, old)
+    card = ModelCard(base_model=old.name, method="removed under Transformers 4 (pruned_heads)")
+    save_pruned(model, target, mask, form=form, tokenizer=_tokenizer(old), card=card)
+    remote = ", trust_remote_code=True" if form == "pruned" else ""
+    call = f"{own_auto_class(model)}.from_pretrained({str(target)!r}{remote})"
+    return f"{target}: {int(mask.sum())} of {len(mask)} heads; load with {call}"
+
+
+def _tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # tokenizer classes raise many kinds
+        raise GateError(
+            f"the tokenizer in {str(directory)!r} cannot be loaded ({' '.join(str(error).split())[:200]}); "
+            "mend its files, or move them away to convert the model alone"
+        ) from error
+    return tokenizer
+
+
+def _keep_generation_settings_(model: PreTrainedModel, directory: Path) -> None:
+    if not (directory / "generation_config.json").is_file():
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(directory)
+    except Exception as error:
+        raise GateError(f"generation_config.json in {str(directory)!r} cannot be read; mend or remove it") from error

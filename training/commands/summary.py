@@ -1,0 +1,201 @@
+"""``python -m training summary DIRECTORY...``: results as a Markdown table, also inside a document.
+
+A document says between two comments which command made a table, and ``--update README.md`` makes all its tables anew::
+
+    <!-- python -m training summary notebooks/results/sst2 --stage settled -->
+    ...
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from gates.errors import GateError
+from gates.files import replacing
+from training.cli import finish
+from training.stats.numbers import IN_PERCENT, kinds_kept, shown
+
+BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
+
+
+def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
+    """The rows of all ``comparison.csv`` files: of comparisons as they are, of single runs with their budget and seed.
+
+    Raises:
+        GateError: for a directory without a finished comparison, or if two have results of the same seed.
+    """
+    if not paths:
+        raise GateError("no directory is given; name some that training.fit or training compare wrote")
+    tables = []
+    for path in paths:
+        try:
+            metrics = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+            table = pd.read_csv(path / "comparison.csv")
+        except (OSError, ValueError) as error:
+            raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
+        try:
+            if "seed" not in table:
+                table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
+            known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
+            kinds = [known.get(budget, "") for budget in table["budget"]]
+            tables.append(
+                table[["seed", "stage", "method", "heads"]].join(table.filter(regex="^(select|test)_")).assign(kinds=kinds)
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise GateError(
+                f"metrics.json or comparison.csv in {str(path)!r} is not as training.fit or training compare writes it"
+            ) from error
+    rows = pd.concat(tables, ignore_index=True).drop_duplicates()
+    cell = ["seed", "stage", "method", "heads", "kinds"]
+    if (double := rows[rows.duplicated(cell)]).any(axis=None):
+        seed, stage, method, heads, _ = double.iloc[0][cell]
+        raise GateError(
+            f"two of these directories have a result of {method}, {stage}, {heads} heads, seed {seed}, and not the same one; "
+            "a mean is taken over seeds of one experiment, so make a table of each"
+        )
+    return rows
+
+
+def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Mean and standard deviation over seeds: one row per stage and method, one column per number of heads with their kinds, as
+    text.
+
+    Raises:
+        GateError: for a metric that some row lacks, such as that of another task, or a column that is none.
+    """
+    names = [str(name) for name in rows if str(name).startswith(("select_", "test_")) and rows[name].notna().all()]
+    if metric not in names:
+        have = ", ".join(names) or "there is none"
+        raise GateError(f"--metric is {metric!r}; expected one that all of these rows have: {have}")
+    values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
+    for column in ("mean", "std"):
+        values[column] = shown(_name(metric), values[column])
+    values["text"] = [
+        f"{mean:.1f}" + (f" ± {spread:.1f}" if count > 1 else "")
+        for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
+    ]
+    table = values.pivot(index=["stage", "method"], columns=["heads", "kinds"], values="text")
+    order = list(dict.fromkeys(zip(values["stage"], values["method"], strict=True)))
+    return table.reindex(order)[sorted(table.columns, reverse=True)].fillna("")
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A summary as a Markdown table."""
+    levels = [table.columns.get_level_values(name) for name in ("heads", "kinds")]
+    heads = [f"{heads} heads" + (f" ({kinds})" if kinds else "") for heads, kinds in zip(*levels, strict=True)]
+    lines = ["| stage | method | " + " | ".join(heads) + " |", "| --- | --- |" + " --: |" * len(heads)]
+    for (stage, method), cells in zip(table.index, table.to_numpy(), strict=True):
+        lines.append(f"| {stage} | {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None) -> pd.DataFrame:
+    """The rows of one stage and of some methods, these in the order given.
+
+    Raises:
+        GateError: for one that is not there.
+    """
+    for column, wanted in (("stage", [stage] if stage else []), ("method", methods or [])):
+        for name in wanted:
+            if name not in set(rows[column]):
+                raise GateError(f"no {column} {name!r} in these runs; they have {', '.join(rows[column].unique())}")
+    if stage is not None:
+        rows = rows[rows["stage"] == stage]
+    if methods is not None:
+        rows = pd.concat([rows[rows["method"] == method] for method in methods])
+    return rows
+
+
+def report(options: argparse.Namespace) -> str:
+    """The table with a line that says what it shows, or the verdict."""
+    if options.verdict:
+        return "\n\n".join(read_verdict(path, options.stage) for path in options.runs)
+    rows = choose(read_runs(options.runs), options.stage, options.methods.split(",") if options.methods else None)
+    seeds = sorted(int(seed) for seed in rows["seed"].unique())
+    what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
+    if len(seeds) > 1:
+        what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
+    elif seeds:
+        what = f"Seed {seeds[0]}, {what}"
+    return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
+
+
+def read_verdict(path: Path, stage: str | None) -> str:
+    """What a comparison's ``verdict.md`` says, of one stage or of all, without its headings of first order.
+
+    Raises:
+        GateError: if there is no verdict, or none of that stage.
+    """
+    try:
+        text = (path / "verdict.md").read_text(encoding="utf-8")
+    except OSError as error:
+        raise GateError(f"{str(path)!r} does not hold a finished comparison: verdict.md is missing") from error
+    if stage is None:
+        return re.sub(r"^# .*\n+", "", text).replace("\n## ", "\n#### ").strip()
+    found = re.search(
+        rf"^## {re.escape(stage)}\n+(.*?)(?=^## |^The mean of the best|\Z)", text, re.DOTALL | re.MULTILINE | re.IGNORECASE
+    )
+    if found is None:
+        raise GateError(f"the verdict in {str(path)!r} says nothing of the stage {stage!r}")
+    return found[1].strip()
+
+
+def _name(column: str) -> str:
+    """The metric of a column such as ``test_accuracy``."""
+    return column.removeprefix("select_").removeprefix("test_")
+
+
+def update(document: Path) -> None:
+    """Make every table of a document anew that stands between a comment with its command and ``<!-- end -->``.
+
+    Raises:
+        GateError: if the document cannot be read or a command in it is wrong.
+    """
+    try:
+        text = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise GateError(f"cannot read {str(document)!r}: {error.strerror}") from error
+
+    def made(match: re.Match[str]) -> str:
+        try:
+            options = build_parser().parse_args(shlex.split(match["arguments"]))
+        except (ValueError, SystemExit) as error:  # quotes that do not close, or what argparse has just complained of
+            raise GateError(f"{str(document)!r} has the command {match['begin']!r}, which cannot be read") from error
+        options.runs = [document.parent / path for path in options.runs]
+        return f"{match['begin']}\n\n{report(options)}\n\n<!-- end -->"
+
+    changed = BLOCK.sub(made, text)
+    with replacing(document) as partial:
+        partial.write_text(changed, encoding="utf-8")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m training summary", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="*", type=Path, help="directories of training.fit or training compare")
+    parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv; fractions are shown in percent")
+    parser.add_argument("--stage", help="post hoc, settled or from scratch; all by default")
+    parser.add_argument("--verdict", action="store_true", help="what verdict.md says, instead of a table")
+    parser.add_argument("--methods", help="some methods only, separated by commas, in this order")
+    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="make the tables of this document anew")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    return finish(lambda: build_parser().parse_args(arguments), show, when_stopped="nothing was written")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the tables, or write them into a page."""
+    if options.update is not None:
+        update(options.update)
+    else:
+        print(report(options))

@@ -1,0 +1,243 @@
+"""``python -m training translate SYSTEM... --source FILE --reference FILE``: translate, score, and test the differences.
+
+A system is a folder of an encoder-decoder with its tokenizer: an export, a fine-tuned model, or a run directory, whose export
+is taken. The first system is the baseline of the paired bootstrap.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import pandas as pd
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from gates.errors import GateError, first_line
+from gates.files import replacing
+from training.cli import finish, stdout
+from training.data.base import check_positive
+from training.data.batches import SplitBatches
+from training.data.languages import language_token, set_languages
+from training.data.parallel_text import read_aligned, read_lines
+from training.fit import quiet_libraries
+from training.tasks.translation import (
+    Decoding,
+    begin_with_,
+    decode,
+    encode_sources,
+    generate,
+    load_encoder_decoder,
+    positions,
+)
+from training.tasks.translation_metrics import SCORERS, Tokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
+
+
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training translate", description="Translate a file with one or more systems.")
+    parser.add_argument("systems", type=str, nargs="+", help="Folders of models or runs; the first is the baseline.")
+    parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
+    parser.add_argument("--reference", type=str | None, default=None, help="Its translation, for BLEU and chrF.")
+    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
+    add_languages(parser)
+    parser.add_argument("--beams", type=int, default=4, help="1 for greedy decoding.")
+    parser.add_argument("--length_penalty", type=float, default=1.0, help="Power of the length that divides a beam's score.")
+    parser.add_argument(
+        "--max_length", type=int, default=128, help="Longest translation in tokens, as far as the model has positions."
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="Sentences per batch.")
+    parser.add_argument(
+        "--bleu_tokenize", type=Tokenizer, default="13a", help="How BLEU finds words; zh for Chinese, ja-mecab for Japanese."
+    )
+    parser.add_argument("--samples", type=int, default=1000, help="Of the bootstrap.")
+    parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
+    parser.add_argument("--out", type=str | None, default=None, help="Folder to write translations and scores into.")
+    return parser
+
+
+def add_languages(parser: ArgumentParser) -> None:
+    """The options of multilingual models, for every command that translates."""
+    for side in ("source", "target"):
+        help = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
+        parser.add_argument(f"--{side}_language", type=str | None, default=None, help=help)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+    quiet_libraries()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return finish(lambda: build_parser().parse_args(given), translate_files, when_stopped="nothing was written")
+
+
+def translate_files(options: Namespace) -> None:
+    """Translate with every system, score, write and show."""
+    check_positive(beams=options.beams, max_length=options.max_length, batch_size=options.batch_size, samples=options.samples)
+    if options.reference is None:
+        source, reference = read_lines(options.source), None
+    else:
+        source, reference = read_aligned(options.source, options.reference)
+    make_scorer("bleu", options.bleu_tokenize)  # before the work is done
+    names, device = system_names(options.systems), usable_device(options.device)
+    decoding = Decoding(options.beams, options.length_penalty, options.max_length)
+    found = {}
+    for name, folder in names.items():
+        model, tokenizer = load_system(folder, options.source_language, options.target_language)
+        found[name] = translate(
+            model.to(device),  # type: ignore[arg-type]
+            tokenizer,
+            source,
+            decoding,
+            batch_size=options.batch_size,
+            prefix=options.source_prefix,
+        )
+    scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
+    rows = score(found, reference, **scored) if reference is not None else []
+    if options.out is not None:
+        write(Path(options.out), found, rows, options.bleu_tokenize)
+    show(stdout(), found, rows, options.bleu_tokenize)
+
+
+def system_names(folders: Sequence[str]) -> dict[str, str]:
+    """Folders by the shortest name that tells them apart: the last part (the run's, of its export), or the path as given."""
+    paths = [Path(folder).resolve() for folder in folders]
+    last = [path.parent.name if path.name == "export" else path.name for path in paths]
+    names = dict(zip(last if len(set(last)) == len(last) else folders, folders, strict=True))
+    if len(names) < len(folders):
+        raise GateError(f"the system {folders[0]!r} is given twice; name each system once")
+    return names
+
+
+def load_system(
+    folder: str, source_language: str | None = None, target_language: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, in evaluation mode, and the tokenizer of a folder, or of a run's export. No code from it is run.
+
+    Args:
+        folder: of a model with its tokenizer, or a run directory.
+        source_language, target_language: of a multilingual model; None for what the folder states.
+
+    Raises:
+        GateError: if there is none, it is not an encoder-decoder, or its tokenizer does not know a language.
+    """
+    path = Path(folder)
+    if (path / "export").is_dir():
+        path = path / "export"
+    if not (path / "config.json").is_file():
+        raise GateError(f"{folder!r} holds no model: it has no config.json; give a folder of a model or a run directory")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise GateError(f"{str(path)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+    model = load_encoder_decoder(str(path)).eval()
+    set_languages(tokenizer, source=source_language, target=target_language)
+    if target_language is not None:
+        begin_with_(model, tokenizer, language_token(tokenizer, target_language))
+    return model, tokenizer
+
+
+def usable_device(name: str) -> torch.device:
+    """The device that is called so.
+
+    Raises:
+        GateError: if there is none here.
+    """
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise GateError(
+            f"--device {name!r} cannot be used here ({first_line(error)}); expected cpu, or cuda where there is a GPU"
+        ) from error
+
+
+def fitting_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], *, prefix: str = ""
+) -> list[list[int]]:
+    """Token ids of sources.
+
+    Raises:
+        GateError: if one has more tokens than the model has positions.
+    """
+    ids, limit = encode_sources(tokenizer, source, prefix=prefix), positions(model.config, "encoder")
+    for text, own in zip(source, ids, strict=True):
+        if limit is not None and len(own) > limit:
+            raise GateError(
+                f"the source {shorten(text, 60)!r} has {len(own)} tokens, more than the {limit} positions of the model; "
+                "shorten it"
+            )
+    return ids
+
+
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Sequence[str],
+    decoding: Decoding,
+    *,
+    batch_size: int,
+    prefix: str = "",
+) -> list[str]:
+    """Translations of sentences, in their order; empty ones stay empty.
+
+    Args:
+        model, tokenizer: as :func:`load_system` gives them.
+        source: one sentence each.
+        decoding: how they are translated.
+        batch_size: sentences per batch.
+        prefix: text before every source.
+
+    Raises:
+        GateError: if a source has more tokens than the model has positions.
+    """
+    ids = fitting_ids(model, tokenizer, source, prefix=prefix)
+    texts = [""] * len(ids)
+    for rows in SplitBatches([len(own) for own in ids], batch_size):
+        batch = tokenizer.pad({"input_ids": [ids[row] for row in rows]}, return_tensors="pt").to(model.device)
+        out = decode(tokenizer, generate(model, batch["input_ids"], batch["attention_mask"], decoding, beams=decoding.beams))
+        for row, text in zip(rows, out, strict=True):
+            texts[row] = text if source[row].strip() else ""
+    return texts
+
+
+def score(
+    found: dict[str, list[str]], reference: Sequence[str], *, samples: int, tokenize: Tokenizer = "13a"
+) -> list[dict[str, Any]]:
+    """BLEU and chrF of every system; for two and more, with the paired bootstrap against the first."""
+    if len(found) > 1:
+        return paired_bootstrap(found, reference, samples=samples, tokenize=tokenize)
+    return [
+        {"system": system} | {name: corpus_score(name, texts, reference, tokenize=tokenize) for name in SCORERS}
+        for system, texts in found.items()
+    ]
+
+
+def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
+    """``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {f"{name.replace('/', '_')}.txt": "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
+    if rows:
+        files["scores.csv"] = pd.DataFrame(rows).to_csv(index=False)
+        files["signatures.txt"] = "".join(f"{signature}\n" for signature in signatures(tokenize).values())
+    for name, text in files.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
+    """Scores with their signatures, or the translations themselves if there is nothing to score them with."""
+    if not rows:
+        for texts in found.values():
+            for text in texts:
+                print(text)
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*("" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table)
+    for name, signature in signatures(tokenize).items():
+        console.print(f"{name}: {signature}", highlight=False, soft_wrap=True)

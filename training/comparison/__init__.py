@@ -1,0 +1,1 @@
+"""Methods compared at the same budget and cost."""

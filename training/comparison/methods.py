@@ -1,0 +1,160 @@
+"""The methods that are compared: what each is called, what it does and where it is from.
+
+A method's name is a base with modifiers, such as ``learned``, ``his+swap`` or ``dsp+distil``. The base decides which heads
+stay: a *scored* one by a ranking of the dense model's heads (:mod:`training.scoring.scorers`), a *learned* one by training
+gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gates.errors import GateError
+from training.scoring.scorers import SCORERS
+
+OURS = "ours"
+Decides = Literal["each", "once", "price"]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A learned method: the options of :class:`training.pruner.module.HeadPruner` that make it.
+
+    Args:
+        what: in one line.
+        source: paper, or :data:`OURS`.
+        options: what differs from the configuration.
+        decides: ``each``: trained for every budget; ``once``: trained for the smallest budget, whose final log_alpha ranks
+            the heads for all; ``price``: trained with a price on open heads, and heads rank by when they closed.
+    """
+
+    what: str
+    source: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    decides: Decides = "each"
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether it ranks by log-weights, whose differences mean something."""
+        return self.decides != "price" and self.options["gate"] != "clamped-linear"
+
+
+JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
+"""A method is what its name says, whatever a configuration has for single runs."""
+PLAIN: dict[str, Any] = {
+    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "projection", "pipelined": False,
+}  # fmt: skip
+"""Options of Hard-Concrete gates alone, as other families have to have them."""
+
+LEARNED: dict[str, Learned] = {
+    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS, JOINT),
+    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, JOINT, decides="once"),
+    "learned-pipelined": Learned(
+        "the gates alone, on resting weights, before the weights settle", OURS, {**JOINT, "pipelined": True}
+    ),
+    "lambda": Learned(
+        "Hard-Concrete gates with a price on each open head",
+        "Voita et al. 2019",
+        {**JOINT, "budget": None, "anneal": None, "draw_per": "batch"},
+        decides="price",
+    ),
+    "dsp": Learned(
+        "relaxed top-K of Gumbel-perturbed weights, with the model's (joint); unlike the paper's, gates are at most 1, the "
+        "last temperature is 0.1, every example has a draw of its own, and the weights start apart by HIS",
+        "Li, Cotterell and Sachan 2021",
+        {**PLAIN, "gate": "relaxed-top-k"},
+    ),
+    "dsp-pipelined": Learned(
+        "the same on resting model weights",
+        "Li, Cotterell and Sachan 2021",
+        {**PLAIN, "gate": "relaxed-top-k", "pipelined": True},
+    ),
+    "straight-through": Learned(
+        "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
+        "Bengio et al. 2013",
+        {**PLAIN, "gate": "straight-through-top-k"},
+    ),
+    "linear-l1": Learned(
+        "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {**PLAIN, "gate": "clamped-linear"}, "once"
+    ),
+}
+
+MODIFIERS = {
+    "draws": "the best of masks drawn around the ranking, by training data, without training",
+    "swap": "the mask is refined by swaps on training data, without training",
+    "rescale": "kept heads are rescaled by least squares (Kwon et al. 2022)",
+    "distil": "trained with distillation from the dense model",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method by its name.
+
+    Args:
+        base: of :data:`LEARNED` or :data:`training.scoring.scorers.SCORERS`, or ``dense``.
+        modifiers: of :data:`MODIFIERS`.
+    """
+
+    base: str
+    modifiers: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, name: str) -> Method:
+        """Read ``base+modifier+...``.
+
+        Raises:
+            GateError: for a name that is no method.
+        """
+        base, *modifiers = name.split("+")
+        if base not in BASES:
+            raise GateError(
+                f"unknown method {name!r}; expected one of {', '.join(BASES)}, or these with +{', +'.join(MODIFIERS)}"
+            )
+        for modifier in modifiers:
+            if modifier not in MODIFIERS:
+                raise GateError(f"the method {name!r} has the modifier {modifier!r}; expected some of {', '.join(MODIFIERS)}")
+        if len(set(modifiers)) < len(modifiers):
+            raise GateError(f"the method {name!r} names a modifier twice; give each once")
+        if base == "dense" and set(modifiers) - {"distil"}:
+            raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
+        if "draws" in modifiers and base in SCORERS and not SCORERS[base].ranks:
+            raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
+        return cls(base, frozenset(modifiers))
+
+    @property
+    def name(self) -> str:
+        return "+".join([self.base, *(modifier for modifier in MODIFIERS if modifier in self.modifiers)])
+
+    @property
+    def is_learned(self) -> bool:
+        return self.base in LEARNED
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this project came up with it; its searches for a better mask are its own whatever mask they start from."""
+        return bool(self.modifiers & {"draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
+
+    @property
+    def learned(self) -> Learned:
+        return LEARNED[self.base]
+
+
+def parse_methods(names: Sequence[str]) -> list[Method]:
+    """Methods by name, each once.
+
+    Raises:
+        GateError: for an unknown name, one given twice, or none.
+    """
+    methods = [Method.parse(str(name).strip()) for name in names]
+    if not methods:
+        raise GateError("no method is given; name some with --methods, for example learned,his,random")
+    doubles = [method.name for index, method in enumerate(methods) if method in methods[:index]]
+    if doubles:
+        raise GateError(f"the method {doubles[0]!r} is given twice; give each once")
+    return methods
+
+
+BASES = ("dense", *LEARNED, *SCORERS)

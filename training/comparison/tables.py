@@ -1,0 +1,190 @@
+"""What a comparison leaves beside its rows: scores, masks, summary, statistics, agreement and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jsonargparse import Namespace
+from torch import Tensor
+
+from gates.objective import Budget
+from training.comparison.experiments import Cells
+from training.comparison.methods import Method
+from training.comparison.options import BudgetOption
+from training.comparison.selection import Choices
+from training.comparison.translations import SAMPLES
+from training.data.base import TaskData
+from training.data.translation import TranslationData
+from training.pruner.module import HeadPruner
+from training.runs.run_directory import RunDirectory
+from training.runs.tracking import code_version, machine, versions
+from training.stats.bootstrap import bleu_metric
+from training.stats.statistics import Mask, agreement, compare_methods, rank_methods, summarise
+from training.stats.verdict import verdict
+from training.tasks.translation_metrics import signatures
+
+
+@dataclass
+class Results:
+    """What is known so far, over all seeds.
+
+    Args:
+        rows: of ``comparison.csv``.
+        masks: of ``masks.json``.
+        rankings: scores behind masks ``[gates]``, by budget, method and seed.
+        scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
+        predictions: file with the predictions behind each row, by cell.
+        pruner, data: of the last seed.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    masks: list[dict[str, Any]] = field(default_factory=list)
+    rankings: dict[Mask, Tensor] = field(default_factory=dict)
+    scores: list[pd.DataFrame] = field(default_factory=list)
+    gates: list[pd.DataFrame] = field(default_factory=list)
+    prices: list[pd.DataFrame] = field(default_factory=list)
+    predictions: dict[str, Path] = field(default_factory=dict)
+    pruner: HeadPruner | None = None
+    data: TaskData | None = None
+
+    @property
+    def main_metric(self) -> str:
+        assert self.pruner is not None
+        return self.pruner.task.main_metric
+
+
+def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method], rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
+    """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
+    smallest = Budget.parse(choices.smallest, choices.sizes).total
+    gates = cells.pruner.gates
+    columns: dict[str, Any] = {
+        "seed": cells.seed,
+        "gate": range(gates.size),
+        "site": [site.label for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "kind": [site.kind for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "head": [head for size in gates.sizes for head in range(size)],
+    }
+    columns |= {name: scores.numpy() for name, scores in choices.known_scores().items() if scores.shape == (gates.size,)}
+    for method in methods:
+        if (keep := rankings.get((smallest, method.name, cells.seed))) is not None:
+            columns[f"ranking:{method.name}"] = keep.numpy()
+    return pd.DataFrame(columns)
+
+
+def price_rows(cells: Cells, choices: Choices) -> pd.DataFrame:
+    """One row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
+    gates = cells.pruner.gates
+    rows = []
+    for one in choices.priced.values():
+        left = [int(part.sum()) for part in one.mask.split(gates.sizes)]
+        by_site = {site.label: count for site, count in zip(gates.sites, left, strict=True)}
+        price = " ".join(f"{kind} {value:g}" for kind, value in one.price.items()) if isinstance(one.price, dict) else one.price
+        rows.append({"seed": cells.seed, "method": one.method, "price": price, "open": sum(left), **by_site})
+    return pd.DataFrame(rows)
+
+
+def sample_translations(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame | None:
+    """The first sentences of the test split, their references, and what each cell of the first seed made of them.
+
+    Args:
+        results: with all rows.
+        predictions: ``test_prediction``, the translations of the split in its order, of each cell.
+
+    Returns:
+        Columns ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, the systems; None for other tasks, and where only a part
+        of the split was translated.
+    """
+    if not isinstance(results.data, TranslationData):
+        return None
+    pairs, seed = results.data.texts["test"], results.rows[0]["seed"]
+    systems = {
+        f"{row['method']}.{row['stage']}.{row['budget']}": predictions[row["cell"]]["test_prediction"]
+        for row in results.rows
+        if row["seed"] == seed
+    }
+    if any(len(texts) != len(pairs.source) for texts in systems.values()):
+        return None
+    return pd.DataFrame({"source": pairs.source, "reference": pairs.target, **systems}).head(SAMPLES)
+
+
+def write_tables(
+    run: RunDirectory,
+    config: Namespace,
+    results: Results,
+    methods: Sequence[Method],
+    budgets: Sequence[BudgetOption],
+    seeds: Sequence[int],
+    command: str,
+) -> None:
+    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes."""
+    pruner = results.pruner
+    assert pruner is not None
+    main_metric, gates = pruner.task.main_metric, pruner.gates
+    table = pd.DataFrame(results.rows)
+    predictions = {key: dict(np.load(path)) for key, path in results.predictions.items()}
+    tokenize = results.data.bleu_tokenize if isinstance(results.data, TranslationData) else None
+    metric = main_metric if tokenize is None else bleu_metric(tokenize)
+    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric)
+    parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
+    quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
+    by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in parsed if budget.per_kind}
+    ours = [method.name for method in methods if method.is_ours]
+    said = verdict(
+        summary,
+        tests,
+        main_metric=main_metric,
+        ours=ours,
+        ranks=rank_methods(table, main_metric),
+        kinds=by_kind,
+        unit=gates.unit,
+    )
+    tables = {
+        "comparison.csv": table,
+        "summary.csv": summary,
+        "statistics.csv": tests,
+        "agreement.csv": agreement(results.masks, results.rankings, quotas=quotas),
+        "scores.csv": pd.concat(results.scores, ignore_index=True),
+        "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
+        "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
+        "samples.tsv": sample_translations(results, predictions),
+    }
+    for name, held in tables.items():
+        if held is not None:
+            run.write_table(name, held)
+        else:
+            (run.path / name).unlink(missing_ok=True)
+    run.write_json("masks.json", results.masks)
+    run.write_json(
+        "sites.json",
+        [
+            {"label": site.label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
+            for site, size in zip(gates.sites, gates.sizes, strict=True)
+        ],
+    )
+    run.write_json(
+        "metrics.json",
+        {
+            "name": config.name,
+            "main_metric": main_metric,
+            "heads": gates.heads,
+            "gates": gates.size,
+            "unit": gates.unit,
+            "budgets": sorted((budget.total for budget in parsed), reverse=True),
+            "budgets_by_kind": by_kind,
+            "seeds": list(seeds),
+            "methods": [method.name for method in methods],
+            "ours": ours,
+            **({} if tokenize is None else {"signatures": signatures(tokenize)}),
+            "command": command,
+            "machine": machine(),
+            "versions": versions(),
+            "code": code_version(),
+        },
+    )
+    run.write_text("verdict.md", said)

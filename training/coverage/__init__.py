@@ -1,0 +1,1 @@
+"""What works for which architecture."""

@@ -1,0 +1,1 @@
+"""The Lightning module and what happens beside its training loop."""

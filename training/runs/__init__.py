@@ -1,0 +1,1 @@
+"""Where a run writes, what it logs, what it costs, how it shows its progress."""

@@ -1,0 +1,122 @@
+"""Logging to W&B without ever asking a question: online when logged in, offline otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import wandb
+from pytorch_lightning.loggers import WandbLogger
+
+from gates.files import replacing
+
+PACKAGES = (
+    "torch",
+    "pytorch-lightning",
+    "transformers",
+    "torchmetrics",
+    "datasets",
+    "safetensors",
+    "tokenizers",
+    "sacrebleu",
+    "wandb",
+)
+
+
+@dataclass
+class WandbOptions:
+    """How the run appears in W&B.
+
+    Args:
+        mode: ``auto`` is online when logged in (or as WANDB_MODE says) and offline otherwise.
+        project: W&B project.
+        name: of the run; by default the run directory's.
+        group: to put runs together.
+        tags: free labels.
+    """
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    project: str = "head-gates"
+    name: str | None = None
+    group: str | None = None
+    tags: list[str] | None = None
+
+    def resolved_mode(self) -> Literal["online", "offline", "disabled"]:
+        """``online``, ``offline`` or ``disabled``, decided without a prompt."""
+        if self.mode != "auto":
+            return self.mode
+        match os.environ.get("WANDB_MODE", "").lower():
+            case "online":
+                return "online"
+            case "offline" | "dryrun":
+                return "offline"
+            case "disabled":
+                return "disabled"
+        return "online" if wandb.login(prompt=False) else "offline"
+
+    def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
+        """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled.
+
+        A run that is resumed goes on in W&B under the id it began with.
+        """
+        os.environ.setdefault("WANDB_SILENT", "true")
+        mode = self.resolved_mode()
+        if mode == "disabled":
+            return None
+        settings = wandb.Settings(silent=True, console="off", mode=mode)
+        return WandbLogger(
+            save_dir=str(run_path),
+            project=self.project,
+            id=run_id(run_path),
+            name=self.name or run_path.name,
+            group=self.group,
+            tags=self.tags,
+            config={**config, "code": code_version()},
+            offline=mode == "offline",
+            settings=settings,
+        )
+
+
+def run_id(run_path: Path) -> str:
+    """W&B's id of the run in this directory, made when it is first asked for."""
+    file = run_path / "wandb" / "run_id.txt"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as partial:
+            partial.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
+    return file.read_text().strip()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what results depend on."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
+
+
+def machine() -> dict[str, str | int]:
+    """The processor and the accelerator, if there is one."""
+    described: dict[str, str | int] = {"platform": platform.machine(), "cpu_cores": os.cpu_count() or 1}
+    described["torch_threads"] = torch.get_num_threads()
+    if torch.cuda.is_available():
+        described["gpu"] = torch.cuda.get_device_name()
+    return described
+
+
+def code_version() -> dict[str, str]:
+    """The package's version and, in a git checkout, the commit."""
+    described: dict[str, str] = {}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        described["version"] = metadata.version("head-gates")
+    if not (Path(__file__).parents[2] / ".git").exists():
+        return described
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        described["commit"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return described

@@ -1,0 +1,1 @@
+"""Heads scored and masks searched with a task's data."""

@@ -1,0 +1,1 @@
+"""Intervals, tests, agreement, and what they say in words."""

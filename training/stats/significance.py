@@ -1,0 +1,184 @@
+"""Intervals over seeds, tests, corrections for their number, and agreement of masks and rankings. Pure functions on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from gates.errors import GateError
+from training.stats.bootstrap import LEVEL, Array
+
+SIGNIFICANCE = 0.05
+"""Below it p is called significant."""
+MINIMUM_CELLS = 6
+"""Fewer non-zero paired differences cannot reach p < 0.05: the exact two-sided Wilcoxon p is at least 2 / 2^cells."""
+
+
+# -- over seeds ------------------------------------------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    """Mean, standard deviation (n - 1) and confidence interval of the mean of so many seeds."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    seeds: int
+
+
+def interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """Mean over seeds with Student's t interval, right for few values of a normal spread; one value has none (NaN).
+
+    Args:
+        values: ``[seeds]``.
+        level: of confidence.
+
+    Raises:
+        GateError: if there is no value.
+    """
+    sample = np.asarray(values, dtype=float).ravel()
+    count = len(sample)
+    if count == 0:
+        raise GateError("there are no values to take the mean of; expected at least one seed")
+    mean = float(sample.mean())
+    if count == 1:
+        return Interval(mean, np.nan, np.nan, np.nan, 1)
+    std = float(sample.std(ddof=1))
+    half = float(stats.t.ppf((1 + level) / 2, count - 1)) * std / count**0.5
+    return Interval(mean, std, mean - half, mean + half, count)
+
+
+# -- other tests ---------------------------------------------------------------------------------------------------
+
+
+def mcnemar(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
+    """Exact McNemar test (1947) of two systems on the same examples: the two-sided binomial p of the examples that only one
+    of them gets right; 1 if there is none.
+
+    Args:
+        correct_a, correct_b: booleans ``[examples]``.
+    """
+    first, second = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
+    if first.shape != second.shape:
+        raise GateError(f"McNemar's test has {first.size} and {second.size} examples; expected the same ones")
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    discordant = only_first + only_second
+    return float(stats.binomtest(only_first, discordant).pvalue) if discordant else 1.0
+
+
+def holm(p_values: ArrayLike) -> Array:
+    """p values corrected for their number by Holm's step-down method (1979), in their order ``[tests]``."""
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(stepped, 1.0)
+    return corrected
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """A test on ranks over cells (budget and seed).
+
+    Args:
+        statistic, p: None where there are too few cells.
+        cells: that the test has.
+        average_ranks: of each method (1 is best), in the order given; for the Wilcoxon test empty.
+        reason: why there is no p value; empty if there is one.
+    """
+
+    statistic: float | None
+    p: float | None
+    cells: int
+    average_ranks: tuple[float, ...] = ()
+    reason: str = ""
+
+
+def wilcoxon(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> RankTest:
+    """Wilcoxon's signed-rank test (1945) of two methods over paired cells ``[cells]``: exact up to 13 cells, then by random
+    signs. Cells in which both are equal do not count.
+    """
+    differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
+    differences = differences[np.abs(differences) > 1e-12]
+    cells = len(differences)
+    if cells < MINIMUM_CELLS:
+        reason = f"{cells} cells differ; the test needs at least {MINIMUM_CELLS} to reach p < 0.05"
+        return RankTest(None, None, cells, reason=reason)
+    signs = stats.PermutationMethod(n_resamples=9_999, rng=np.random.default_rng(seed))
+    found: Any = stats.wilcoxon(differences, method=signs)
+    return RankTest(float(found.statistic), float(found.pvalue), cells)
+
+
+def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
+    """Friedman's test (1937) of several methods over cells, as recommended by Demsar (2006), with the p value by permuting
+    methods within cells, since the chi-square approximation needs more cells than comparisons have.
+
+    Cells of one seed share a dense model, so that they are not quite independent: read the p value as a lower bound.
+
+    Args:
+        values: ``[cells, methods]``, higher is better.
+        seed: of the permutations.
+    """
+    table = np.asarray(values, dtype=float)
+    cells, methods = table.shape
+    if not table.size:
+        return RankTest(None, None, cells, reason="no cell has all methods")
+    ranks = stats.rankdata(-table, axis=1)
+    average = tuple(float(rank) for rank in ranks.mean(axis=0))
+    if methods < 3 or cells < MINIMUM_CELLS:
+        reason = f"{methods} methods and {cells} cells; the test needs at least 3 methods and {MINIMUM_CELLS} cells"
+        return RankTest(None, None, cells, average, reason)
+    # Friedman's statistic, tie-corrected; permutations leave the denominator as it is.
+    spread = np.square(ranks - (methods + 1) / 2).sum() / (cells * (methods - 1))
+    random, draws = np.random.default_rng(seed), 9_999
+
+    def statistic(permuted: Array) -> Array:
+        sums: Array = np.square(permuted.mean(axis=-2) - (methods + 1) / 2).sum(axis=-1)
+        return cells * sums / spread if spread > 0 else np.zeros_like(sums)
+
+    observed = float(statistic(ranks))
+    permuted = np.stack([random.permuted(ranks, axis=1) for _ in range(draws)])
+    as_far = int((statistic(permuted) >= observed - 1e-9).sum())
+    return RankTest(observed, (as_far + 1) / (draws + 1), cells, average)
+
+
+# -- agreement -----------------------------------------------------------------------------------------------------
+
+
+def chance_jaccard(kept_a: int | Sequence[int], kept_b: int | Sequence[int], heads: int | Sequence[int]) -> float:
+    """The expected Jaccard index of two independent random masks of these sizes, exactly.
+
+    The heads that two masks of ``a`` and ``b`` of ``n`` heads share are hypergeometric, so it is the mean of
+    ``i / (a + b - i)``. Given one number for each group of heads (kinds or layers, each with a quota of its own), it is that
+    of masks which are random within every group.
+
+    Args:
+        kept_a, kept_b: heads that each mask keeps.
+        heads: in the model.
+    """
+    groups = [np.atleast_1d(np.asarray(part, dtype=int)) for part in (kept_a, kept_b, heads)]
+    if len({len(part) for part in groups}) != 1 or any(
+        not 0 <= min(a, b) <= max(a, b) <= n for a, b, n in zip(*groups, strict=True)
+    ):
+        raise GateError(f"masks keep {kept_a} and {kept_b} of {heads} heads; expected from none to all of them")
+    shared = np.ones(1)
+    for a, b, size in zip(*groups, strict=True):
+        shared = np.convolve(shared, stats.hypergeom.pmf(np.arange(min(a, b) + 1), size, a, b))
+    union = groups[0].sum() + groups[1].sum() - np.arange(len(shared))
+    if union.max() == 0:
+        return 1.0  # two empty masks agree, as in gates.scores.ranking.jaccard
+    return float((shared * np.arange(len(shared)) / union).sum())
+
+
+def rank_correlations(scores: ArrayLike, other: ArrayLike) -> tuple[float, float]:
+    """Kendall's tau-b and Spearman's rho of two score vectors ``[heads]``; NaN if one of them is constant."""
+    pair = np.asarray(scores, dtype=float), np.asarray(other, dtype=float)
+    if any(np.ptp(values) == 0 or np.isnan(values).any() for values in pair):
+        return np.nan, np.nan
+    return float(stats.kendalltau(*pair).statistic), float(stats.spearmanr(*pair).statistic)

@@ -1,0 +1,222 @@
+"""What a comparison shows, in plain English and no more than it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown
+from training.stats.significance import SIGNIFICANCE, RankTest
+
+DENSE = "dense"
+"""Method of the model that keeps all heads."""
+LEVEL_MEANS = 0.05
+"""Means that differ by less print as the same number."""
+MEANS = {
+    True: ", means over seeds, with 95 % intervals (Student's t over seeds) in brackets. Significant means p < "
+    f"{SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds",
+    False: f" of one seed: the spread between seeds is unknown. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap "
+    "over test examples alone",
+}
+"""What is said of numbers, by whether they are of several seeds."""
+CHOICE = {
+    "select_mean": "The best of this project's own methods is the one of the highest mean on the selection split; it stands "
+    "against the best rival on test.",
+    "mean": "There is no result on a selection split, so the best of this project's own methods is chosen on test, which "
+    "favours it.",
+}
+"""What is said of the column of the summary by which this project's own methods are chosen from."""
+
+
+def is_dense(method: str) -> bool:
+    """Whether a method keeps all heads: the dense model, or the same trained with distillation."""
+    return method.split("+")[0] == DENSE
+
+
+def are_dense(methods: pd.Series) -> pd.Series:
+    """Which of these methods keep all heads."""
+    return methods.astype(str).map(is_dense).astype(bool)
+
+
+def verdict(
+    summary: pd.DataFrame,
+    statistics: pd.DataFrame,
+    *,
+    main_metric: str = "accuracy",
+    ours: Sequence[str] = ("learned",),
+    ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
+    kinds: Mapping[int, Mapping[str, int]] | None = None,
+    unit: str = "head",
+) -> str:
+    """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
+
+    A winner is named only if every rival is significantly behind (paired bootstrap, Holm) *and* no interval over seeds
+    overlaps with its own. Of this project's own methods, which are tried in several forms, the one that does best on the
+    selection split stands against the best rival on test: a choice made on test would favour it.
+
+    Args:
+        summary: as :func:`training.stats.statistics.summarise` returns it; without ``select_mean``, for a comparison without a
+            selection split, that choice has to be made on test.
+        statistics: as :func:`training.stats.statistics.compare_methods` returns it.
+        main_metric: such as ``accuracy``.
+        ours: this project's own methods; the others are the rivals.
+        ranks: by stage, as :func:`training.stats.statistics.rank_methods` returns them.
+        kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
+        unit: what budgets count, ``head`` or ``group``.
+
+    Returns:
+        Markdown.
+    """
+    summary = summary.assign(**{name: shown(main_metric, summary[name]) for name in ("mean", "low", "high") if name in summary})
+    has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
+    chosen_by = "select_mean" if has_selection else "mean"
+    several = bool((summary["seeds"] > 1).any())
+    lines = [
+        "# Verdict",
+        "",
+        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{MEANS[several]}, corrected by Holm's "
+        f"method for all pairs of methods tested at that stage and budget. {CHOICE[chosen_by]}",
+    ]
+    counts: list[str] = []
+    for stage, of_stage in summary.groupby("stage", sort=False):
+        dense = of_stage[are_dense(of_stage["method"])]
+        budgets = of_stage[~are_dense(of_stage["method"])]
+        if budgets.empty:
+            continue
+        lines += ["", f"## {str(stage).capitalize()}", ""]
+        if len(dense):
+            lines += [f"Dense, with all {counted(int(dense['budget'].iloc[0]), unit)}: {_value(dense.iloc[0])}.", ""]
+        held, compared = 0, 0
+        for budget, own in budgets.groupby("budget", sort=False):
+            tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
+            cell = _Cell(own, tests, dense, ours, chosen_by)
+            label = budget_label(int(str(budget)), (kinds or {}).get(int(str(budget)), {}), unit)
+            lines.append(f"- **{label}**: {' '.join(cell.sentences())}")
+            if cell.own is not None and cell.rivals:
+                compared += 1
+                held += cell.own_holds
+        if ranks is not None and stage in ranks:
+            lines += ["", _ranks(*ranks[str(stage)])]
+        if compared:
+            counts.append(f"{held} of {counted(compared, 'budget')} {stage}")
+    if counts:
+        lines += [
+            "",
+            f"The mean of the best of this project's own methods is at or above every rival's at {', '.join(counts)}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+class _Cell:
+    """One stage and budget: the methods by their means, and what the tests say about pairs of them."""
+
+    def __init__(
+        self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, ours: Sequence[str], chosen_by: str
+    ) -> None:
+        self.methods = methods.sort_values("mean", ascending=False, kind="stable").set_index("method")
+        self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
+        self.dense = dense
+        self.p = {
+            frozenset((str(row.method), str(row.rival))): float(row.p_holm)  # type: ignore[arg-type]
+            for row in tests.itertuples()
+        }
+        highest = max(self.mean.values())
+        self.best = [name for name, mean in self.mean.items() if highest - mean < 1e-9]
+        own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
+        self.own = None if own.empty else str(own.idxmax())  # of equals the first in the table, whose order knows no results
+        self.rivals = [name for name in self.mean if name not in own.index]  # in order
+
+    @property
+    def own_holds(self) -> bool:
+        """Whether the best of this project's own methods is at or above every rival."""
+        assert self.own is not None
+        return self.mean[self.own] >= self.mean[self.rivals[0]] - 1e-9
+
+    def sentences(self) -> list[str]:
+        best = self.best[0]
+        described = _value(self.methods.loc[best])
+        if len(self.mean) == 1:
+            return [f"{best} alone was tried: {described}.", *self._against_dense(best)]
+        share = "share the best mean" if len(self.best) > 1 else "has the best mean"
+        found = [f"{listed(self.best)} {share}, {described}."]
+        groups: dict[str, list[str]] = {"behind": [], "level": [], "untested": []}
+        for name in self.mean:
+            if name not in self.best:
+                groups[self._standing(best, name)].append(f"{name} ({self.mean[name] - self.mean[best]:+.1f})")
+        titles = {"behind": "Significantly behind", "level": "Level, as far as this shows", "untested": "Not tested against it"}
+        found += [f"{titles[group]}: {', '.join(names)}." for group, names in groups.items() if names]
+        found.append(self._winner(best, bool(groups["level"] or groups["untested"])))
+        found += self._own_against_rivals()
+        return found + self._against_dense(best)
+
+    def _standing(self, best: str, other: str) -> str:
+        p = self.p.get(frozenset((best, other)))
+        return "untested" if p is None else "behind" if p < SIGNIFICANCE else "level"
+
+    def _winner(self, best: str, undecided: bool) -> str:
+        if undecided or len(self.best) > 1:
+            return "No method wins."
+        own = self.methods.loc[best]
+        if own["seeds"] < 2:
+            return "With one seed the spread between seeds is unknown, so no winner is claimed."
+        overlapping = [
+            name
+            for name in self.mean
+            if name != best and not float(self.methods.loc[name, "high"]) < float(own["low"])  # type: ignore[arg-type]
+        ]
+        if overlapping:
+            return f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."
+        return f"{best} wins."
+
+    def _own_against_rivals(self) -> list[str]:
+        if self.own is None or not self.rivals:
+            return []
+        if self.own_holds:
+            gap = self.mean[self.own] - self.mean[self.rivals[0]]
+            where = "level with" if gap < 1e-9 else f"{_gap(gap)} above"
+            return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rivals[0]}."]
+        ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + 1e-9]
+        rivals = [
+            f"{name} by {_gap(self.mean[name] - self.mean[self.own])}"
+            + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
+            for name in ahead
+        ]
+        return [f"The best of this project's own methods, {self.own}, is below {', '.join(rivals)}."]
+
+    def _against_dense(self, best: str) -> list[str]:
+        if self.dense.empty:
+            return []
+        gap = self.mean[best] - float(self.dense["mean"].iloc[0])
+        p = self.p.get(frozenset((best, DENSE)))
+        certainty = "" if p is None else ", significantly" if p < SIGNIFICANCE else ", not significantly"
+        if abs(gap) < LEVEL_MEANS:
+            return ["The best mean is level with the dense model's."]
+        return [f"The best mean is {abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
+
+
+def _gap(gap: float) -> str:
+    return f"{gap:.1f}" if gap >= LEVEL_MEANS else "less than 0.1"
+
+
+def _value(row: Any) -> str:
+    """A mean with its interval and seeds."""
+    seeds = int(row["seeds"])
+    if seeds < 2:
+        return f"{row['mean']:.1f} (one seed)"
+    return f"{row['mean']:.1f} ({row['low']:.1f} to {row['high']:.1f}, {seeds} seeds)"
+
+
+def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
+    """Average ranks in order, and whether they differ."""
+    listed = ", ".join(f"{name} {rank:.1f}" for name, rank in zip(ranks["method"], ranks["average_rank"], strict=True))
+    if test.p is None:
+        return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
+    behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
+    return (
+        f"Average ranks over {counted(test.cells, 'cell')} (budget and seed; 1 is best): {listed}. Friedman's test that all "
+        f"methods are alike has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction {', '.join(behind) or 'none'} "
+        f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since cells of one seed share a "
+        "dense model."
+    )

@@ -1,0 +1,1 @@
+"""Sweeps in W&B's format, run locally through Optuna."""

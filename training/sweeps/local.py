@@ -1,0 +1,260 @@
+"""``python -m training sweep FILE``: run a sweep file of W&B's format on this machine, without an account.
+
+Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The same command again goes on with a sweep that
+was stopped. The directory of a sweep::
+
+    sweep.yaml         what was searched, and with which further arguments
+    study.db           Optuna's storage (SQLite), from which everything below is written
+    trials/N/          the run directory of trial N, trials/N.log what it printed
+    sweep.csv          one row per trial, after each
+    sweep.png          the metric against each option, at the end
+    best.yaml          a configuration for training.fit --config: the best trial on the selection split
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import optuna
+import yaml
+from optuna.trial import TrialState
+from rich.console import Console
+
+from gates.errors import GateError
+from gates.files import replacing
+from training.cli import finish, split_at_dashes, stdout
+from training.sweeps.processes import end, end_orphan, last_error, locked, terminable, trial_environment
+from training.sweeps.results import show, sweep_table, write_report, write_table
+from training.sweeps.space import Sweep, read_sweep
+
+
+@dataclass
+class Job:
+    """A trial that is running: its process leads a process group."""
+
+    trial: optuna.Trial
+    process: subprocess.Popen[bytes]
+    slot: int
+    started: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class LocalSweep:
+    """A sweep on this machine.
+
+    Args:
+        sweep: what to search.
+        directory: where everything is written.
+        study: Optuna's, on disk.
+        further: arguments of ``training.fit`` for every trial.
+        jobs: trials at a time.
+        count: trials in all.
+        timeout_minutes: after which a trial is ended and counts as failed; None for no limit.
+        seed: of random choices; a trial's choice depends on the seed, its number and the trials before it, so that a
+            random sweep that was stopped draws what an unbroken one would have drawn.
+        console: where progress is told.
+    """
+
+    sweep: Sweep
+    directory: Path
+    study: optuna.Study
+    further: tuple[str, ...]
+    jobs: int
+    count: int
+    timeout_minutes: float | None
+    seed: int
+    console: Console
+
+    def run(self) -> None:
+        """Run until all trials have ended; leaves a state that can be gone on from, whatever happens."""
+        left_behind = [trial.number for trial in self.study.trials if trial.state == TrialState.RUNNING]
+        running: list[Job] = []
+        try:
+            for number in left_behind:
+                end_orphan(self._lock(number))
+            while True:
+                while len(running) < self.jobs and (left_behind or len(self.study.trials) < self.count):
+                    trial = self._again(left_behind.pop(0)) if left_behind else self._next()
+                    running.append(self._start(trial, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
+                if not running:
+                    return
+                time.sleep(0.2)
+                for job in list(running):
+                    late = self.timeout_minutes is not None and time.monotonic() - job.started > 60 * self.timeout_minutes
+                    if late or job.process.poll() is not None:
+                        if late:
+                            end([job.process])
+                        running.remove(job)
+                        self._finish(job, late=late)
+        finally:
+            end([job.process for job in running])
+            write_report(self.sweep, self.study, self.directory)
+
+    def _next(self) -> optuna.Trial:
+        self.study.sampler = self.sweep.sampler(self.count, self._seed_of(len(self.study.trials)))
+        return self.study.ask(self.sweep.space)
+
+    def _again(self, number: int) -> optuna.Trial:
+        """A trial whose process was killed, with the options it had; those that were not yet drawn are drawn now."""
+        self.study.sampler = self.sweep.sampler(self.count, self._seed_of(number))
+        trial = optuna.Trial(self.study, self.study.trials[number]._trial_id)
+        for name, distribution in self.sweep.space.items():
+            trial._suggest(name, distribution)  # as Study.ask does it
+        return trial
+
+    def _seed_of(self, number: int) -> int:
+        """Of a trial: no trial of a sweep with another seed shares it."""
+        return (self.seed * 1_000_003 + number) % 2**32
+
+    def _lock(self, number: int) -> Path:
+        return self.directory / "trials" / f"{number}.pid"
+
+    def _start(self, trial: optuna.Trial, slot: int) -> Job:
+        run = self.directory / "trials" / str(trial.number)
+        resumes = (run / "checkpoints" / "last.ckpt").is_file()
+        if not resumes:
+            shutil.rmtree(run, ignore_errors=True)  # a process that was killed before its first checkpoint
+        own = [f"--run_dir={run}", f"--wandb.group={self.directory.name}", f"--wandb.name={self.directory.name}-{trial.number}"]
+        own += ["--existing=resume"] if resumes else []
+        command = self.sweep.trial_command(self.sweep.values(trial.params), [*self.further, *own])
+        run.parent.mkdir(exist_ok=True)
+        with run.with_suffix(".log").open("ab") as log, locked(self._lock(trial.number)) as lock:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # so that Ctrl+C reaches the sweep alone, which ends its trials
+                pass_fds=[lock.fileno()],  # held while the process lives
+                env=trial_environment(self.jobs, slot),
+            )
+            lock.write(str(process.pid))
+        return Job(trial, process, slot)
+
+    def _finish(self, job: Job, *, late: bool) -> None:
+        """Record a trial that has ended: its result, or the line that says why there is none."""
+        number, seconds = job.trial.number, round(time.monotonic() - job.started, 1)
+        run = self.directory / "trials" / str(number)
+        job.trial.set_user_attr("seconds", seconds)
+        self.study.sampler = optuna.samplers.RandomSampler()  # the grid's would stop an optimisation loop, which is not ours
+        options = ", ".join(f"{name}={value}" for name, value in self.sweep.values(job.trial.params).items())
+        if late or job.process.returncode != 0:
+            log = run.with_suffix(".log")
+            reason = f"not done after {self.timeout_minutes:g} minutes" if late else last_error(log, job.process.returncode)
+            self._fail(job.trial, reason)
+            told = f"trial {number} failed after {seconds:.0f} s ({options}): {reason}"
+        else:
+            metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+            result = metrics["learned"] | {"all_heads": metrics["heads"]["total"]}
+            job.trial.set_user_attr("result", result)
+            if self.sweep.column not in result:
+                found = ", ".join(name.replace("_", "/", 1) for name in result if name.startswith("select_"))
+                reason = f"the sweep's metric is {self.sweep.metric!r}, which trial {number} does not have; it has {found}"
+                self._fail(job.trial, reason)
+                raise GateError(reason)  # the others will not have it either
+            self.study.tell(number, result[self.sweep.column])
+            told = f"trial {number}: {self.sweep.metric} {result[self.sweep.column]:.4f}, {result['heads']} of "
+            told += f"{result['all_heads']} heads, {seconds:.0f} s ({options})"
+        self.console.print(told, markup=False, highlight=False, soft_wrap=True)
+        write_table(self.sweep, self.study, self.directory)
+
+    def _fail(self, trial: optuna.Trial, reason: str) -> None:
+        trial.set_user_attr("error", reason)
+        self.study.tell(trial.number, state=TrialState.FAIL)
+
+
+def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> None:
+    """Make the directory, or see that it holds this very sweep.
+
+    Raises:
+        GateError: if it holds something else.
+    """
+    described = json.loads(json.dumps(asdict(sweep) | {"further": list(further), "seed": seed}, default=str))
+    for name in ("run_cap", "unused"):  # which may differ when a sweep goes on
+        del described[name]
+    file = directory / "sweep.yaml"
+    if file.is_file():
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        changed = [name for name in described if found.get(name) != described[name]]
+        if changed:
+            raise GateError(
+                f"{str(directory)!r} holds a sweep whose {changed[0]} is {found.get(changed[0])!r}; give another --run_dir"
+            )
+        return
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise GateError(f"{str(directory)!r} is there and does not hold a sweep; give another --run_dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as partial:
+        partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+
+
+def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
+    """The whole command."""
+    for name, value in {
+        "--jobs": options.jobs,
+        "--trials": options.trials,
+        "--timeout_minutes": options.timeout_minutes,
+    }.items():
+        if value is not None and not value > 0:
+            raise GateError(f"{name} is {value}; expected more than 0")
+    sweep = read_sweep(options.file)
+    count = sweep.count(options.trials)
+    sweep.check(further)
+    for key in sweep.unused:
+        print(f"warning: {key} means something to W&B only; here every trial runs to its end", file=sys.stderr)
+    directory = options.run_dir or Path("runs") / "sweeps" / sweep.name
+    claim(directory, sweep, further, options.seed)
+    console = stdout()
+    with locked(directory / "sweep.lock"), terminable():
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            storage=f"sqlite:///{directory.resolve() / 'study.db'}",
+            study_name="sweep",
+            direction="maximize" if sweep.maximize else "minimize",
+            load_if_exists=True,
+        )
+        before = len(study.trials)
+        console.print(f"{sweep.name}: {count} trials, {options.jobs} at a time" + f" ({before} begun before)" * bool(before))
+        LocalSweep(
+            sweep=sweep,
+            directory=directory,
+            study=study,
+            further=tuple(further),
+            jobs=options.jobs,
+            count=count,
+            timeout_minutes=options.timeout_minutes,
+            seed=options.seed,
+            console=console,
+        ).run()
+    table = sweep_table(sweep, study)
+    if not (table["state"] == "complete").any():
+        raise GateError(f"all {len(table)} trials failed, the last with: {table['error'].iloc[-1]}")
+    show(console, sweep, table, study.best_trial.number, directory)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    own, further = split_at_dashes(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m training sweep",
+        description="Run a W&B sweep file on this machine; the same command again goes on with it.",
+        epilog="What follows -- goes to every trial, such as: -- --config configs/sst2_minilm_local.yaml --model.backbone DIR",
+    )
+    parser.add_argument("file", type=Path, help="sweep file, such as configs/sweeps/lambda.yaml")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time; they share the cores")
+    parser.add_argument("--trials", type=int, help="how many; by default run_cap of the file, or the whole grid")
+    parser.add_argument("--run_dir", type=Path, help="where to write (default: runs/sweeps/NAME)")
+    parser.add_argument("--timeout_minutes", type=float, help="end a trial that takes longer, and count it as failed")
+    parser.add_argument("--seed", type=int, default=0, help="of the search; trials have the seed of their configuration")
+    return finish(
+        lambda: parser.parse_args(own),
+        lambda options: run_sweep(options, further),
+        when_stopped="the same command goes on",
+    )
