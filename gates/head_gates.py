@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.base import GateFamily, LearnedGates
 from gates.families.clamped_linear import ClampedLinear
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
 from gates.families.relaxed_topk import RelaxedTopK
 from gates.families.straight_through import StraightThroughTopK
-from gates.objective import Budget
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]

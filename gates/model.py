@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.artefact import GateConfig, fetch, gate_card, load_gates_, save_gates
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.objective import Budget, l0_penalty
-from gates.scores.ranking import budget_mask
+from gates.objective import l0_penalty
 from gates.sites import KINDS
 from gates.surgery.remove import remove_heads_
 

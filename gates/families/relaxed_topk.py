@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gates.budget import Budget, top_k_mask
 from gates.families.base import LearnedGates, annealed, uniform_noise
-from gates.objective import Budget, top_k_mask
 from gates.sites import KINDS
 
 START_TEMPERATURE = 10.0

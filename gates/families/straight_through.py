@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gates.budget import Budget
 from gates.families.relaxed_topk import TopKGates
-from gates.objective import Budget
 
 
 class StraightThroughTopK(TopKGates):

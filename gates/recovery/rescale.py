@@ -1,9 +1,9 @@
 """Rescale the kept heads of a pruned model, site by site, so that each site's output comes near the dense model's.
 
 The running side of the mask tuning of Kwon et al. 2022, whose mathematics is in :mod:`gates.scores.fisher`. Sites are fitted
-in the order of the model, each with the gate values found for those before it, so that a later site also makes up for what earlier
-ones lost. Two things differ from the paper: the target is the output of the site's projection alone (theirs adds the residual
-stream), and a site whose fit is not to be trusted is left as it is (theirs then leaves all later ones too).
+in the order of the model, each with the gate values found for those before it, so that a later site also makes up for what
+earlier ones lost. Two things differ from the paper: the target is the output of the site's projection alone (theirs adds the
+residual stream), and a site whose fit is not to be trusted is left as it is (theirs then leaves all later ones too).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class AttentionMetric(Metric):
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> Tensor:
-        """The measure of every query, ``[batch, heads, query]``; arguments of :func:`gates.scores.entropy.attention_entropy`."""
+        """The measure of every query, ``[batch, heads, query]``; arguments: :func:`gates.scores.entropy.attention_entropy`."""
 
     @abstractmethod
     def from_matrix(self, weights: Tensor) -> Tensor:

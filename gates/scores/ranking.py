@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.objective import Budget, top_k_mask
 from gates.scores.importance import normalise_by_layer
-from gates.sites import KINDS
 
 RankingName = Literal["his", "entropy-low-first", "entropy-high-first", "hies", "rank-sum", "random", "his-inverted"]
 RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
@@ -67,46 +65,6 @@ def ranks(scores: Tensor) -> Tensor:
     less = (scores.unsqueeze(0) < scores.unsqueeze(1)).sum(1)
     ties = (scores.unsqueeze(0) == scores.unsqueeze(1)).sum(1)
     return less + (ties - 1) / 2
-
-
-def budget_mask(
-    scores: Tensor, budget: Budget, *, kind_index: Tensor, layer_index: Tensor, minimum_per_layer: int = 0
-) -> Tensor:
-    """The mask of the highest scores within a budget.
-
-    Args:
-        scores: ``[heads]``.
-        budget: heads to keep, in total or per kind.
-        kind_index, layer_index: of each head, ``[heads]``.
-        minimum_per_layer: the best heads of every layer are kept first, this many, whatever their scores.
-
-    Returns:
-        0/1 mask ``[heads]`` with exactly the budgeted number of ones.
-
-    Raises:
-        GateError: if the minimum does not fit into the budget.
-    """
-    if minimum_per_layer > 0:
-        scores = scores.double().clone()
-        reserved = torch.zeros_like(scores, dtype=torch.bool)
-        for layer in layer_index.unique():
-            members = (layer_index == layer).nonzero().flatten()
-            reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
-        scores[reserved] = torch.inf
-        mask = top_k_mask(scores, budget, kind_index)
-        if bool((mask[reserved] == 0).any()):
-            needs = [("", int(reserved.sum()), budget.total)]
-            needs += [
-                (f"{kind} ", int(reserved[kind_index == KINDS.index(kind)].sum()), kept)
-                for kind, kept in budget.per_kind.items()
-            ]
-            kind, needed, kept = next(need for need in needs if need[1] > need[2])
-            raise GateError(
-                f"a minimum of {minimum_per_layer} heads in each layer needs {needed} {kind}heads, "
-                f"more than the {kind}budget of {kept}; lower the minimum or raise the budget"
-            )
-        return mask
-    return top_k_mask(scores, budget, kind_index)
 
 
 def _minmax(scores: Tensor) -> Tensor:

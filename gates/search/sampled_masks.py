@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT
-from gates.objective import Budget
-from gates.scores.ranking import budget_mask, ranks
+from gates.scores.ranking import ranks
 from gates.search.successive_halving import Loss, Metered, race
 
 
@@ -58,7 +58,7 @@ def draw_masks(
 
     Args:
         scores: log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
-        budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.scores.ranking.budget_mask`.
+        budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.budget.budget_mask`.
         count: of draws.
         temperature: the scores are divided by it; near 0 every draw is the mask of the ranking.
         seed: of the noise.

@@ -2,8 +2,8 @@
 
 The gradient of the loss with respect to the gates, at the mask, says to first order what adding each dropped head and
 giving up each kept one would do. The most promising pairs race on parts of the calibration data
-(:mod:`gates.search.successive_halving`), and those in front are taken if the loss on all of it falls. Gradient and loss should come from disjoint examples, so that a swap
-has to prove itself on data that did not propose it.
+(:mod:`gates.search.successive_halving`), and those in front are taken if the loss on all of it falls. Gradient and loss should
+come from disjoint examples, so that a swap has to prove itself on data that did not propose it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gates.budget import Budget, parse_prices, top_k_mask
 from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
-from gates.objective import Budget, TargetBudget, l0_penalty, parse_prices, project_to_budget, top_k_mask
+from gates.objective import TargetBudget, l0_penalty, project_to_budget
 
 HEADS = {"encoder": 8, "decoder": 12, "cross": 12}
 KIND_INDEX = torch.tensor([0] * 8 + [1] * 12 + [2] * 12)

@@ -20,8 +20,8 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
+from gates.budget import Budget
 from gates.errors import GateError
-from gates.objective import Budget
 from training.cli import finish, stdout, with_config
 from training.comparison.cache import Cell, CellCache
 from training.comparison.experiments import PREDICTIONS, Cells, Scratch

@@ -14,10 +14,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.artefact import GateConfig
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.head_gates import TOP_K_FAMILIES, HeadGates
-from gates.objective import Budget
-from gates.scores.ranking import budget_mask
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
 from training.pruner.checkpoints import read_checkpoint
@@ -104,7 +103,7 @@ def choose_mask(
     Args:
         trained: what a run left.
         ranking: ``learned``, or one that the run compared.
-        budget: see :class:`gates.objective.Budget`.
+        budget: see :class:`gates.budget.Budget`.
         minimum_per_layer: with a budget, heads that every layer keeps; as in the run by default.
 
     Raises:

@@ -28,8 +28,8 @@ import xxhash
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.budget import Budget
 from gates.hooks.replacement import mean_replacement, uniform_replacement
-from gates.objective import Budget
 from training.comparison.cache import Cell, CellCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.data.base import TaskData

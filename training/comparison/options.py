@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from gates.budget import Budget
 from gates.errors import GateError
-from gates.objective import Budget
 from training.comparison.stages import STAGES
 from training.pruner.options import LARGEST_SEED
 

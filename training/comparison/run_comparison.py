@@ -11,9 +11,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.objective import Budget
-from gates.scores.ranking import RANKINGS, RankingName, budget_mask, keep_scores
+from gates.scores.ranking import RANKINGS, RankingName, keep_scores
 from training.comparison.translations import save_translations
 from training.data.base import TaskData
 from training.pruner.evaluation import TrainerFactory, evaluate

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gates.budget import Budget, budget_mask
 from gates.families.closing import closing_ranking
 from gates.files import replacing
-from gates.objective import Budget
-from gates.scores.ranking import budget_mask
 from gates.search.sampled_masks import spread_ranks
 from training.comparison.cache import Cell
 from training.comparison.experiments import Cells

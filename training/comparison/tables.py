@@ -12,7 +12,7 @@ import pandas as pd
 from jsonargparse import Namespace
 from torch import Tensor
 
-from gates.objective import Budget
+from gates.budget import Budget
 from training.comparison.experiments import Cells
 from training.comparison.methods import Method
 from training.comparison.options import BudgetOption

@@ -1,7 +1,8 @@
 """``python -m training coverage``: what works for which architecture, found out by running it.
 
-Every row is a tiny random model from :mod:`training.coverage.architectures`. A cell says ``yes`` (or how) only after its check has
-passed here and now; ``no`` with a reason where this project refuses; ``FAILED`` with the difference where it should have worked.
+Every row is a tiny random model from :mod:`training.coverage.architectures`. A cell says ``yes`` (or how) only after its check
+has passed here and now; ``no`` with a reason where this project refuses; ``FAILED`` with the difference where it should have
+worked.
 """
 
 from __future__ import annotations

@@ -12,15 +12,15 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 from transformers import PreTrainedTokenizerBase
 
+from gates.budget import Budget, budget_mask, parse_prices
 from gates.errors import GateError
 from gates.families.base import GateFamily
 from gates.families.closing import NOT_CLOSED, update_closing_step
 from gates.families.hard_concrete import HardConcrete, Stretch
 from gates.families.relaxed_topk import TopKGates
 from gates.head_gates import TOP_K_FAMILIES, DrawPer, HeadGates, Unit
-from gates.objective import Budget, TargetBudget, l0_penalty, parse_prices, project_to_budget
+from gates.objective import TargetBudget, l0_penalty, project_to_budget
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import budget_mask
 from gates.sites import KINDS, Kind, find_attention
 from gates.surgery.remove import check_removable
 from training.pruner.distillation import Teacher, distillation_terms, recorded_outputs

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytorch_lightning as pl
 from torch import Tensor
 
+from gates.budget import Budget
 from gates.errors import GateError
-from gates.objective import Budget
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
 from gates.search.swaps import LEAST_PASSES, Limits, Refinement, refine_by_swaps
 from training.scoring.calibration import calibration

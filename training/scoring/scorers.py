@@ -15,14 +15,14 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import MeanHeadOutput
-from gates.objective import Budget
 from gates.recovery.rescale import rescaled_gates
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import RankingName, budget_mask, keep_scores
+from gates.scores.ranking import RankingName, keep_scores
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import batches_on_device, ready_to_score
@@ -120,7 +120,7 @@ class Scoring:
         return rearrange(mask, self.raw("fisher-matrix"), layers) if found.rearranges else mask
 
     def rescale(self, mask: Tensor, *, batches: int = 16) -> Tensor:
-        """Real gate values for any mask by least squares, 0 where it is closed; see :func:`gates.recovery.rescale.rescaled_gates`.
+        """Real gate values for any mask, 0 where it is closed, by :func:`gates.recovery.rescale.rescaled_gates`.
 
         Args:
             mask: 0/1 ``[gates]``, for the weights that the pruner has now.

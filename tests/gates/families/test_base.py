@@ -5,10 +5,10 @@ from typing import get_args
 import pytest
 import torch
 
+from gates.budget import Budget, top_k_mask
 from gates.errors import GateError
 from gates.families.base import GateFamily, annealed
 from gates.head_gates import TOP_K_FAMILIES, HeadGates
-from gates.objective import Budget, top_k_mask
 from tests.models import build, inputs, logits
 
 FAMILIES = get_args(GateFamily)

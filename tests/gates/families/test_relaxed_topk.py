@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gates.budget import Budget, top_k_mask
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT
 from gates.families.relaxed_topk import END_TEMPERATURE, START_TEMPERATURE, RelaxedTopK, relaxed_top_k
-from gates.objective import Budget, top_k_mask
 from gates.sites import KINDS
 
 ENCODER, CROSS = KINDS.index("encoder"), KINDS.index("cross")

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from gates.budget import Budget, top_k_mask
 from gates.families.straight_through import StraightThroughTopK
-from gates.objective import Budget, top_k_mask
 from gates.sites import KINDS
 
 KIND_INDEX = torch.tensor([KINDS.index("encoder")] * 6 + [KINDS.index("cross")] * 4)

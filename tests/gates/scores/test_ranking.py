@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.objective import Budget
-from gates.scores.ranking import RANKINGS, budget_mask, hies, jaccard, keep_scores, ranks
+from gates.scores.ranking import RANKINGS, hies, jaccard, keep_scores, ranks
 from gates.sites import KINDS
 
 LAYERS = torch.tensor([0] * 4 + [1] * 4 + [2] * 4)

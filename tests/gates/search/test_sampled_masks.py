@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT
-from gates.objective import Budget
-from gates.scores.ranking import budget_mask
 from gates.search.sampled_masks import best_draw, draw_masks, spread_ranks
 
 KINDS, LAYERS = torch.tensor([0] * 8 + [1] * 8), torch.arange(16) // 4

@@ -1,10 +1,11 @@
 import pytest
 import torch
 
+from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.hard_concrete import Stretch
 from gates.head_gates import HeadGates
-from gates.objective import Budget, TargetBudget
+from gates.objective import TargetBudget
 from tests.models import build
 from training.pruner.parameters import backbone_groups, gate_groups, matching_parameters
 

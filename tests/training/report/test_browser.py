@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.training.report.fixture import write_comparison
-from training.report.__main__ import main
+from training.commands.report import main
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.keys import Keys  # noqa: E402

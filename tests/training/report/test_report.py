@@ -14,10 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from scipy.stats import hypergeom
-from training.report.__main__ import main
 
 from gates.errors import GateError
 from tests.training.report.fixture import METHODS, write_comparison, write_run, write_samples
+from training.commands.report import main
 from training.plotting import line_style, mask_agreement
 from training.report import captions, figures
 from training.report.contents import Contents, Course, Site, Values

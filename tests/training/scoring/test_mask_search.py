@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gates.budget import Budget
 from gates.errors import GateError
-from gates.objective import Budget
 from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.scoring.mask_search import DrawSearch, SwapSearch, draw, refine

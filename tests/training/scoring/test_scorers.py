@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.objective import Budget
 from gates.scores.fisher import removal_cost
 from gates.scores.importance import head_gradients, normalise_by_layer
-from gates.scores.ranking import budget_mask, jaccard
+from gates.scores.ranking import jaccard
 from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
 from training.runs.cost import Cost
 from training.scoring.passes import PASSES, VARIANTS

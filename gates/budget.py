@@ -1,0 +1,158 @@
+"""How many heads to keep, what an open one costs, and the masks that a budget allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gates.errors import GateError
+from gates.sites import KINDS
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many heads to keep: in the whole model, or of each kind that is named.
+
+    Args:
+        total: heads to keep in the model, when ``per_kind`` is empty.
+        per_kind: heads to keep of each kind; every kind the model has is listed.
+    """
+
+    total: int
+    per_kind: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, value: int | float | Mapping[str, int | float], heads: Mapping[str, int]) -> Budget:
+        """Read a budget: a count, a fraction below 1, or one of these per kind (other kinds stay whole).
+
+        Args:
+            value: ``18``, ``0.25`` or ``{"encoder": 10, "cross": 0.5}``.
+            heads: heads of each kind in the model.
+
+        Raises:
+            GateError: out of range, not a number, or for a kind the model lacks.
+        """
+        if not isinstance(value, Mapping):
+            return cls(_count(value, sum(heads.values()), "budget"), {})
+        for kind in value:
+            if kind not in heads:
+                raise GateError(
+                    f"the budget names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
+                )
+        per_kind = {
+            kind: _count(value[kind], count, f"{kind} budget") if kind in value else count for kind, count in heads.items()
+        }
+        return cls(sum(per_kind.values()), per_kind)
+
+    def pruned(self, heads: Mapping[str, int]) -> dict[str, int]:
+        """Heads to keep of the kinds that do not stay whole; empty for a budget that is not per kind.
+
+        Args:
+            heads: heads of each kind in the model.
+        """
+        return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
+
+
+def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
+    """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others).
+
+    Args:
+        price: ``0.01`` or ``{"encoder": 0.01, "cross": 0.1}``.
+        heads: heads of each kind in the model.
+
+    Returns:
+        Prices by the place of a kind in ``KINDS``.
+
+    Raises:
+        GateError: below 0, or for a kind the model lacks.
+    """
+    prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
+    for kind, value in prices.items():
+        if kind not in heads:
+            raise GateError(
+                f"the price names kind {kind!r}, but this model has heads of kind {', '.join(map(repr, heads))} only"
+            )
+        if not value >= 0:
+            raise GateError(f"the price of {kind} heads is {value!r}; expected a number of at least 0")
+    return torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
+
+
+def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
+    """The mask of exactly the budgeted number of highest scores; ties go to the earlier head.
+
+    Args:
+        scores: ``[heads]``, higher is kept first.
+        budget: in total or per kind.
+        kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
+
+    Returns:
+        0/1 mask ``[heads]``, float32.
+    """
+    mask = torch.zeros(scores.shape[0], device=scores.device)
+    quotas: list[tuple[str | None, int]] = [*budget.per_kind.items()] or [(None, budget.total)]
+    for kind, count in quotas:
+        among = torch.ones_like(mask, dtype=torch.bool) if kind is None else kind_index == KINDS.index(kind)
+        masked = scores.double().masked_fill(~among, -torch.inf)
+        mask[torch.sort(masked, descending=True, stable=True).indices[:count]] = 1.0
+    return mask
+
+
+def budget_mask(
+    scores: Tensor, budget: Budget, *, kind_index: Tensor, layer_index: Tensor, minimum_per_layer: int = 0
+) -> Tensor:
+    """The mask of the highest scores within a budget.
+
+    Args:
+        scores: ``[heads]``.
+        budget: heads to keep, in total or per kind.
+        kind_index, layer_index: of each head, ``[heads]``.
+        minimum_per_layer: the best heads of every layer are kept first, this many, whatever their scores.
+
+    Returns:
+        0/1 mask ``[heads]`` with exactly the budgeted number of ones.
+
+    Raises:
+        GateError: if the minimum does not fit into the budget.
+    """
+    if minimum_per_layer > 0:
+        scores = scores.double().clone()
+        reserved = torch.zeros_like(scores, dtype=torch.bool)
+        for layer in layer_index.unique():
+            members = (layer_index == layer).nonzero().flatten()
+            reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
+        scores[reserved] = torch.inf
+        mask = top_k_mask(scores, budget, kind_index)
+        if bool((mask[reserved] == 0).any()):
+            needs = [("", int(reserved.sum()), budget.total)]
+            needs += [
+                (f"{kind} ", int(reserved[kind_index == KINDS.index(kind)].sum()), kept)
+                for kind, kept in budget.per_kind.items()
+            ]
+            kind, needed, kept = next(need for need in needs if need[1] > need[2])
+            raise GateError(
+                f"a minimum of {minimum_per_layer} heads in each layer needs {needed} {kind}heads, "
+                f"more than the {kind}budget of {kept}; lower the minimum or raise the budget"
+            )
+        return mask
+    return top_k_mask(scores, budget, kind_index)
+
+
+def _count(value: object, heads: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise GateError(
+            f"the {name} is {value!r}; expected a number of heads such as {max(1, heads // 4)} or a fraction such as 0.25"
+        )
+    if isinstance(value, float) and (value == 1 or 0 < value * heads < 0.5):
+        raise GateError(
+            f"the {name} is {value!r}; write 1 for one head, {heads} for all of them, or a fraction that keeps at least one"
+        )
+    count = round(value * heads) if isinstance(value, float) and 0 < value < 1 else value
+    if count != int(count) or not 0 <= count <= heads:
+        raise GateError(
+            f"the {name} is {value!r}; expected a whole number from 0 to {heads} (heads in the model) or a fraction below 1"
+        )
+    return int(count)
