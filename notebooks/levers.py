@@ -38,9 +38,9 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
         ["--model.draw_per", "batch", "--model.anneal", "null"],
     ),
     "distilled, refined by swaps": ("learned+distil+swap", []),
-    "prune phase of 0.3 epochs, settle of 1.2, refined by swaps": (
+    "prune phase of 0.3 epochs, retrain of 1.2, refined by swaps": (
         "learned+swap",
-        ["--model.prune", "0.3", "--model.settle", "1.2"],
+        ["--model.prune", "0.3", "--model.retrain", "1.2"],
     ),
     "at least one head per layer": ("learned", ["--model.minimum_per_layer", "1"]),
     "target reached at the end": ("learned", ["--model.ramp", "1"]),
@@ -49,7 +49,7 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
 }
 """By name the method that is compared, and how its options differ from the configuration's."""
-STAGES = ("post hoc", "settled")
+STAGES = ("post hoc", "retrained")
 
 
 def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:

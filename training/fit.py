@@ -93,7 +93,7 @@ def build_parser(
         help="At the end of the run: nothing; every method's mask on the dense model; also trained on with each mask.",
     )
     parser.add_argument(
-        "--settled", type=list[str] | None, default=None, help="With --compare full, methods to train on (default: all)."
+        "--retrained", type=list[str] | None, default=None, help="With --compare full, methods to train on (default: all)."
     )
     parser.add_argument(
         "--from_scratch",
@@ -107,7 +107,7 @@ def build_parser(
     parser.add_argument(
         "--from_scratch_learning_rate", type=float | None, default=None, help="At its peak (default: the run's)."
     )
-    parser.add_argument("--average_last", type=int, default=1, help="Checkpoints averaged at the end of warm-up and run.")
+    parser.add_argument("--average_last", type=int, default=1, help="Checkpoints averaged at the end of fine-tuning and run.")
     parser.add_argument("--average_every", type=int, default=100, help="Optimiser steps between them.")
     parser.add_argument(
         "--patience", type=int | None, default=None, help="Validations without improvement after which a dense-only run ends."
@@ -158,11 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     """The whole run."""
     console = stdout()
-    settled = ["dense", *METHODS] if config.settled is None else config.settled
-    check_methods(settled, more=("dense",))
+    retrained = ["dense", *METHODS] if config.retrained is None else config.retrained
+    check_methods(retrained, more=("dense",))
     check_methods(config.from_scratch, more=("dense",))
     if config.from_scratch:
-        check_length(config.model.warm_up, config.from_scratch_epochs)
+        check_length(config.model.finetune, config.from_scratch_epochs)
     for fraction in config.curve:
         if not 0 < fraction <= 1:
             raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
@@ -209,11 +209,11 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
     seconds = time.perf_counter() - start
     trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
 
-    warm_up, _, end = pruner.boundaries
-    kind = ("dense", "trained") if warm_up == end else ("learned", "settled")  # without a prune phase nothing was learned
+    finetune, _, end = pruner.boundaries
+    kind = ("dense", "trained") if finetune == end else ("learned", "retrained")  # without a prune phase nothing was learned
     learned_row = {"method": kind[0], "stage": kind[1], "heads": pruner.gates.open_heads()}
     learned_row |= evaluate(make_trainer(config), pruner, data)
-    learned_row |= {"steps": max(0, trainer.global_step - warm_up), "seconds": dense.seconds_since()}
+    learned_row |= {"steps": max(0, trainer.global_step - finetune), "seconds": dense.seconds_since()}
     if trainer.is_global_zero:
         export(run, pruner, data, learned_row)
         save_translations(run, data, ".".join(kind), pruner.outputs.get("test", {}))
@@ -230,7 +230,7 @@ def fit(parser: ArgumentParser, config: Namespace) -> RunDirectory:
             run,
             trainers,
             learned_row=learned_row,
-            settled=settled if config.compare == "full" else [],
+            retrained=retrained if config.compare == "full" else [],
             curve_fractions=config.curve,
             show_progress=bool(bar),
         )
@@ -268,7 +268,7 @@ def check_patience(config: Namespace) -> None:
         raise GateError(f"--patience is {config.patience}; expected at least 1 validation")
     if config.model.prune > 0:
         raise GateError(
-            "--patience ends the training of a dense model alone (--model.prune 0 --model.settle 0 --model.budget null); a run "
+            "--patience ends the training of a dense model alone (--model.prune 0 --model.retrain 0 --model.budget null); a run "
             "that prunes has a fixed length, so that all methods get equally many steps"
         )
     if config.average_last > 1:

@@ -91,7 +91,7 @@ def gate_heat_map(sites: tuple[AttentionSite, ...], values: Tensor, *, title: st
 
 @styled
 def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: str) -> Figure:
-    """Quality against heads kept: a line per ranking post hoc, and points at the run's budget for settled models.
+    """Quality against heads kept: a line per ranking post hoc, and points at the run's budget for retrained models.
 
     Args:
         curve: columns method, heads, select_METRIC (mask only, selection split).
@@ -104,9 +104,9 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     for index, (method, line) in enumerate(curve.groupby("method", sort=False)):
         style = line_style(index)
         axes.plot(line["heads"], line[column], **style, markersize=4, linewidth=1.2, label=str(method))
-        settled = comparison[(comparison["method"] == method) & (comparison["stage"] == "settled")]
+        retrained = comparison[(comparison["method"] == method) & (comparison["stage"] == "retrained")]
         ring = {"s": 90, "facecolors": "none", "edgecolors": style["color"], "marker": style["marker"]}
-        axes.scatter(settled["heads"], settled[column], **ring)
+        axes.scatter(retrained["heads"], retrained[column], **ring)
     dense = comparison[comparison["method"] == "dense"]
     if len(dense):
         axes.axhline(float(dense[column].iloc[-1]), color="grey", linestyle=":", label="dense control")

@@ -17,7 +17,7 @@ MODEL = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32,
     "max_position_embeddings": 64, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
 }  # fmt: skip
-SETTINGS = {"learning_rate": 1e-3, "warm_up": 1.0, "prune": 1.0, "settle": 1.0, "budget": 3}
+SETTINGS = {"learning_rate": 1e-3, "finetune": 1.0, "prune": 1.0, "retrain": 1.0, "budget": 3}
 ROWS = {"train_rows": 256, "select_rows": 96, "test_rows": 96, "batch_size": 16, "score_rows": 64}
 STEPS_PER_EPOCH = 16
 
@@ -27,9 +27,9 @@ model:
   from_scratch: {model_type: bert, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 32,
     max_position_embeddings: 64}
   budget: 3
-  warm_up: 1
+  finetune: 1
   prune: 1
-  settle: 1
+  retrain: 1
   learning_rate: 1.0e-3
 data:
   class_path: training.data.synthetic.SyntheticData

@@ -72,23 +72,23 @@ def test_the_run_directory_has_the_documented_shape(full_run):
 def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
     run, _ = full_run
     table = pd.read_csv(run / "comparison.csv")
-    for stage in ("post hoc", "settled"):
+    for stage in ("post hoc", "retrained"):
         rows = table[table["stage"] == stage].set_index("method")
         assert set(rows.index) == {"dense", *METHODS}
         assert set(rows.loc[list(METHODS), "heads"]) == {3}
         assert rows.loc["dense", "heads"] == 8
-    assert set(table[table["stage"] == "settled"]["steps"]) == {32}
+    assert set(table[table["stage"] == "retrained"]["steps"]) == {32}
     assert set(table[table["stage"] == "post hoc"]["steps"]) == {0}
     assert table["test_accuracy"].between(0, 1).all()
 
 
 def test_equal_masks_have_equal_results(full_run):
-    """Rows agree with the mask files: methods with the same mask have the same post hoc and settled numbers."""
+    """Rows agree with the mask files: methods with the same mask have the same post hoc and retrained numbers."""
     run, _ = full_run
     sites = find_attention(make_pruner().backbone)
     masks = {method: tuple(load_mask(run / "masks" / f"{method}.json", sites).tolist()) for method in METHODS}
     table = pd.read_csv(run / "comparison.csv")
-    for stage in ("post hoc", "settled"):
+    for stage in ("post hoc", "retrained"):
         rows = table[table["stage"] == stage].set_index("method")["test_loss"]
         rivals = [method for method in METHODS if method != "learned" or stage == "post hoc"]
         for first in rivals:
@@ -115,7 +115,7 @@ def test_the_summary_agrees_with_the_table(full_run):
     run, _ = full_run
     metrics = json.loads((run / "metrics.json").read_text())
     table = pd.read_csv(run / "comparison.csv")
-    learned = table[(table["method"] == "learned") & (table["stage"] == "settled")].iloc[0]
+    learned = table[(table["method"] == "learned") & (table["stage"] == "retrained")].iloc[0]
     assert metrics["learned"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
     assert metrics["heads"]["kept"] == 3 == sum(metrics["heads"]["by_site"].values())
     assert metrics["versions"]["torch"] == torch.__version__
@@ -223,7 +223,7 @@ def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
 def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = write_config(tmp_path)
-    arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.warm_up", "3", "--wandb.mode", "auto"]
+    arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.finetune", "3", "--wandb.mode", "auto"]
     process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(600):
         if (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
@@ -232,7 +232,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "run" / "metrics.json").exists()
-    rest = ["--config", config, "--model.warm_up", "3"]
+    rest = ["--config", config, "--model.finetune", "3"]
     assert main([*rest, "--run_dir", str(tmp_path / "run"), "--existing", "resume", "--wandb.mode", "auto"]) == 0
     identifiers = {path.name.split("-")[-1] for path in (tmp_path / "run" / "wandb").glob("offline-run-*")}
     assert identifiers == {(tmp_path / "run" / "wandb" / "run_id.txt").read_text().strip()}  # one run in W&B
@@ -244,7 +244,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.warm_up", "3000"]
+    arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.finetune", "3000"]
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
@@ -271,7 +271,7 @@ def test_another_budget_from_the_dense_checkpoint_of_a_run(full_run, tmp_path):
     tables = [pd.read_csv(folder / "comparison.csv").set_index(["method", "stage"]) for folder in (run, tmp_path / "run")]
     first, other = (table.loc[("dense", "post hoc"), "test_loss"] for table in tables)
     assert first == pytest.approx(other, abs=1e-5)
-    assert tables[1].loc[("learned", "settled"), "heads"] == 5
+    assert tables[1].loc[("learned", "retrained"), "heads"] == 5
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "budget not a number": (["--model.budget", "many"], "many"),
         "negative budget": (["--model.budget", "-1"], "-1"),
         "budget for a missing kind": (["--model.budget", "{cross: 2}"], "'cross'"),
-        "unknown method": (["--settled", "[best]"], "'best'"),
+        "unknown method": (["--retrained", "[best]"], "'best'"),
         "unknown option": (["--model.bugdet", "3"], "bugdet"),
         "missing file": (local_data(folder, str(folder / "none.tsv")), "none.tsv"),
         "empty file": (local_data(folder, text_file(folder, "empty.tsv", "")), "is empty"),
@@ -461,7 +461,7 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
     assert path.read_text().startswith("# ")
     config = build_parser().parse_args(["--config", str(path)])
     common = ["--config", str(path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "disabled", "--curve", "[]"]
-    small = ["--model.warm_up", "1", "--model.prune", "1", "--model.settle", "1", "--settled", "[his]", "--model.budget", "2"]
+    small = ["--model.finetune", "1", "--model.prune", "1", "--model.retrain", "1", "--retrained", "[his]", "--model.budget", "2"]
     if config.data.class_path.endswith("ParallelTextData") and config.model.from_scratch is not None:
         lines = "".join(f"{word} one {word} two\n" for word in ("fox", "king", "river", "poet") * 10)
         sides = [f"--data.{split}_{side}" for split in ("train", "select", "test") for side in ("source", "target")]

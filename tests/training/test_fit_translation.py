@@ -42,7 +42,7 @@ for source in sources:
 def run(tmp_path_factory):
     """A run with everything: encoder heads with the decoder fixed, compared, and a control from scratch."""
     folder = tmp_path_factory.mktemp("translation")
-    more = ["--compare", "full", "--settled", "[dense,random]", "--from_scratch", "[learned]"]
+    more = ["--compare", "full", "--retrained", "[dense,random]", "--from_scratch", "[learned]"]
     averaged = ["--average_last", "2", "--average_every", "2"]
     done = run_fit("--config", write_config(folder), "--run_dir", "run", *more, *averaged, cwd=folder, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -55,13 +55,13 @@ def test_methods_are_compared_in_bleu_at_equal_steps(run):
     contents = read_contents(run)
     assert contents.metric == "bleu"
     assert "curve" in {picture.name for picture in pictures_of(contents)}
-    settled = table[table["stage"] == "settled"].set_index("method")
-    assert set(settled.index) == {"dense", "learned", "random"}
-    assert settled["steps"].nunique() == 1
-    assert settled.loc["learned", "heads"] == settled.loc["random", "heads"] == 3 + 4 + 4
+    retrained = table[table["stage"] == "retrained"].set_index("method")
+    assert set(retrained.index) == {"dense", "learned", "random"}
+    assert retrained["steps"].nunique() == 1
+    assert retrained.loc["learned", "heads"] == retrained.loc["random", "heads"] == 3 + 4 + 4
     scratch = table[table["stage"] == "from scratch"].iloc[0]
     assert scratch["heads"] == 11
-    assert scratch["steps"] == round(settled.loc["learned", "steps"] * 3 / 2)  # the warm-up's steps too
+    assert scratch["steps"] == round(retrained.loc["learned", "steps"] * 3 / 2)  # fine-tuning's steps too
 
 
 def test_the_curve_is_of_the_kinds_that_the_run_prunes(run):
@@ -78,16 +78,16 @@ def test_masks_are_compared_with_random_ones_of_their_kinds(run):
 
 
 def test_methods_with_the_same_mask_have_the_same_translations(tmp_path):
-    same = ["--model.budget", "{encoder: 0}", "--compare", "full", "--settled", "[his,random]", "--curve", "[]"]
+    same = ["--model.budget", "{encoder: 0}", "--compare", "full", "--retrained", "[his,random]", "--curve", "[]"]
     assert main(["--config", write_config(tmp_path), *same, "--run_dir", str(tmp_path / "run")]) == 0
-    settled = pd.read_csv(tmp_path / "run" / "comparison.csv").query("stage == 'settled'").set_index("method")
-    assert settled.loc["random", "seconds"] == settled.loc["his", "seconds"]  # one training for both
+    retrained = pd.read_csv(tmp_path / "run" / "comparison.csv").query("stage == 'retrained'").set_index("method")
+    assert retrained.loc["random", "seconds"] == retrained.loc["his", "seconds"]  # one training for both
     folder = tmp_path / "run" / "translations"
     for search in ("greedy", "beam"):
-        texts = [(folder / f"{method}.settled.{search}.txt").read_bytes() for method in ("his", "random")]
+        texts = [(folder / f"{method}.retrained.{search}.txt").read_bytes() for method in ("his", "random")]
         assert texts[0] == texts[1]
     systems = pd.read_csv(folder / "significance.csv")["system"]
-    assert {"his.settled", "random.settled"} <= set(systems)
+    assert {"his.retrained", "random.retrained"} <= set(systems)
 
 
 def test_the_budget_is_of_encoder_heads_and_the_decoder_has_not_moved(run):
@@ -106,16 +106,16 @@ def test_translations_are_kept_and_their_differences_tested(run):
     folder = run / "translations"
     data = make_data()
     assert read_texts(folder / "reference.txt") == data.texts["test"].target
-    for system in ("dense.settled", "learned.settled", "random.post hoc", "learned.from scratch"):
+    for system in ("dense.retrained", "learned.retrained", "random.post hoc", "learned.from scratch"):
         for search in ("greedy", "beam"):
             assert len(read_texts(folder / f"{system}.{search}.txt")) == 24
     with open(folder / "samples.tsv", encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream, delimiter="\t"))
     assert rows[3]["source"] == data.texts["test"].source[3]
     table = pd.read_csv(folder / "significance.csv")
-    assert set(table["baseline"]) == {"dense.settled"}
-    row = table[(table["system"] == "learned.settled") & (table["search"] == "greedy")].iloc[0]
-    own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'settled'").iloc[0]
+    assert set(table["baseline"]) == {"dense.retrained"}
+    row = table[(table["system"] == "learned.retrained") & (table["search"] == "greedy")].iloc[0]
+    own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'retrained'").iloc[0]
     assert row["bleu"] == pytest.approx(own["test_bleu"], rel=1e-4)
     assert "version:" in json.loads((folder / "signatures.json").read_text())["bleu"]
 
@@ -125,7 +125,7 @@ def test_the_export_translates_the_same_where_this_project_is_not_installed(run,
     command = [sys.executable, "-c", REPRODUCE, str(run / "export"), str(source)]
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
-    assert done.stdout.split("\n")[:-1] == read_texts(run / "translations" / "learned.settled.beam.txt")
+    assert done.stdout.split("\n")[:-1] == read_texts(run / "translations" / "learned.retrained.beam.txt")
 
 
 def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path, capsys):
@@ -134,9 +134,9 @@ def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path,
     files = ["--source", str(run / "translations" / "source.txt"), "--reference", str(run / "translations" / "reference.txt")]
     as_in_the_run = ["--max_length", "40", "--samples", "50"]
     assert translate([masked, str(run), *files, *as_in_the_run, "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "run.txt").read_text() == (run / "translations" / "learned.settled.beam.txt").read_text()
+    assert (tmp_path / "out" / "run.txt").read_text() == (run / "translations" / "learned.retrained.beam.txt").read_text()
     scores = pd.read_csv(tmp_path / "out" / "scores.csv").set_index("system")
-    own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'settled'").iloc[0]
+    own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'retrained'").iloc[0]
     assert scores.loc["run", "bleu"] == pytest.approx(own["test_beam_bleu"], rel=1e-4)
     more = ["--batch_sizes", "[1,4]", "--tokens", "5", "--repeats", "2", "--out", str(tmp_path / "speed.csv")]
     assert benchmark([masked, str(run), *files[:2], *more]) == 0
@@ -157,7 +157,7 @@ def test_the_tokenizer_is_saved_with_the_run_and_the_export(run):
 
 def test_an_export_can_be_pruned_on(run, tmp_path):
     config = write_config(tmp_path)
-    more = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.warm_up", "0"]
+    more = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
     assert main(["--config", config, *more, "--model.budget", "{encoder: 1}", "--run_dir", str(tmp_path / "again")]) == 0
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again" / "export", trust_remote_code=True)
     assert sum(shape["heads"] for name, shape in model.config.pruned_attention.items() if name.startswith("encoder")) == 1
@@ -190,8 +190,8 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
         (["--patience", "2"], "--patience ends the training of a dense model alone"),
         (["--average_last", "0"], "--average_last is 0"),
         (["--from_scratch", "[magic]"], "unknown method 'magic'"),
-        (["--from_scratch", "[learned]", "--model.warm_up", "0"], "give the epochs of both together"),
-        (["--model.prune", "0"], "set settle to 0 and budget to null"),
+        (["--from_scratch", "[learned]", "--model.finetune", "0"], "give the epochs of both together"),
+        (["--model.prune", "0"], "set retrain to 0 and budget to null"),
         (["--model.freeze_while_pruning", "[nothing]"], "'nothing' matches no parameter"),
         (["--data.max_length", "10"], "more than 10"),
         (["--model.from_scratch.max_position_embeddings", "30"], "max_length is 40, but the encoder of the new model has 30"),
@@ -251,7 +251,7 @@ def test_a_model_that_cannot_translate_is_named_before_its_tokenizer(tmp_path, c
 
 
 def test_a_backbone_with_too_few_positions_is_refused_before_training(run, tmp_path, capsys):
-    start = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.warm_up", "0"]
+    start = ["--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.finetune", "0"]
     longer = ["--data.max_length", "42", "--run_dir", str(tmp_path / "run")]
     assert main(["--config", write_config(tmp_path), *start, *longer]) == 2
     assert "has 41 positions; set --data.max_length 41" in capsys.readouterr().err
@@ -261,13 +261,13 @@ def test_a_backbone_with_too_few_positions_is_refused_before_training(run, tmp_p
 def test_a_run_that_tests_on_a_part_keeps_no_translations_and_says_so(tmp_path, capsys):
     part = ["--trainer.limit_test_batches", "1", "--data.eval_batch_size", "8", "--run_dir", str(tmp_path / "run")]
     assert main(["--config", write_config(tmp_path), *part]) == 0
-    assert "8 of 24 test sentences were translated by learned.settled" in capsys.readouterr().out
+    assert "8 of 24 test sentences were translated by learned.retrained" in capsys.readouterr().out
     assert not (tmp_path / "run" / "translations").exists()
 
 
 def test_the_user_is_told_how_many_pairs_are_left_out(tmp_path, capsys):
     short = ["--data.max_length", "14", "--data.skip_unfit_pairs", "true", "--data.beam_splits", "[]"]
-    lengths = ["--model.prune", "0.2", "--model.warm_up", "0.2", "--model.settle", "0.2", "--run_dir", str(tmp_path / "run")]
+    lengths = ["--model.prune", "0.2", "--model.finetune", "0.2", "--model.retrain", "0.2", "--run_dir", str(tmp_path / "run")]
     assert main(["--config", write_config(tmp_path), *short, *lengths]) == 0
     told = capsys.readouterr().out
     whole, ends = make_data(), {"train": "training", "select": "select", "test": "test"}
@@ -289,7 +289,7 @@ def test_commands_name_what_is_wrong(command, more, tmp_path, capsys):
 
 
 def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path, capsys):
-    alone = ["--model.budget", "null", "--model.prune", "0", "--model.settle", "0", "--model.warm_up", "6"]
+    alone = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--model.finetune", "6"]
     early = ["--patience", "1", "--model.learning_rate", "0.0", "--model.freeze_while_pruning", "null"]
     assert main(["--config", write_config(tmp_path), *alone, *early, "--run_dir", str(tmp_path / "run")]) == 0
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -301,9 +301,9 @@ def test_a_dense_model_alone_is_trained_and_stopped_early(tmp_path, capsys):
 
 def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
     config = ["--config", write_config(tmp_path)]
-    alone = ["--model.budget", "null", "--model.prune", "0", "--model.settle", "0"]
+    alone = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0"]
     assert main([*config, *alone, "--run_dir", str(tmp_path / "dense")]) == 0
-    start = ["--model.from_scratch", "null", "--model.backbone", str(tmp_path / "dense" / "export"), "--model.warm_up", "0"]
+    start = ["--model.from_scratch", "null", "--model.backbone", str(tmp_path / "dense" / "export"), "--model.finetune", "0"]
     assert main([*config, *start, "--run_dir", str(tmp_path / "pruned")]) == 0
     metrics = json.loads((tmp_path / "pruned" / "metrics.json").read_text())
     assert metrics["heads"]["kept"] == 3 + 4 + 4
@@ -321,7 +321,7 @@ def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
 def test_two_processes_equal_one(tmp_path):
     """Also where one has many more tokens of a batch than the other: six pairs, which are one batch."""
     rows = ["--data.train_rows", "6", "--data.select_rows", "25"]
-    phases = ["--model.warm_up", "10", "--model.prune", "10", "--model.settle", "10", "--model.learning_rate", "3e-3"]
+    phases = ["--model.finetune", "10", "--model.prune", "10", "--model.retrain", "10", "--model.learning_rate", "3e-3"]
     no_dropout = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 4, decoder_attention_heads: 4,"
     no_dropout += " encoder_ffn_dim: 24, decoder_ffn_dim: 24, dropout: 0.0}"
     same = ["--model.from_scratch", no_dropout, "--model.draw_per", "batch", "--model.budget", "{encoder: 2}"]
@@ -365,7 +365,7 @@ def test_a_translator_that_loses_all_its_heads_is_exported(tmp_path):
 
 def test_what_is_kept_of_a_dense_model_that_did_not_improve_is_its_best(tmp_path):
     """Also if training reaches its end."""
-    alone = ["--model.budget", "null", "--model.prune", "0", "--model.settle", "0", "--model.warm_up", "3"]
+    alone = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--model.finetune", "3"]
     early = ["--patience", "5", "--model.freeze_while_pruning", "null", "--data.validate_every", "0.5"]
     assert main(["--config", write_config(tmp_path), *alone, *early, "--run_dir", str(tmp_path / "run")]) == 0
     dense, final = (

@@ -17,7 +17,7 @@ ROWS = {
     "train_rows": 160, "select_rows": 24, "test_rows": 24, "batch_tokens": 256, "score_rows": 32, "max_length": 40,
     "eval_batch_size": 16,
 }  # fmt: skip
-SETTINGS = {"budget": {"encoder": 3}, "warm_up": 1.0, "prune": 1.0, "settle": 1.0, "learning_rate": 1e-3}
+SETTINGS = {"budget": {"encoder": 3}, "finetune": 1.0, "prune": 1.0, "retrain": 1.0, "learning_rate": 1e-3}
 
 CONFIG = """
 name: tiny_translation
@@ -26,9 +26,9 @@ model:
     encoder_ffn_dim: 24, decoder_ffn_dim: 24}
   budget: {encoder: 3}
   freeze_while_pruning: [decoder, shared]
-  warm_up: 1
+  finetune: 1
   prune: 1
-  settle: 1
+  retrain: 1
   learning_rate: 1.0e-3
 data:
   class_path: training.data.synthetic_translation.SyntheticTranslationData

@@ -1,6 +1,6 @@
 """``python -m training analyze RUN --experiments LIST --out DIR``: Michel et al.'s (2019) experiments on a finished run.
 
-The run is of a classifier. Reads its directory and its data; the model is the dense one, at the end of the warm-up.
+The run is of a classifier. Reads its directory and its data; the model is the dense one, at the end of fine-tuning.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class OutputDirectory:
     def _text(self) -> str:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
         lines.append(
-            "The dense model at the end of the warm-up; scores from training data, choices on the selection split, results"
+            "The dense model at the end of fine-tuning; scores from training data, choices on the selection split, results"
         )
         lines.append("on the test split, metrics x 100, significance at 0.05.")
         for name, found in self.findings.items():

@@ -35,7 +35,7 @@ Split = Literal["score", "select", "test"]
 
 @dataclass(frozen=True)
 class DenseModel:
-    """A run's model at the end of its warm-up, with its data.
+    """A run's model at the end of its fine-tuning, with its data.
 
     Args:
         run: finished.

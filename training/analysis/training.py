@@ -1,4 +1,4 @@
-"""When heads become unequal: scores and pruning curves after every epoch of the warm-up (Michel et al. 2019, section 6)."""
+"""When heads become unequal: scores and pruning curves after every epoch of fine-tuning (Michel et al. 2019, section 6)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from training.scoring.subject import score_heads
 
 
 class EveryEpoch(pl.Callback):
-    """After every epoch of the warm-up, and where it ends: HIS and entropy of all heads on training data, and the metric on the
-    test split with more and more heads pruned in the order of HIS. Training stops where the warm-up ends, and goes on between
+    """After every epoch of fine-tuning, and where it ends: HIS and entropy of all heads on training data, and the metric on the
+    test split with more and more heads pruned in the order of HIS. Training stops where fine-tuning ends, and goes on between
     as if nobody had looked.
 
     Args:
@@ -81,13 +81,13 @@ def evaluation(pruner: HeadPruner) -> Iterator[None]:
 
 
 def through_training(dense: DenseModel) -> Finding:
-    """The warm-up once more, from the run's configuration and seed, looked at after every epoch.
+    """Fine-tuning once more, from the run's configuration and seed, looked at after every epoch.
 
     Raises:
-        GateError: if the run has no warm-up.
+        GateError: if the run has no finetune phase.
     """
-    if dense.pruner.hparams["warm_up"] == 0:
-        raise GateError("the run has no warm-up to look at (--model.warm_up is 0); give a run that fine-tunes its model")
+    if dense.pruner.hparams["finetune"] == 0:
+        raise GateError("the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model")
     again = replace(dense, pruner=make_pruner(dense.config, dense.data))
     recorder = EveryEpoch(again)
     trainer = make_trainer(dense.config, callbacks=[recorder], limit_val_batches=0, **ONE_DEVICE)
@@ -95,7 +95,7 @@ def through_training(dense: DenseModel) -> Finding:
     trainer.fit(again.pruner, dense.data)
     dense.data.trainer = None
     if not recorder.curves:
-        raise GateError("the run's warm-up is shorter than one step; give a run that fine-tunes its model")
+        raise GateError("the run's fine-tuning is shorter than one step; give a run that fine-tunes its model")
     table, scores = pd.concat(recorder.curves, ignore_index=True), pd.concat(recorder.scores, ignore_index=True)
     trained, kept = again.pruner.backbone.state_dict(), dense.pruner.backbone.state_dict()
     same = all(torch.equal(kept[name].cpu(), tensor.cpu()) for name, tensor in trained.items())

@@ -51,7 +51,7 @@ from training.runs.tracking import WandbOptions
 from training.scoring.mask_search import DrawSearch, SwapSearch
 from training.scoring.scorers import SCORERS, Scorer
 
-OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "settled", "curve", "patience", "from_scratch")
+OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
@@ -69,7 +69,7 @@ def build_parser() -> ArgumentParser:
         "methods": ("learned,his,hies,random", "Methods, separated by commas; --list_methods shows all."),
         "budgets": ("0.5,0.25,0.125", "Budgets, separated by commas, each as --model.budget takes it."),
         "seeds": ("0,1,2", "Of weights, data order and gates, separated by commas."),
-        "stages": ("post hoc,settled", f"Some of {', '.join(STAGES)}."),
+        "stages": ("post hoc,retrained", f"Some of {', '.join(STAGES)}."),
     }
     for name, (default, what) in text.items():
         parser.add_argument(f"--{name}", type=str | int | float | list[Any], default=default, help=what)
@@ -118,7 +118,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
     check_unused(config, given)
     check_needed(given, methods, stages)
     if "from scratch" in stages:
-        check_length(config.model.warm_up, config.from_scratch_epochs)
+        check_length(config.model.finetune, config.from_scratch_epochs)
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
     distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
@@ -326,8 +326,8 @@ def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:
         return cells.post_hoc(choice.values, replacement="mean")
     if stage == "post hoc with uniform attention":
         return cells.post_hoc(choice.values, replacement="uniform")
-    if stage == "settled":
-        return cells.settle(choice.values, start=choice.start, options=choice.options)
+    if stage == "retrained":
+        return cells.retrain(choice.values, start=choice.start, options=choice.options)
     return cells.from_scratch(choice.mask)
 
 

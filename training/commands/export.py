@@ -179,7 +179,7 @@ def _export_onnx(
 
 
 def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
-    """States the run's results only for what the run tested: its learned mask, with the weights settled with it."""
+    """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
     own = load_mask(trained.run.path / "masks" / f"{LEARNED}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
         results = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["learned"]

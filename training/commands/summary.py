@@ -2,7 +2,7 @@
 
 A document says between two comments which command made a table, and ``--update README.md`` makes all its tables anew::
 
-    <!-- python -m training summary notebooks/results/sst2 --stage settled -->
+    <!-- python -m training summary notebooks/results/sst2 --stage retrained -->
     ...
     <!-- end -->
 """
@@ -181,7 +181,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training summary", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, help="directories of training.fit or training compare")
     parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv; fractions are shown in percent")
-    parser.add_argument("--stage", help="post hoc, settled or from scratch; all by default")
+    parser.add_argument("--stage", help="post hoc, retrained or from scratch; all by default")
     parser.add_argument("--verdict", action="store_true", help="what verdict.md says, instead of a table")
     parser.add_argument("--methods", help="some methods only, separated by commas, in this order")
     parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="make the tables of this document anew")

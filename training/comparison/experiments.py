@@ -1,12 +1,12 @@
 """The cells of a comparison: single pieces of training and evaluation of one seed, each done once and kept on disk.
 
 ========== =====================================================================
-dense      warm-up, from which everything else starts
+dense      fine-tuning, from which everything else starts
 learn      the prune phase of a learned method
 draw       the best of masks drawn around a ranking
 swap       refinement of a mask by swaps
 post hoc   evaluation of the dense model with a mask
-settle     training on with a fixed mask, to the end of the schedule
+retrain     training on with a fixed mask, to the end of the schedule
 scratch    training of a new model of the same shape, with the mask throughout
 ========== =====================================================================
 """
@@ -48,9 +48,9 @@ Replacement = Literal["zero", "mean", "uniform"]
 ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "seed", "swaps"}
 """Options of the module that act through the model or the seed, which are in every key, or that a comparison does not use:
 swaps are a method's ``+swap`` there."""
-WARM_UP = ("warm_up", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
+FINETUNING = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
-AFTER_WARM_UP = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
+AFTER_FINETUNING = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
 """Options that training with a fixed mask depends on, beside where it starts."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
@@ -116,19 +116,19 @@ class Cells:
             "trainer": {name: trainer_settings[name] for name in NUMERICS},
             # Batches of evaluation change no result, but where they are limited they say which examples are evaluated.
             **({"eval_batch_size": data.eval_batch_size} if limits_evaluation(trainer_settings) else {}),
-            "after_warm_up": round(settings["prune"] + settings["settle"], 6),
-            **{name: settings[name] for name in WARM_UP},
+            "after_finetune": round(settings["prune"] + settings["retrain"], 6),
+            **{name: settings[name] for name in FINETUNING},
         }
 
     # -- cells -------------------------------------------------------------------------------------------------
 
     def dense(self) -> Cell:
-        """The dense model at the end of the warm-up, in ``weights.ckpt``."""
+        """The dense model at the end of fine-tuning, in ``weights.ckpt``."""
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
-            return self._train(self.make_pruner({}), folder, shown, EndOfPhase(folder / WEIGHTS, "warm-up"))
+            return self._train(self.make_pruner({}), folder, shown, EndOfPhase(folder / WEIGHTS, "finetune"))
 
-        return self._cell("warm-up", self.dense_is, make)
+        return self._cell("finetune", self.dense_is, make)
 
     def learn(self, options: Mapping[str, Any]) -> Cell:
         """The prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
@@ -212,7 +212,7 @@ class Cells:
 
         return self._cell(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
 
-    def settle(self, values: Tensor, *, start: Cell, options: Mapping[str, Any]) -> Cell:
+    def retrain(self, values: Tensor, *, start: Cell, options: Mapping[str, Any]) -> Cell:
         """Metrics and predictions after training on with fixed gate values to the end of the schedule.
 
         Args:
@@ -221,8 +221,8 @@ class Cells:
             options: of the module, where they differ from the configuration's.
         """
         settings = self._pruner(options).hparams
-        after = {name: settings[name] for name in AFTER_WARM_UP} | self._averaged_over()
-        determined_by = {"cell": "settle", "start": start.key, "values": values.tolist(), "options": after}
+        after = {name: settings[name] for name in AFTER_FINETUNING} | self._averaged_over()
+        determined_by = {"cell": "retrain", "start": start.key, "values": values.tolist(), "options": after}
 
         def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
             pruner = self._pruner(options)
@@ -233,7 +233,7 @@ class Cells:
             finally:
                 pruner.fixed_mask = None
 
-        return self._cell(f"settling, {int((values > 0).sum())} heads", determined_by, make)
+        return self._cell(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Cell:
         """Metrics and predictions of a new model of the same shape with the gate values from the first step, after as many
@@ -266,8 +266,8 @@ class Cells:
         return bool(self.dense_is["trainer"]["average_last"] > 1)
 
     def _averaged_over(self) -> dict[str, float]:
-        """Where averaging of weights begins, if there is any: it is over the settle phase alone."""
-        return {name: round(self.pruner.hparams[name], 6) for name in ("prune", "settle")} if self._averages else {}
+        """Where averaging of weights begins, if there is any: it is over the retrain phase alone."""
+        return {name: round(self.pruner.hparams[name], 6) for name in ("prune", "retrain")} if self._averages else {}
 
     @contextmanager
     def _replaced(self, pruner: HeadPruner, replacement: Replacement) -> Iterator[None]:

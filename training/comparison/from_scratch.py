@@ -20,13 +20,13 @@ OTHER_SEED = 104_729
 part of it (a lottery ticket, Frankle and Carbin 2019), not a new model."""
 
 
-def check_length(warm_up: float, epochs: float | None) -> None:
-    """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without a warm-up is short,
+def check_length(finetune: float, epochs: float | None) -> None:
+    """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without a finetune phase is short,
     because its dense model was trained before."""
-    if warm_up == 0 and epochs is None:
+    if finetune == 0 and epochs is None:
         raise GateError(
             "models trained from scratch get as many updates as the run by default, but here the dense model was trained "
-            "before it (warm_up is 0); give the epochs of both together, for example --from_scratch_epochs 16"
+            "before it (finetune is 0); give the epochs of both together, for example --from_scratch_epochs 16"
         )
     if epochs is not None and not epochs > 0:
         raise GateError(f"--from_scratch_epochs is {epochs}; expected a number above 0")
@@ -41,9 +41,9 @@ def scratch_options(settings: Mapping[str, Any], *, epochs: float | None, learni
         epochs: of training; None for as many as all phases of the run have.
         learning_rate: at its peak; None for the run's.
     """
-    whole = settings["warm_up"] + settings["prune"] + settings["settle"]
+    whole = settings["finetune"] + settings["prune"] + settings["retrain"]
     return {
-        "warm_up": 0.0, "prune": 0.0, "settle": epochs or whole, "prune_learning_rate": None, "distil": 0.0,
+        "finetune": 0.0, "prune": 0.0, "retrain": epochs or whole, "prune_learning_rate": None, "distil": 0.0,
         "distil_hidden": 0.0, "learning_rate": learning_rate or settings["learning_rate"],
     }  # fmt: skip
 

@@ -52,7 +52,7 @@ LEARNED: dict[str, Learned] = {
     "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS, JOINT),
     "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, JOINT, decides="once"),
     "learned-pipelined": Learned(
-        "the gates alone, on resting weights, before the weights settle", OURS, {**JOINT, "pipelined": True}
+        "the gates alone, on resting weights, before the weights are retrained", OURS, {**JOINT, "pipelined": True}
     ),
     "lambda": Learned(
         "Hard-Concrete gates with a price on each open head",

@@ -82,7 +82,7 @@ def write_results(
         "agreement": mask_agreement(result.masks, gates.kind_index() if per_kind else None),
     }
     if gate_log.values and pruner.boundaries[0] < pruner.boundaries[1]:
-        figures["gates_before_settling"] = gate_heat_map(
+        figures["gates_before_retraining"] = gate_heat_map(
             gates.sites, gates.to_heads(last_soft_gates(gate_log, pruner)), title="gates at the end of the prune phase"
         )
     if len(curve):

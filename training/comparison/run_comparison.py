@@ -31,7 +31,7 @@ class Comparison:
     """Results: one row per method and stage.
 
     Args:
-        rows: method, stage (``post hoc``: mask only; ``settled``: trained on with the mask), heads, metrics on the
+        rows: method, stage (``post hoc``: mask only; ``retrained``: trained on with the mask), heads, metrics on the
             selection and the test split, optimiser steps after the dense model, seconds.
         curve: post hoc quality of every ranking at other budgets, on the selection split.
         masks: 0/1 mask of each method at the run's budget.
@@ -66,7 +66,7 @@ def compare(
     make_trainer: TrainerFactory,
     *,
     learned_row: dict[str, Any],
-    settled: Sequence[str],
+    retrained: Sequence[str],
     curve_fractions: Sequence[float],
     show_progress: bool = True,
 ) -> Comparison:
@@ -77,8 +77,8 @@ def compare(
         data: its data.
         run: holds ``checkpoints/dense.ckpt``, where every rival starts.
         make_trainer: makes trainers with the run's own settings.
-        learned_row: the learned method's settled result.
-        settled: methods to train on with their mask, for as many steps as the learned one; ``dense`` among them is the
+        learned_row: the learned method's retrained result.
+        retrained: methods to train on with their mask, for as many steps as the learned one; ``dense`` among them is the
             control that keeps all heads.
         curve_fractions: budgets of the post hoc curve, see :func:`curve_budget`.
         show_progress: whether to draw bars.
@@ -90,7 +90,7 @@ def compare(
     }
     learned_log_alpha = gates.log_alpha.detach().cpu().clone()
     result = Comparison(masks={"learned": learned_mask})
-    rivals = [method for method in settled if method != "learned"]
+    rivals = [method for method in retrained if method != "learned"]
     count = 1 + len(METHODS) + len(ALPHAS) + len(METHODS) * len(curve_fractions) + len(rivals)
     try:
         scorer = make_trainer()
@@ -133,7 +133,7 @@ def compare(
                     cells.post_hoc(method, mask(scores, at, 0), splits=("select",)) for method, scores in result.keep.items()
                 ]
             result.rows.append(learned_row)
-            result.rows += [cells.settle(method, dense if method == "dense" else result.masks[method]) for method in rivals]
+            result.rows += [cells.retrain(method, dense if method == "dense" else result.masks[method]) for method in rivals]
     finally:
         pruner.fixed_mask = None
         pruner.load_state_dict(learned_state, strict=False)
@@ -156,7 +156,7 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
 
 
 def _load_dense(pruner: HeadPruner, run: RunDirectory) -> None:
-    """Weights as at the end of the warm-up."""
+    """Weights as at the end of fine-tuning."""
     checkpoint = torch.load(run.checkpoint("dense"), map_location="cpu", weights_only=True)
     pruner.load_state_dict(checkpoint["state_dict"])
 
@@ -175,7 +175,7 @@ class _Cells:
         self.pruner, self.data, self.make_trainer, self.progress = pruner, data, make_trainer, progress
         self.run, self.dense_path = run, run.checkpoint("dense")
         self.evaluator = make_trainer()
-        self.settled: dict[tuple[float, ...], tuple[dict[str, Any], dict[str, list[str]]]] = {}
+        self.retrained: dict[tuple[float, ...], tuple[dict[str, Any], dict[str, list[str]]]] = {}
 
     def post_hoc(self, method: str, mask: Tensor, splits: Sequence[str] = ("select", "test")) -> dict[str, Any]:
         """Mask only, no training."""
@@ -188,15 +188,15 @@ class _Cells:
             self._save_outputs(row, self.pruner.outputs.get("test", {}))
         return row | {"steps": 0, "seconds": round(time.perf_counter() - start, 2)}
 
-    def settle(self, method: str, mask: Tensor) -> dict[str, Any]:
+    def retrain(self, method: str, mask: Tensor) -> dict[str, Any]:
         """Train on from the dense checkpoint with the mask fixed, to the end of the learned method's schedule.
 
         Methods that chose the same mask share one training: it would be the same to the last bit.
         """
         key = tuple(mask.tolist())
-        if key not in self.settled:
-            self.settled[key] = self._train_on(method, mask)
-        row, outputs = self.settled[key]
+        if key not in self.retrained:
+            self.retrained[key] = self._train_on(method, mask)
+        row, outputs = self.retrained[key]
         row = row | {"method": method}
         self._save_outputs(row, outputs)
         return row
@@ -206,8 +206,8 @@ class _Cells:
         start = time.perf_counter()
         self.pruner.fixed_mask = mask
         self.pruner.train()  # Lightning keeps the mode it finds
-        row: dict[str, Any] = {"method": method, "stage": "settled", "heads": self.pruner.gates.open_heads(mask)}
-        with self.progress.cell(f"{method}, settled, {row['heads']} heads") as steps_shown:
+        row: dict[str, Any] = {"method": method, "stage": "retrained", "heads": self.pruner.gates.open_heads(mask)}
+        with self.progress.cell(f"{method}, retrained, {row['heads']} heads") as steps_shown:
             trainer = self.make_trainer(steps_shown, limit_val_batches=0)
             trainer.fit(self.pruner, self.data, ckpt_path=self.dense_path, weights_only=True)
             row |= evaluate(self.evaluator, self.pruner, self.data)

@@ -33,7 +33,7 @@ class Choice:
     Args:
         mask: 0/1 ``[gates]``.
         values: gate values ``[gates]``: the mask, or rescaled.
-        start: whose weights settling starts from: the dense cell or a learned one.
+        start: whose weights retraining starts from: the dense cell or a learned one.
         options: of the module, where they differ from the configuration's.
         keep: scores behind the mask ``[gates]``, higher kept first; None for a search without a ranking.
         steps, seconds, peak_memory_mb: what deciding cost.

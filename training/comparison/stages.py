@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Stage = Literal["post hoc", "post hoc with means", "post hoc with uniform attention", "settled", "from scratch"]
+Stage = Literal["post hoc", "post hoc with means", "post hoc with uniform attention", "retrained", "from scratch"]
 STAGES: tuple[str, ...] = get_args(Stage)
 """In the second and third, closed heads are not zero but have their mean output, or attend uniformly."""
 

@@ -23,7 +23,7 @@ def save_translations(run: RunDirectory, data: TaskData, system: str, outputs: d
     Args:
         run: to write into.
         data: whose test split was translated.
-        system: such as ``learned.settled``.
+        system: such as ``learned.retrained``.
         outputs: texts by search, as :meth:`training.tasks.translation.Translation.outputs` gives them.
     """
     if not outputs or not isinstance(data, TranslationData):
@@ -45,7 +45,7 @@ def save_translations(run: RunDirectory, data: TaskData, system: str, outputs: d
 
 def compare_translations(run: RunDirectory, data: TaskData, *, baseline: str = "dense", samples: int = 1000) -> None:
     """Write ``samples.tsv``, the first sentences in all systems, and ``significance.csv``: the paired bootstrap of every
-    system against the baseline, settled if there is such a row and post hoc otherwise, for each search.
+    system against the baseline, retrained if there is such a row and post hoc otherwise, for each search.
 
     Args:
         run: with the translations of :func:`save_translations`.
@@ -65,7 +65,7 @@ def compare_translations(run: RunDirectory, data: TaskData, *, baseline: str = "
     rows = []
     for search in ("greedy", "beam"):
         systems = {name.removesuffix(f".{search}"): texts for name, texts in found.items() if name.endswith(f".{search}")}
-        first = next((name for name in (f"{baseline}.settled", f"{baseline}.post hoc") if name in systems), None)
+        first = next((name for name in (f"{baseline}.retrained", f"{baseline}.post hoc") if name in systems), None)
         if first is None or len(systems) < 2:
             continue
         ordered = {first: systems.pop(first), **systems}

@@ -13,10 +13,10 @@ from training.pruner.module import HeadPruner
 
 
 class AverageWeights(pl.Callback):
-    """Replace the backbone's weights by their average over the last checkpoints, at the end of the warm-up and of the run.
+    """Replace the backbone's weights by their average over the last checkpoints, at the end of fine-tuning and of the run.
 
     The average of the last checkpoints of a translator is better than the last one (Vaswani et al. 2017, section 6.1). Only
-    checkpoints of one phase go into an average: those of the warm-up, or those with the final mask.
+    checkpoints of one phase go into an average: those of fine-tuning, or those with the final mask.
 
     Args:
         last: checkpoints to average.
@@ -40,8 +40,8 @@ class AverageWeights(pl.Callback):
         step = trainer.global_step
         if (args[2] + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
             return
-        warm_up, prune, end = pl_module.boundaries
-        for start, boundary in ((0, warm_up), (max(warm_up, min(prune, end - 1)), end)):
+        finetune, prune, end = pl_module.boundaries
+        for start, boundary in ((0, finetune), (max(finetune, min(prune, end - 1)), end)):
             before = boundary - step
             if start < step <= boundary and before % self.every == 0 and before // self.every < self.last:
                 self._add(pl_module.backbone)

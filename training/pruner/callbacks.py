@@ -32,11 +32,11 @@ def _interval(trainer: pl.Trainer) -> int:
 
 
 class DenseCheckpoint(pl.Callback):
-    """Save the dense model, with its optimiser, at the end of the warm-up phase: the start of every comparison.
+    """Save the dense model, with its optimiser, at the end of the finetune phase: the start of every comparison.
 
     Args:
         path: where to.
-        resumed_from: checkpoint that the run goes on from; past the warm-up, the dense checkpoint is itself or beside it.
+        resumed_from: checkpoint that the run goes on from; past fine-tuning, the dense checkpoint is itself or beside it.
     """
 
     def __init__(self, path: Path, resumed_from: str | None = None) -> None:
@@ -50,26 +50,26 @@ class DenseCheckpoint(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, HeadPruner)
-        step, warm_up = trainer.global_step, pl_module.boundaries[0]
-        if step == warm_up == 0:
+        step, finetune = trainer.global_step, pl_module.boundaries[0]
+        if step == finetune == 0:
             trainer.save_checkpoint(self.path)
-        elif step >= warm_up and trainer.is_global_zero and not self.path.is_file():
+        elif step >= finetune and trainer.is_global_zero and not self.path.is_file():
             assert self.resumed_from is not None
-            source = self.resumed_from if step == warm_up else self.resumed_from.with_name("dense.ckpt")
+            source = self.resumed_from if step == finetune else self.resumed_from.with_name("dense.ckpt")
             if not source.is_file():
                 raise GateError(
-                    f"the checkpoint {str(self.resumed_from)!r} is past the warm-up (step {step} of {warm_up}) and there is no "
+                    f"the checkpoint {str(self.resumed_from)!r} is past fine-tuning (step {step} of {finetune}) and there is no "
                     "dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
                 )
             shutil.copyfile(source, self.path)
-        if step == warm_up:
+        if step == finetune:
             self.saved_at = time.perf_counter()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The end of a run that trained a dense model alone, perhaps before its time."""
         assert isinstance(pl_module, HeadPruner)
-        warm_up, _, end = pl_module.boundaries
-        if warm_up == end:  # before its time, or with other weights than the last, such as the best
+        finetune, _, end = pl_module.boundaries
+        if finetune == end:  # before its time, or with other weights than the last, such as the best
             trainer.save_checkpoint(self.path)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
@@ -85,7 +85,7 @@ class EndOfPhase(pl.Callback):
 
     Args:
         path: where to.
-        phase: ``warm-up`` or ``prune``.
+        phase: ``finetune`` or ``prune``.
     """
 
     def __init__(self, path: Path, phase: Phase) -> None:
@@ -93,7 +93,7 @@ class EndOfPhase(pl.Callback):
 
     def _end(self, pruner: pl.LightningModule) -> int:
         assert isinstance(pruner, HeadPruner)
-        return pruner.boundaries[0 if self.phase == "warm-up" else 1]
+        return pruner.boundaries[0 if self.phase == "finetune" else 1]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         end = self._end(pl_module)

@@ -39,8 +39,8 @@ CLOSING_STEP = "closing_step"
 class HeadPruner(pl.LightningModule):
     """Fine-tune a Transformer with a learned gate on every head, then keep exactly the budgeted heads.
 
-    One ``trainer.fit`` has three phases. *Warm-up*: all gates open, ordinary fine-tuning; give it length 0 for a
-    model that is already fine-tuned. *Prune*: stochastic gates, with a penalty that ramps up. *Settle*: the mask is
+    One ``trainer.fit`` has three phases. *Finetune*: all gates open, ordinary fine-tuning; give it length 0 for a
+    model that is already fine-tuned. *Prune*: stochastic gates, with a penalty that ramps up. *Retrain*: the mask is
     fixed at the budget and the weights recover.
 
     Args:
@@ -52,22 +52,22 @@ class HeadPruner(pl.LightningModule):
         gate: how gates are learned: ``hard-concrete`` (Louizos et al. 2018), ``relaxed-top-k`` (Differentiable Subset
             Pruning, Li et al. 2021), ``straight-through-top-k`` (the top K forward, a sigmoid's gradient backward; K comes
             down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
-            et al. 2024). Each starts anew at the prune phase, so that a warm-up with one serves all.
-        warm_up: length of the warm-up phase in epochs; fractions are allowed.
-        prune: length of the prune phase in epochs; 0, together with ``settle: 0`` and ``budget: null``, trains a dense model
+            et al. 2024). Each starts anew at the prune phase, so that a finetune phase with one serves all.
+        finetune: length of the finetune phase in epochs; fractions are allowed.
+        prune: length of the prune phase in epochs; 0, together with ``retrain: 0`` and ``budget: null``, trains a dense model
             and nothing else.
-        settle: length of the settle phase in epochs.
+        retrain: length of the retrain phase in epochs.
         ramp: share of the prune phase over which the target, the price or the relaxed top K's temperature goes to its final
             value.
         pipelined: whether the backbone rests in the prune phase, so that gates are learned first and weights after (as in
             the pipelined variant of Li et al. 2021).
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
         swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
-            the weights settle (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
+            the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
         learning_rate: of the backbone, at its peak: it rises linearly over ``lr_warm_up`` and falls.
         lr_warm_up: share of all steps (or of each cycle's) over which the backbone's learning rate rises.
         lr_decay: how it falls: ``linear`` to 0, or ``noam``, with the inverse square root of the step (Vaswani et al. 2017).
-        prune_learning_rate: the peak of a second cycle of the learning rate, which starts after the warm-up, so that the
+        prune_learning_rate: the peak of a second cycle of the learning rate, which starts after fine-tuning, so that the
             dense model is trained to its end; null for one cycle over the whole run.
         weight_decay: of the backbone's matrices.
         gate_learning_rate: of log_alpha.
@@ -89,14 +89,14 @@ class HeadPruner(pl.LightningModule):
             score; 0 starts them equal.
         straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
         straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
-        distil: weight of the dense model's predictions as a goal in the prune and settle phases: their divergence counts so
-            much and the task loss 1 minus that (Hinton et al. 2015). The dense model is the one at the end of the warm-up.
+        distil: weight of the dense model's predictions as a goal in the prune and retrain phases: their divergence counts so
+            much and the task loss 1 minus that (Hinton et al. 2015). The dense model is the one at the end of fine-tuning.
         distil_temperature: that both models' logits are divided by.
         distil_hidden: weight of the squared distance between hidden states and the dense model's, layer by layer, in units
             of their variance (as in CoFi, Xia et al. 2022); in addition to the other losses.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
-        freeze_while_pruning: the same from the end of the warm-up on: with ``["decoder"]`` and a budget of encoder heads the
+        freeze_while_pruning: the same from the end of fine-tuning on: with ``["decoder"]`` and a budget of encoder heads the
             decoder cannot take over what these did (Voita et al. 2019).
         trust_remote_code: whether code that comes with the backbone may run.
         allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
@@ -114,9 +114,9 @@ class HeadPruner(pl.LightningModule):
         budget: int | float | dict[str, int | float] | None = 0.25,
         price: float | dict[str, float] = 0.01,
         gate: GateFamily = "hard-concrete",
-        warm_up: float = 2.0,
+        finetune: float = 2.0,
         prune: float = 1.2,
-        settle: float = 0.8,
+        retrain: float = 0.8,
         ramp: float = 0.6,
         pipelined: bool = False,
         minimum_per_layer: int = 0,
@@ -197,7 +197,7 @@ class HeadPruner(pl.LightningModule):
             if hparams["steering"] == "projection" and hparams["gate"] == "hard-concrete":
                 start = float(self.gates.learned.open_probability().detach().mean())
             target = TargetBudget(self.budget, heads, Stretch(hparams["temperature"]), start=start)
-            # Multipliers that do not steer are no part of the module: a warm-up then serves every budget and steering by none.
+            # Multipliers that do not steer are no part of the module: a finetune phase then serves every budget and steering by none.
             register = setattr if hparams["steering"] == "multipliers" else object.__setattr__
             register(self, "target", target)
             self.mask_within_budget(self.gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
@@ -241,7 +241,7 @@ class HeadPruner(pl.LightningModule):
     @property
     def epochs(self) -> float:
         """Length of the whole run."""
-        return float(self.hparams["warm_up"] + self.hparams["prune"] + self.hparams["settle"])
+        return float(self.hparams["finetune"] + self.hparams["prune"] + self.hparams["retrain"])
 
     def mask_within_budget(self, scores: Tensor, budget: Budget) -> Tensor:
         """The 0/1 mask ``[gates]`` of the highest scores: exactly the budget, with the minimum per layer."""
@@ -296,7 +296,7 @@ class HeadPruner(pl.LightningModule):
         second = hparams["prune_learning_rate"]
         self.schedule = Schedule.of_epochs(
             math.ceil(batches / self.trainer.accumulate_grad_batches),
-            **{name: hparams[name] for name in ("warm_up", "prune", "settle")},
+            **{name: hparams[name] for name in ("finetune", "prune", "retrain")},
             ramp_share=hparams["ramp"],
             rise_share=hparams["lr_warm_up"],
             decay=hparams["lr_decay"],
@@ -305,8 +305,8 @@ class HeadPruner(pl.LightningModule):
 
     @property
     def boundaries(self) -> tuple[int, int, int]:
-        """Optimiser steps after which warm-up, prune and settle end."""
-        return self.schedule.warm_up, self.schedule.prune, self.schedule.end
+        """Optimiser steps after which the phases finetune, prune and retrain end."""
+        return self.schedule.finetune, self.schedule.prune, self.schedule.end
 
     def phase(self, step: int) -> Phase:
         return self.schedule.phase(step)
@@ -331,9 +331,9 @@ class HeadPruner(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
-        if self.distils and self.global_step > self.schedule.warm_up and self.teacher is None:
+        if self.distils and self.global_step > self.schedule.finetune and self.teacher is None:
             raise GateError(
-                f"the checkpoint is past the warm-up (step {self.global_step} of {self.schedule.warm_up}) and was trained "
+                f"the checkpoint is past fine-tuning (step {self.global_step} of {self.schedule.finetune}) and was trained "
                 "without distillation, so that the dense model to learn from is not in it; go on from dense.ckpt, or with "
                 "--model.distil 0 and --model.distil_hidden 0"
             )
@@ -351,10 +351,10 @@ class HeadPruner(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         phase = self.phase(self.global_step)
-        if self.global_step == self.schedule.warm_up and batch_idx % self.trainer.accumulate_grad_batches == 0:
+        if self.global_step == self.schedule.finetune and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._start_pruning()
         self._lead_gates(phase)
-        if phase == "warm-up":
+        if phase == "finetune":
             self.gates.mode = "open"
             self.teacher = None  # of an earlier fit that did not end
         elif self.fixed_mask is not None:
@@ -373,7 +373,7 @@ class HeadPruner(pl.LightningModule):
         return refine(self, data, self.trainer, mask, search, budget=self.budget_of(mask)).mask
 
     def _start_pruning(self) -> None:
-        """At the end of the warm-up: the dense model becomes the teacher, and the gates start as their family does."""
+        """At the end of fine-tuning: the dense model becomes the teacher, and the gates start as their family does."""
         if self.distils:
             self.teacher = Teacher(self.backbone, self.gates)
         if self.fixed_mask is None:
@@ -384,9 +384,9 @@ class HeadPruner(pl.LightningModule):
 
     def _lead_gates(self, phase: Phase) -> None:
         """Tell the gates how far the pruning has come."""
-        step, start, end = self.global_step, self.schedule.warm_up, self.schedule.prune
+        step, start, end = self.global_step, self.schedule.finetune, self.schedule.prune
         if phase != "prune":
-            self.gates.learned.progress = float(phase == "settle")
+            self.gates.learned.progress = float(phase == "retrain")
         elif self.hparams["gate"] in TOP_K_FAMILIES:
             self.gates.learned.progress = self.schedule.ramp(step)
         else:
@@ -394,7 +394,7 @@ class HeadPruner(pl.LightningModule):
 
     @torch.no_grad()
     def _start_from_his(self) -> None:
-        """Set the gates apart by HIS at the end of the warm-up; the first projection brings their sum to its course."""
+        """Set the gates apart by HIS at the end of fine-tuning; the first projection brings their sum to its course."""
         spread = self.hparams["his_start"]
         if spread == 0:
             return
@@ -405,7 +405,7 @@ class HeadPruner(pl.LightningModule):
         self.gates.learned.clamp_()
 
     def on_train_end(self) -> None:
-        """Where no settle phase has begun, the mask is made here."""
+        """Where no retrain phase has begun, the mask is made here."""
         if self.fixed_mask is None and self.global_step >= self.schedule.prune and self.gates.mode != "masked":
             self.gates.set_mask_(self._refined(self.learned_mask()))
 
@@ -500,7 +500,7 @@ class HeadPruner(pl.LightningModule):
         """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's
         bias correction and make their first real steps several times too long. In it the backbone rests, if pipelined; in it
         and after it, weights that are frozen while pruning do."""
-        if self.phase(self.global_step) != "warm-up":
+        if self.phase(self.global_step) != "finetune":
             for parameter in self.frozen_while_pruning:
                 parameter.grad = None
         resting: Iterable[torch.nn.Parameter] = ()

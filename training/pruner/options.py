@@ -11,7 +11,7 @@ from gates.head_gates import TOP_K_FAMILIES
 from gates.search.swaps import LEAST_PASSES
 
 AT_LEAST_0 = (
-    "warm_up", "prune", "settle", "minimum_per_layer", "learning_rate", "lr_warm_up", "weight_decay", "gate_learning_rate",
+    "finetune", "prune", "retrain", "minimum_per_layer", "learning_rate", "lr_warm_up", "weight_decay", "gate_learning_rate",
     "multiplier_learning_rate", "his_start", "distil_hidden", "prune_learning_rate",
 )  # fmt: skip
 
@@ -27,8 +27,8 @@ def mask_found_by(options: Mapping[str, Any]) -> str:
     family = options.get("gate", "hard-concrete")
     gates = "Hard-Concrete" if family == "hard-concrete" else family
     searched = ", refined by swaps" if options.get("swaps") else ""
-    settled = "weights settled with the mask" if options["settle"] > 0 else "weights as they were trained with the gates"
-    return f"learned {gates} gates{searched}; {settled}"
+    retrained = "weights retrained with the mask" if options["retrain"] > 0 else "weights as they were trained with the gates"
+    return f"learned {gates} gates{searched}; {retrained}"
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -45,9 +45,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     swaps, ramp = options["swaps"], options["ramp"]
     if swaps != 0 and not LEAST_PASSES <= swaps < math.inf:
         raise GateError(f"swaps is {swaps}; expected 0 for no search, or at least {LEAST_PASSES} passes, for example 40")
-    if options["prune"] == 0 and (options["settle"] > 0 or options["budget"] is not None or options["warm_up"] == 0):
+    if options["prune"] == 0 and (options["retrain"] > 0 or options["budget"] is not None or options["finetune"] == 0):
         raise GateError(
-            "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set settle to 0 "
+            "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set retrain to 0 "
             "and budget to null too"
         )
     if not 0 < ramp <= 1:
@@ -75,10 +75,10 @@ def check_distillation(options: Mapping[str, Any]) -> None:
         raise GateError(f"distil is {distil}; expected a weight from 0 (labels alone) to 1 (the dense model alone)")
     if not 0 < temperature < math.inf:
         raise GateError(f"distil_temperature is {temperature}; expected a number above 0, for example 2")
-    if options["from_scratch"] is not None and options["warm_up"] == 0 and (distil or options["distil_hidden"]):
+    if options["from_scratch"] is not None and options["finetune"] == 0 and (distil or options["distil_hidden"]):
         raise GateError(
-            "distillation learns from the model at the end of the warm-up, but warm_up is 0 and the model is new; give it a "
-            "warm-up, or leave out distil and distil_hidden"
+            "distillation learns from the model at the end of fine-tuning, but finetune is 0 and the model is new; give it a "
+            "fine-tuning, or leave out distil and distil_hidden"
         )
 
 

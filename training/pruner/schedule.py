@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["warm-up", "prune", "settle"]
+Phase = Literal["finetune", "prune", "retrain"]
 Decay = Literal["linear", "noam"]
 
 
@@ -14,16 +14,16 @@ class Schedule:
     """When the phases of a run end.
 
     Args:
-        warm_up, prune, end: optimiser steps after which warm-up, prune and settle end.
+        finetune, prune, end: optimiser steps after which the phases finetune, prune and retrain end.
         ramp_share: share of the prune phase over which the target or the price goes to its final value.
         rise_share: share of a cycle's steps over which the backbone's learning rate rises.
         decay: how the rate falls after its rise: ``linear`` to 0 at the cycle's end, or as in ``noam``, the schedule of
             Vaswani et al. 2017, with the inverse square root of the step.
-        second_peak: the rate has one cycle over the whole run, or, if this is given, one over the warm-up and a second one,
+        second_peak: the rate has one cycle over the whole run, or, if this is given, one over fine-tuning and a second one,
             whose peak is this times the first, over the rest.
     """
 
-    warm_up: int = 0
+    finetune: int = 0
     prune: int = 0
     end: int = 0
     ramp_share: float = 1.0
@@ -36,9 +36,9 @@ class Schedule:
         cls,
         steps: int,
         *,
-        warm_up: float,
+        finetune: float,
         prune: float,
-        settle: float,
+        retrain: float,
         ramp_share: float,
         rise_share: float,
         decay: Decay = "linear",
@@ -46,27 +46,27 @@ class Schedule:
     ) -> Schedule:
         """Divide ``steps`` among phases in proportion to their length in epochs; the prune phase has at least one, unless it
         has no length at all."""
-        epochs = warm_up + prune + settle
-        first = min(steps - (1 if prune > 0 else 0), round(steps * warm_up / epochs))
+        epochs = finetune + prune + retrain
+        first = min(steps - (1 if prune > 0 else 0), round(steps * finetune / epochs))
         second = max(1 if prune > 0 else 0, round(steps * prune / epochs))
         return cls(first, min(steps, first + second), steps, ramp_share, rise_share, decay, second_peak)
 
     def phase(self, step: int) -> Phase:
-        return "warm-up" if step < self.warm_up else "prune" if step < self.prune else "settle"
+        return "finetune" if step < self.finetune else "prune" if step < self.prune else "retrain"
 
     def ramp(self, step: int) -> float:
         """How far the target or the price has gone, 0 to 1; 0 outside the prune phase."""
         if self.phase(step) != "prune":
             return 0.0
-        return min(1.0, (step - self.warm_up + 1) / max(1.0, self.ramp_share * (self.prune - self.warm_up)))
+        return min(1.0, (step - self.finetune + 1) / max(1.0, self.ramp_share * (self.prune - self.finetune)))
 
     def backbone_rate(self, step: int) -> float:
         """Factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
-        if self.second_peak is None or self.warm_up == 0:
+        if self.second_peak is None or self.finetune == 0:
             return (1.0 if self.second_peak is None else self.second_peak) * self._cycle(step, self.end)
-        if step < self.warm_up:
-            return self._cycle(step, self.warm_up)
-        return self.second_peak * self._cycle(step - self.warm_up, self.end - self.warm_up)
+        if step < self.finetune:
+            return self._cycle(step, self.finetune)
+        return self.second_peak * self._cycle(step - self.finetune, self.end - self.finetune)
 
     def _cycle(self, step: int, steps: int) -> float:
         rise = max(1, round(self.rise_share * steps))

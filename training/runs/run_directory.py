@@ -10,7 +10,7 @@
     scores/*.csv       HIS, entropy, gates, gates over time
     masks/*.json       the mask of each method
     plots/*.png        gate heat map, quality by budget, agreement of masks
-    checkpoints/       dense.ckpt (end of warm-up), last.ckpt, final.ckpt
+    checkpoints/       dense.ckpt (end of fine-tuning), last.ckpt, final.ckpt
     export/            the pruned model
     wandb/             W&B's own files
 """

@@ -184,9 +184,9 @@ def test_other_data_must_be_of_the_same_task(dense):
         across_domains(dense, other)
 
 
-def test_a_run_without_a_warm_up_has_nothing_to_look_through():
-    with pytest.raises(GateError, match="no warm-up"):
-        through_training(make_dense(warm_up=0))
+def test_a_run_without_a_finetune_has_nothing_to_look_through():
+    with pytest.raises(GateError, match="no finetune phase"):
+        through_training(make_dense(finetune=0))
 
 
 # -- the command -----------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_run_without_a_warm_up_has_nothing_to_look_through():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    done = run_fit("--config", write_config(folder), "--run_dir", "run", "--model.warm_up", "1.5", cwd=folder)
+    done = run_fit("--config", write_config(folder), "--run_dir", "run", "--model.finetune", "1.5", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
@@ -204,7 +204,7 @@ def call(run, out, *arguments):
     return analyze.main([str(run), "--out", str(out), *arguments])
 
 
-def test_the_warm_up_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, tmp_path, capsys):
+def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, tmp_path, capsys):
     assert call(run, tmp_path / "out", "--experiments", "through-training") == 0
     table = pd.read_csv(tmp_path / "out" / "through_training.csv")
     assert list(table["epoch"].unique()) == [1, 1.5]

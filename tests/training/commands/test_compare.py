@@ -45,9 +45,9 @@ def test_every_cell_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
     pruned = table[table["method"] != "dense"]
     assert (pruned["heads"] == pruned["budget"]).all()
     assert set(pruned["budget"]) == {4, 2}
-    settled = table[table["stage"] == "settled"]
-    assert settled["steps"].nunique() == 1  # equal training cost, the dense control included
-    assert settled["steps"].iloc[0] == 2 * 16
+    retrained = table[table["stage"] == "retrained"]
+    assert retrained["steps"].nunique() == 1  # equal training cost, the dense control included
+    assert retrained["steps"].iloc[0] == 2 * 16
     assert (table[(table["stage"] == "post hoc") & (table["method"] != "learned")]["steps"] == 0).all()
 
 
@@ -91,7 +91,7 @@ def test_the_learned_method_is_what_fit_trains(finished, tmp_path):
     assert run_fit("--config", config, "--run_dir", str(tmp_path / "fit"), "--model.budget", "2", cwd=tmp_path).returncode == 0
     own = pd.read_csv(tmp_path / "fit" / "comparison.csv").iloc[0]
     table = pd.read_csv(run / "comparison.csv").query(
-        "seed == 0 and method == 'learned' and budget == 2 and stage == 'settled'"
+        "seed == 0 and method == 'learned' and budget == 2 and stage == 'retrained'"
     )
     assert float(table["test_loss"].iloc[0]) == pytest.approx(own["test_loss"], abs=1e-6)
     mask = next(
@@ -110,14 +110,14 @@ def _rows(kept):
 
 
 def test_what_changes_rivals_changes_their_cells(finished, tmp_path):
-    """Options that act after the warm-up reuse the dense model and nothing that was trained on from it; the control with
+    """Options that act after fine-tuning reuse the dense model and nothing that was trained on from it; the control with
     distillation is one row per seed."""
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "his,dense+distil", "--budgets", "4,2", "--seeds", "0")
     assert main([*arguments, "--cells", str(run / "cells"), "--model.distil", "0.3"]) == 0
     before, table = pd.read_csv(run / "comparison.csv"), pd.read_csv(tmp_path / "run" / "comparison.csv")
-    settled = set(before.loc[before["stage"] == "settled", "cell"])
-    assert not settled & set(table.loc[table["stage"] == "settled", "cell"])
+    retrained = set(before.loc[before["stage"] == "retrained", "cell"])
+    assert not retrained & set(table.loc[table["stage"] == "retrained", "cell"])
     assert (table["method"] == "dense+distil").sum() == 2
     assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
 
@@ -135,7 +135,7 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
     assert read_contents(tmp_path / "run").searched_again == again
     for entry in masks:
         rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["cell"]
-        assert cells[rows["settled"]]["values"] == entry["mask"]
+        assert cells[rows["retrained"]]["values"] == entry["mask"]
         assert cells[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
     swaps = [cell for cell in cells.values() if cell["cell"] == "swap"]
     for learned in json.loads((run / "masks.json").read_text()):
@@ -168,7 +168,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
 def test_every_method_fills_its_cells(method, finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
-    stages = "post hoc,post hoc with means,post hoc with uniform attention,settled,from scratch"
+    stages = "post hoc,post hoc with means,post hoc with uniform attention,retrained,from scratch"
     assert main([*arguments, "--stages", stages, "--cells", str(run / "cells")]) == 0
     table = pd.read_csv(tmp_path / "run" / "comparison.csv")
     own = table[table["method"] == Method.parse(method).name]
@@ -192,7 +192,7 @@ def test_every_method_fills_its_cells(method, finished, tmp_path):
         (["--seeds", "0,0"], "each once"),
         (["--prices", "0.1,-1"], "--prices has -1"),
         (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
-        (["--stages", "settled,later"], "--stages has 'later'"),
+        (["--stages", "retrained,later"], "--stages has 'later'"),
         (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
         (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
         (["--methods", "his+swap", "--swap.passes", "1"], "expected at least 6"),

@@ -23,7 +23,7 @@ def finished(tmp_path_factory):
         "--seeds",
         "0,1",
         "--stages",
-        "post hoc,settled,from scratch",
+        "post hoc,retrained,from scratch",
     ]
     run = folder / "run"
     assert main(["--config", write_config(folder), "--run_dir", str(run), *more]) == 0
@@ -74,8 +74,8 @@ def test_a_budget_of_one_kind_leaves_the_others_whole(finished):
 
 
 def test_all_methods_pay_the_same_and_are_tested_in_bleu(finished):
-    settled = pd.read_csv(finished / "comparison.csv").query("stage == 'settled'")
-    assert settled["steps"].nunique() == 1
+    retrained = pd.read_csv(finished / "comparison.csv").query("stage == 'retrained'")
+    assert retrained["steps"].nunique() == 1
     statistics = pd.read_csv(finished / "statistics.csv")
     table = pd.read_csv(finished / "comparison.csv")
     means = table.groupby(["stage", "method"])["test_bleu"].mean()
@@ -91,5 +91,5 @@ def test_the_page_is_in_bleu(finished):
 def test_the_verdict_is_in_points(finished):
     said = (finished / "verdict.md").read_text(encoding="utf-8")
     assert "Numbers are test bleu, means over seeds" in said
-    dense = pd.read_csv(finished / "summary.csv").query("method == 'dense' and stage == 'settled'")["mean"].item()
-    assert f"Dense, with all 16 heads: {dense:.1f} (" in said.split("## Settled")[1]
+    dense = pd.read_csv(finished / "summary.csv").query("method == 'dense' and stage == 'retrained'")["mean"].item()
+    assert f"Dense, with all 16 heads: {dense:.1f} (" in said.split("## Retrained")[1]

@@ -170,7 +170,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
         assert part in shown
     results = json.loads((run / "metrics.json").read_text())["learned"]
     assert f"| accuracy | {results['test_accuracy']:.4g} |" in text
-    assert "weights settled with the mask" in text
+    assert "weights retrained with the mask" in text
     assert transformers.__version__ in text
     assert call(run, tmp_path / "other", "--format", "remote-code", "--budget", "6") == 0
     text = (tmp_path / "other" / "README.md").read_text()

@@ -15,23 +15,23 @@ def run(folder, seed, rows):
 
 def test_means_and_spreads_over_seeds(tmp_path, capsys):
     runs = [
-        run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.80), ("his", "post hoc", 9, 0.70), ("dense", "settled", 72, 0.9)]),
-        run(tmp_path / "b", 1, [("his", "post hoc", 18, 0.82), ("dense", "settled", 72, 0.9)]),
+        run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.80), ("his", "post hoc", 9, 0.70), ("dense", "retrained", 72, 0.9)]),
+        run(tmp_path / "b", 1, [("his", "post hoc", 18, 0.82), ("dense", "retrained", 72, 0.9)]),
     ]
     assert main(runs) == 0
     out = capsys.readouterr().out
     assert "| stage | method | 72 heads | 18 heads | 9 heads |" in out
     assert "| post hoc | his |  | 81.0 ± 1.4 | 70.0 |" in out
-    assert "| settled | dense | 90.0 ± 0.0 |" in out
+    assert "| retrained | dense | 90.0 ± 0.0 |" in out
     assert "2 seeds (0, 1)" in out
 
 
 def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
-    stages = "## Post hoc\n\n- **Budget 4**: a.\n\n## Settled\n\n- **Budget 4**: b.\n\n"
+    stages = "## Post hoc\n\n- **Budget 4**: a.\n\n## Retrained\n\n- **Budget 4**: b.\n\n"
     (tmp_path / "verdict.md").write_text(f"# Verdict\n\nNumbers.\n\n{stages}The mean of the best of x.\n")
     assert main([str(tmp_path), "--verdict"]) == 0
     assert capsys.readouterr().out.startswith("Numbers.\n\n#### Post hoc\n\n- **Budget 4**: a.")
-    assert main([str(tmp_path), "--verdict", "--stage", "settled"]) == 0
+    assert main([str(tmp_path), "--verdict", "--stage", "retrained"]) == 0
     assert capsys.readouterr().out == "- **Budget 4**: b.\n"
     assert main([str(tmp_path), "--verdict", "--stage", "other"]) == 2
     assert "says nothing of the stage 'other'" in capsys.readouterr().err
@@ -41,13 +41,13 @@ def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
 def test_bleu_is_in_points(tmp_path, capsys):
     folder = tmp_path / "a"
     folder.mkdir()
-    pd.DataFrame([("his", "settled", 10, 23.456)], columns=["method", "stage", "heads", "test_bleu"]).to_csv(
+    pd.DataFrame([("his", "retrained", 10, 23.456)], columns=["method", "stage", "heads", "test_bleu"]).to_csv(
         folder / "comparison.csv", index=False
     )
     (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 10}, "seed": 0}))
     assert main([str(folder), "--metric", "test_bleu"]) == 0
     out = capsys.readouterr().out
-    assert "| settled | his | 23.5 |" in out
+    assert "| retrained | his | 23.5 |" in out
     assert "percent" not in out
 
 
@@ -55,7 +55,7 @@ def comparison(folder, heads, *, metric="test_bleu", by_kind=None, quality=20.0)
     """Of 16 heads, with groups of two as the unit of budgets."""
     folder.mkdir()
     (folder / "metrics.json").write_text(json.dumps({"heads": 16, "budgets_by_kind": by_kind or {}}))
-    rows = [(0, "dense", "settled", 8, 16, 30.0), (0, "his", "settled", heads // 2, heads, quality)]
+    rows = [(0, "dense", "retrained", 8, 16, 30.0), (0, "his", "retrained", heads // 2, heads, quality)]
     table = pd.DataFrame(rows, columns=["seed", "method", "stage", "budget", "heads", metric])
     table.to_csv(folder / "comparison.csv", index=False)
     return str(folder)
@@ -85,7 +85,7 @@ def test_two_experiments_are_not_two_seeds(tmp_path, capsys):
     """Their dense models may be the same."""
     paths = [comparison(tmp_path / name, 12, quality=quality) for name, quality in (("a", 20.0), ("b", 20.5))]
     assert main([*paths, "--metric", "test_bleu"]) == 2
-    assert "have a result of his, settled, 12 heads, seed 0, and not the same one" in capsys.readouterr().err
+    assert "have a result of his, retrained, 12 heads, seed 0, and not the same one" in capsys.readouterr().err
     paths[1] = comparison(tmp_path / "c", 8, quality=20.5)
     assert main([*paths, "--metric", "test_bleu"]) == 0
 
@@ -115,7 +115,7 @@ def test_runs_of_two_tasks_are_not_put_into_one_table(tmp_path, capsys):
 
 
 def test_a_document_gets_its_tables_anew(tmp_path, capsys):
-    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8), ("random", "post hoc", 18, 0.6), ("his", "settled", 18, 0.9)])
+    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8), ("random", "post hoc", 18, 0.6), ("his", "retrained", 18, 0.9)])
     document = tmp_path / "README.md"
     command = "<!-- python -m training summary a --stage 'post hoc' --methods random,his -->"
     document.write_text(f"before\n\n{command}\nstale\n<!-- end -->\n\nafter <!-- end -->\n")
@@ -123,7 +123,7 @@ def test_a_document_gets_its_tables_anew(tmp_path, capsys):
     first = document.read_text()
     assert first.startswith(f"before\n\n{command}\n\n| stage | method | 18 heads |")
     assert first.index("| post hoc | random | 60.0 |") < first.index("| post hoc | his | 80.0 |")
-    assert "settled" not in first
+    assert "retrained" not in first
     assert "stale" not in first
     assert first.endswith("<!-- end -->\n\nafter <!-- end -->\n")
     assert main(["--update", str(document)]) == 0

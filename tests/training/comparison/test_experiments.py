@@ -64,14 +64,14 @@ def test_how_a_translator_generates_is_part_of_its_key():
     assert behaviour_of(model) != before
 
 
-def test_averaging_over_another_settle_phase_is_another_cell(tmp_path):
+def test_averaging_over_another_retrain_phase_is_another_cell(tmp_path):
     """Of the same dense model, which knows the sum of the phases alone."""
     found = []
     for last, prune in ((1, 1.0), (1, 1.75), (3, 1.0), (3, 1.75)):
-        cells = make_cells(tmp_path, budget=2, prune=prune, settle=2 - prune)
+        cells = make_cells(tmp_path, budget=2, prune=prune, retrain=2 - prune)
         cells.dense_is["trainer"]["average_last"] = last
         found.append(cells._averaged_over())
-    assert found == [{}, {}, {"prune": 1.0, "settle": 1.0}, {"prune": 1.75, "settle": 0.25}]
+    assert found == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]
 
 
 def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
@@ -130,10 +130,10 @@ def test_new_weights_are_averaged_over_the_last_checkpoints_of_their_training(tm
     """As those of a run are: it is one phase, whatever phases the comparison has."""
     found = []
     averages = Averaged(5, 8)
-    cells = make_cells(tmp_path, averages, from_scratch=MODEL, settle=0.25, prune=1.75, scratch=Scratch(epochs))
+    cells = make_cells(tmp_path, averages, from_scratch=MODEL, retrain=0.25, prune=1.75, scratch=Scratch(epochs))
     cells.from_scratch(torch.ones(8))
     found.append(averages.at)
-    averages, pruner, data = Averaged(5, 8), make_pruner(from_scratch=MODEL, settle=0.25, prune=1.75), make_data()
+    averages, pruner, data = Averaged(5, 8), make_pruner(from_scratch=MODEL, retrain=0.25, prune=1.75), make_data()
     make_trainer().fit(pruner, data)
     factory = lambda *callbacks, **more: make_trainer(callbacks=[averages, *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
     train_from_scratch(pruner, data, torch.ones(8), factory, method="dense", epochs=epochs)

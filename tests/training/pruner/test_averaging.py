@@ -21,35 +21,35 @@ def mean_of(record, steps):
     return {name: torch.stack([record.after[step][name] for step in steps]).mean(0) for name in record.after[steps[0]]}
 
 
-def test_the_end_of_the_warm_up_and_of_the_run_are_averages_of_their_own_phase():
+def test_the_end_of_the_finetune_and_of_the_run_are_averages_of_their_own_phase():
     before, after, pruner = Record(), Record(), make_pruner()
     trainer = make_trainer(callbacks=[before, AverageWeights(3, 4), after])
     trainer.fit(pruner, make_data())
-    warm_up, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
-    torch.testing.assert_close(after.after[warm_up], mean_of(before, [warm_up - 8, warm_up - 4, warm_up]))
+    finetune, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
+    torch.testing.assert_close(after.after[finetune], mean_of(before, [finetune - 8, finetune - 4, finetune]))
     torch.testing.assert_close(after.after[end], mean_of(before, [end - 8, end - 4, end]))
-    torch.testing.assert_close(after.after[warm_up - 1], before.after[warm_up - 1])
+    torch.testing.assert_close(after.after[finetune - 1], before.after[finetune - 1])
     torch.testing.assert_close(dict(pruner.backbone.named_parameters()), after.after[end])
 
 
 def test_checkpoints_of_an_earlier_phase_stay_out_of_the_average():
-    before, after, pruner = Record(), Record(), make_pruner(settle=0.25)
+    before, after, pruner = Record(), Record(), make_pruner(retrain=0.25)
     make_trainer(callbacks=[before, AverageWeights(10, 2), after]).fit(pruner, make_data())
     end = max(before.after)
-    settling = list(range(end, pruner.boundaries[1], -2))
-    assert 1 < len(settling) < 10
-    torch.testing.assert_close(after.after[end], mean_of(before, settling))
+    retraining = list(range(end, pruner.boundaries[1], -2))
+    assert 1 < len(retraining) < 10
+    torch.testing.assert_close(after.after[end], mean_of(before, retraining))
 
 
-def test_weights_that_rest_while_pruning_move_in_the_warm_up_only():
+def test_weights_that_rest_while_pruning_move_in_the_finetune_only():
     record, pruner = Record(), make_pruner(freeze_while_pruning=["embeddings"])
     make_trainer(callbacks=[record]).fit(pruner, make_data())
     name = next(name for name in record.after[1] if "word_embeddings" in name)
     other = next(name for name in record.after[1] if "layer.0" in name and "query.weight" in name)
-    warm_up, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
-    assert not torch.equal(record.after[1][name], record.after[warm_up][name])
-    assert torch.equal(record.after[warm_up][name], record.after[end][name])
-    assert not torch.equal(record.after[warm_up][other], record.after[end][other])
+    finetune, end = STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH
+    assert not torch.equal(record.after[1][name], record.after[finetune][name])
+    assert torch.equal(record.after[finetune][name], record.after[end][name])
+    assert not torch.equal(record.after[finetune][other], record.after[end][other])
 
 
 def test_resting_weights_stay_whatever_the_number_of_checkpoints():

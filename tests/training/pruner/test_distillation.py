@@ -164,7 +164,7 @@ def test_padding_of_a_translation_does_not_count():
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_the_teacher_is_the_model_at_the_end_of_the_warm_up(fixed):
+def test_the_teacher_is_the_model_at_the_end_of_the_finetune(fixed):
     dense, batches = {}, []
 
     class Compare(pl.Callback):
@@ -281,9 +281,9 @@ def test_without_weight_training_is_as_if_there_were_no_distillation():
         assert torch.equal(tensor, found[name]), name
 
 
-def test_a_checkpoint_past_the_warm_up_without_the_dense_model_is_refused(tmp_path):
+def test_a_checkpoint_past_the_finetune_without_the_dense_model_is_refused(tmp_path):
     fit(make_pruner(), make_trainer(callbacks=[Save(tmp_path / "at.ckpt", STEPS_PER_EPOCH + 3)]))
-    with pytest.raises(GateError, match=r"past the warm-up .step 19 of 16.*go on from dense\.ckpt"):
+    with pytest.raises(GateError, match=r"past fine-tuning .step 19 of 16.*go on from dense\.ckpt"):
         fit(ckpt_path=tmp_path / "at.ckpt", weights_only=True)
 
 
@@ -301,7 +301,7 @@ def test_the_teacher_is_saved_only_where_training_goes_on(tmp_path):
         ({"distil": 1.5}, "distil is 1.5; expected a weight from 0"),
         ({"distil_temperature": 0.0}, "distil_temperature is 0.0"),
         ({"distil_hidden": -1.0}, "distil_hidden is -1.0"),
-        ({"distil": 0.5, "warm_up": 0.0}, "warm_up is 0 and the model is new"),
+        ({"distil": 0.5, "finetune": 0.0}, "finetune is 0 and the model is new"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -44,10 +44,10 @@ def state(pruner):
 
 
 @pytest.mark.parametrize("steering", ["projection", "multipliers"])
-@pytest.mark.parametrize("settle", [1.0, 0.0])
+@pytest.mark.parametrize("retrain", [1.0, 0.0])
 @pytest.mark.parametrize(("budget", "expected"), [(3, 3), (0.5, 4), (0, 0), (8, 8), ({"encoder": 2}, 2)])
-def test_the_run_ends_with_exactly_the_budget(budget, expected, settle, steering):
-    pruner = fit(make_pruner(budget=budget, settle=settle, steering=steering, warm_up=0.0))
+def test_the_run_ends_with_exactly_the_budget(budget, expected, retrain, steering):
+    pruner = fit(make_pruner(budget=budget, retrain=retrain, steering=steering, finetune=0.0))
     assert pruner.gates.mode == "masked"
     assert pruner.gates.mask.sum() == expected
     assert set(pruner.gates.mask.tolist()) <= {0.0, 1.0}
@@ -114,7 +114,7 @@ def test_temperatures_and_rounding_follow_the_prune_phase():
 
 
 @pytest.mark.parametrize("gate", FAMILIES)
-def test_a_warm_up_with_any_family_starts_every_family(tmp_path, gate):
+def test_a_finetune_with_any_family_starts_every_family(tmp_path, gate):
     class Save(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.global_step == STEPS_PER_EPOCH:
@@ -127,7 +127,7 @@ def test_a_warm_up_with_any_family_starts_every_family(tmp_path, gate):
         assert torch.equal(tensor, found[name]), name
 
 
-def test_a_warm_up_serves_every_budget_and_the_price(tmp_path):
+def test_a_finetune_serves_every_budget_and_the_price(tmp_path):
     class Save(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.global_step == STEPS_PER_EPOCH:
@@ -169,7 +169,7 @@ def test_the_closing_step_is_when_a_gate_closed_for_good(gate):
                 with torch.no_grad():
                     pl_module.gates.log_alpha.add_(torch.linspace(-1, 1, 8))
 
-    settings = {"price": 0.3, "gate_learning_rate": 0.2, "budget": None, "prune": 2.0, "settle": 0.0}
+    settings = {"price": 0.3, "gate_learning_rate": 0.2, "budget": None, "prune": 2.0, "retrain": 0.0}
     pruner = fit(make_pruner(gate=gate, **settings), make_trainer(callbacks=[Watch()]))
     for gate_number, step in enumerate(pruner.closing_step.tolist()):
         closed = [at for at, values in history.items() if values[gate_number] == 0]
@@ -220,7 +220,7 @@ def test_phases_modes_and_learning_rates():
     watch = Watch()
     fit(trainer=make_trainer(callbacks=[watch]))
     n = STEPS_PER_EPOCH
-    assert watch.phases == ["warm-up"] * n + ["prune"] * n + ["settle"] * n
+    assert watch.phases == ["finetune"] * n + ["prune"] * n + ["retrain"] * n
     assert watch.modes == ["open"] * n + ["stochastic"] * n + ["masked"] * n
     gate_rates = [rates["gates"] for rates in watch.rates]
     assert gate_rates == [0.0] * n + [0.05] * n + [0.0] * n
@@ -286,7 +286,7 @@ def test_gates_rest_outside_the_prune_phase():
 
 def test_a_price_closes_heads_and_a_higher_one_closes_more():
     kept = [
-        int(fit(make_pruner(budget=None, price=price, prune=5.0, warm_up=0.0)).gates.mask.sum()) for price in (0.0, 0.05, 5.0)
+        int(fit(make_pruner(budget=None, price=price, prune=5.0, finetune=0.0)).gates.mask.sum()) for price in (0.0, 0.05, 5.0)
     ]
     assert kept[0] == 8
     assert kept[0] > kept[2]
@@ -320,7 +320,7 @@ def test_freezing_by_pattern():
 def test_clipping_leaves_the_gates_alone():
     norms = {}
     for clip in (None, 1e-6):
-        pruner = make_pruner(warm_up=0.0)
+        pruner = make_pruner(finetune=0.0)
         found = []
 
         class Note(pl.Callback):
@@ -337,7 +337,7 @@ def test_clipping_leaves_the_gates_alone():
 
 
 def test_accumulated_halves_equal_whole_batches():
-    """Without dropout, in the warm-up: two batches of 8 accumulated are one of 16 of the same examples."""
+    """Without dropout, in fine-tuning: two batches of 8 accumulated are one of 16 of the same examples."""
     model = MODEL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
     class FirstHalves(torch.utils.data.Sampler):
@@ -352,7 +352,7 @@ def test_accumulated_halves_equal_whole_batches():
 
     results = []
     for accumulate in (1, 2):
-        pruner = make_pruner(from_scratch=model, warm_up=100.0, prune=0.1, settle=0.0)
+        pruner = make_pruner(from_scratch=model, finetune=100.0, prune=0.1, retrain=0.0)
         data = make_data()
         if accumulate == 2:
             whole = data.train_dataloader
@@ -418,14 +418,14 @@ def test_bf16_mixed_keeps_gates_in_float32():
 
 
 def test_nan_loss_stops_with_advice():
-    pruner = make_pruner(warm_up=0.0)
+    pruner = make_pruner(finetune=0.0)
     with torch.no_grad():
         pruner.backbone.classifier.bias.fill_(float("nan"))
     with pytest.raises(GateError, match=r"the loss is nan at step 0.*--existing resume"):
         fit(pruner)
 
 
-def test_a_fixed_mask_is_trained_with_from_the_end_of_the_warm_up():
+def test_a_fixed_mask_is_trained_with_from_the_end_of_the_finetune():
     watch = Watch()
     pruner = make_pruner()
     pruner.fixed_mask = torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
@@ -438,7 +438,7 @@ def test_a_fixed_mask_is_trained_with_from_the_end_of_the_warm_up():
 
 
 def test_masked_heads_do_not_train():
-    pruner = make_pruner(warm_up=0.0)
+    pruner = make_pruner(finetune=0.0)
     pruner.fixed_mask = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
     rows = pruner.backbone.bert.encoder.layer[0].attention.self.query.weight
     before = rows.detach().clone()

@@ -5,24 +5,24 @@ from hypothesis import strategies as st
 from training.pruner.schedule import Schedule
 
 
-def of(steps, warm_up=2.0, prune=1.0, settle=1.0, ramp=0.5, rise=0.1):
-    return Schedule.of_epochs(steps, warm_up=warm_up, prune=prune, settle=settle, ramp_share=ramp, rise_share=rise)
+def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1):
+    return Schedule.of_epochs(steps, finetune=finetune, prune=prune, retrain=retrain, ramp_share=ramp, rise_share=rise)
 
 
 @pytest.mark.parametrize("decay", ["linear", "noam"])
-def test_a_second_cycle_rises_from_zero_to_its_own_peak_after_the_warm_up(decay):
-    phases = {"warm_up": 2.0, "prune": 1.0, "settle": 1.0, "ramp_share": 0.5, "rise_share": 0.1}
+def test_a_second_cycle_rises_from_zero_to_its_own_peak_after_the_finetune(decay):
+    phases = {"finetune": 2.0, "prune": 1.0, "retrain": 1.0, "ramp_share": 0.5, "rise_share": 0.1}
     schedule = Schedule.of_epochs(200, **phases, decay=decay, second_peak=0.25)
     first, second = ([schedule.backbone_rate(step) for step in steps] for steps in (range(100), range(100, 200)))
     assert second == pytest.approx([0.25 * rate for rate in first])
     assert max(first) == pytest.approx(1) == first[9]
-    whole = Schedule.of_epochs(200, **{**phases, "warm_up": 0.0}, decay=decay, second_peak=0.25)
+    whole = Schedule.of_epochs(200, **{**phases, "finetune": 0.0}, decay=decay, second_peak=0.25)
     assert max(whole.backbone_rate(step) for step in range(200)) == pytest.approx(0.25)
 
 
 def test_noam_falls_with_the_inverse_square_root_of_the_step():
     schedule = Schedule.of_epochs(
-        1000, warm_up=2.0, prune=1.0, settle=1.0, ramp_share=0.5, rise_share=0.04, decay="noam"
+        1000, finetune=2.0, prune=1.0, retrain=1.0, ramp_share=0.5, rise_share=0.04, decay="noam"
     )  # fmt: skip
     for step in (0, 10, 39, 40, 300, 999):  # Vaswani et al. 2017, equation 3, with its peak as unit
         count = step + 1
@@ -30,23 +30,23 @@ def test_noam_falls_with_the_inverse_square_root_of_the_step():
         assert schedule.backbone_rate(step) == pytest.approx(expected)
 
 
-def test_without_prune_and_settle_there_is_one_phase():
-    schedule = Schedule.of_epochs(70, warm_up=3.0, prune=0.0, settle=0.0, ramp_share=0.5, rise_share=0.1)
-    assert (schedule.warm_up, schedule.prune, schedule.end) == (70, 70, 70)
-    assert {schedule.phase(step) for step in range(70)} == {"warm-up"}
+def test_without_prune_and_retrain_there_is_one_phase():
+    schedule = Schedule.of_epochs(70, finetune=3.0, prune=0.0, retrain=0.0, ramp_share=0.5, rise_share=0.1)
+    assert (schedule.finetune, schedule.prune, schedule.end) == (70, 70, 70)
+    assert {schedule.phase(step) for step in range(70)} == {"finetune"}
 
 
 def test_phases_are_in_proportion():
     schedule = of(100)
-    assert (schedule.warm_up, schedule.prune, schedule.end) == (50, 75, 100)
-    assert [schedule.phase(step) for step in (0, 49, 50, 74, 75, 99)] == [*["warm-up"] * 2, *["prune"] * 2, *["settle"] * 2]
+    assert (schedule.finetune, schedule.prune, schedule.end) == (50, 75, 100)
+    assert [schedule.phase(step) for step in (0, 49, 50, 74, 75, 99)] == [*["finetune"] * 2, *["prune"] * 2, *["retrain"] * 2]
 
 
 @given(st.integers(1, 500), st.floats(0, 5), st.floats(0.01, 5), st.floats(0, 5), st.floats(0.01, 1), st.floats(0, 1))
-def test_every_run_has_a_prune_phase_whose_ramp_reaches_one(steps, warm_up, prune, settle, ramp, rise):
-    schedule = of(steps, warm_up, prune, settle, ramp, rise)
-    assert 0 <= schedule.warm_up <= schedule.prune <= schedule.end == steps
-    pruning = [schedule.ramp(step) for step in range(schedule.warm_up, schedule.prune)]
+def test_every_run_has_a_prune_phase_whose_ramp_reaches_one(steps, finetune, prune, retrain, ramp, rise):
+    schedule = of(steps, finetune, prune, retrain, ramp, rise)
+    assert 0 <= schedule.finetune <= schedule.prune <= schedule.end == steps
+    pruning = [schedule.ramp(step) for step in range(schedule.finetune, schedule.prune)]
     assert pruning
     assert pruning == sorted(pruning)
     assert pruning[-1] == pytest.approx(1.0)

@@ -13,7 +13,7 @@ from training.scoring.mask_search import DrawSearch, SwapSearch, draw, refine
 @pytest.fixture(scope="module")
 def trained():
     """A tiny model after some ordinary training, so that heads differ."""
-    pruner, data = make_pruner(warm_up=4.0), make_data(train_rows=512)
+    pruner, data = make_pruner(finetune=4.0), make_data(train_rows=512)
     make_trainer(max_steps=48).fit(pruner, data)
     return pruner, data
 
@@ -108,10 +108,10 @@ def test_draws_that_can_do_nothing_are_refused(options):
         DrawSearch(**options)
 
 
-@pytest.mark.parametrize("settle", [1.0, 0.0])
-def test_a_run_can_end_its_prune_phase_with_swaps(settle):
-    """The final mask is what a search finds from the gates' mask on the weights of that moment, whether it settles or not."""
-    options = {"warm_up": 2.0, "learning_rate": 3e-3, "settle": settle}
+@pytest.mark.parametrize("retrain", [1.0, 0.0])
+def test_a_run_can_end_its_prune_phase_with_swaps(retrain):
+    """The final mask is what a search finds from the gates' mask on the weights of that moment, whether it is retrained or not."""
+    options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
     plain, data = make_pruner(**options), make_data()
     make_trainer(max_steps=48).fit(plain, data)  # the end of the prune phase
     expected = refine(plain, data, make_trainer(), plain.learned_mask(), SwapSearch(passes=20), budget=plain.budget).mask

@@ -35,7 +35,7 @@ RANDOM = {
     "parameters": {
         "model.gate_learning_rate": {"distribution": "log_uniform_values", "min": 0.01, "max": 0.5},
         "model.budget": {"values": [2, 0.5]},
-        "model.settle": {"value": 0.5},
+        "model.retrain": {"value": 0.5},
         "model.learning_rate": {"value": 0.01},
     },
     "command": COMMAND,
@@ -115,7 +115,7 @@ def test_further_arguments_come_before_the_trials_own(tmp_path):
     command = sweep.trial_command({"model.gate_learning_rate": 0.1, "model.budget": 2}, further)
     assert command[:3] == [sys.executable, "-m", "training.fit"]
     config = build_parser().parse_args(fit_arguments(command))
-    assert (config.name, config.model.budget, config.model.settle) == ("tiny", 2, 0.5)
+    assert (config.name, config.model.budget, config.model.retrain) == ("tiny", 2, 0.5)
 
 
 def test_nested_parameters_are_the_same_as_names_with_dots(tmp_path, monkeypatch):
@@ -360,7 +360,7 @@ def test_a_sweep_goes_on_and_repeats_nothing(tmp_path, capsys, quick):
     with locked(tmp_path / "parts" / "sweep.lock"):
         assert main([file, "--run_dir", str(tmp_path / "parts"), "--trials", "5"]) == 2
     assert "another process is at work" in capsys.readouterr().err
-    for more in (["--seed", "1"], ["--", "--model.settle=2"]):
+    for more in (["--seed", "1"], ["--", "--model.retrain=2"]):
         assert main([file, "--run_dir", str(tmp_path / "parts"), *more]) == 2
         assert "give another --run_dir" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
@@ -472,9 +472,9 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
         assert (found.run_group, found.display_name) == ("tiny", f"tiny-{row['trial']}")
         assert config["model"]["gate_learning_rate"] == pytest.approx(row["model.gate_learning_rate"])
         assert config["model"]["budget"] == row["model.budget"]
-        assert config["model"]["settle"] == 0.5
+        assert config["model"]["retrain"] == 0.5
         assert "select/loss" in summary  # what the file's metric names, for W&B's own agent
-        comparison = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'settled'").iloc[0]
+        comparison = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'retrained'").iloc[0]
         for name in ("heads", "select_loss", "select_accuracy", "test_accuracy"):
             assert row[name] == pytest.approx(comparison[name])
         assert row["heads"] == {2.0: 2, 0.5: 4}[row["model.budget"]]
