@@ -18,13 +18,13 @@ from rich.markup import escape
 
 from gates.errors import GateError
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.model import DenseModel, Finding, load_dense, run_config
+from training.analysis.model import DenseModel, Finding, load_dense, setup_of
 from training.analysis.training import through_training
 from training.cli import finish, split_at_dashes, stdout
 from training.data.classification import ClassificationData
-from training.fit import open_classification, quiet_libraries
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import code_version, machine, versions
+from training.setup import open_classification, quiet_libraries
 
 OTHER = "--other_data."
 EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {
@@ -107,7 +107,7 @@ def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequen
     dense = load_dense(options.run, overrides)
     other_data: ClassificationData | None = None
     if other:  # read first, so that what is wrong with it shows before the long part
-        other_data = open_classification(run_config(dense.run, [*overrides, *other]))
+        other_data = open_classification(setup_of(dense.run, [*overrides, *other]))
     console = stdout()
     for name in chosen:
         console.print(f"[bold]{TITLES[name]}[/bold]")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ArgumentError
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pytorch_lightning.utilities import move_data_to_device
@@ -22,10 +22,10 @@ from gates.head_gates import HeadGates
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
 from training.data.classification import ClassificationData
-from training.fit import build_parser, make_pruner, make_trainer, open_classification
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs.run_directory import RunDirectory
+from training.setup import Setup, build_parser, make_pruner, make_trainer, open_classification
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.stats.significance import mcnemar
 
@@ -39,14 +39,14 @@ class DenseModel:
 
     Args:
         run: finished.
-        config: of the run, resolved.
+        setup: of the run.
         pruner: with the dense weights, in evaluation mode on ``device``.
         data: of the run.
         device: of the run's accelerator; one, whatever the run had.
     """
 
     run: RunDirectory
-    config: Namespace
+    setup: Setup
     pruner: HeadPruner
     data: ClassificationData
     device: torch.device
@@ -126,9 +126,9 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     """
     run = RunDirectory.finished(path)
     checkpoint = read_checkpoint(run.checkpoint("dense"))
-    config = run_config(run, overrides)
-    data = open_classification(config)
-    pruner = make_pruner(config, data)
+    setup = setup_of(run, overrides)
+    data = open_classification(setup)
+    pruner = make_pruner(setup, data)
     if pruner.task.main_metric not in METRICS:
         raise GateError(
             f"the run's main metric is {pruner.task.main_metric!r}; the experiments need one of {', '.join(METRICS)}"
@@ -140,12 +140,12 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
         raise GateError(
             f"dense.ckpt in {path!r} is not of the model in its config.yaml; give the run that wrote both"
         ) from error
-    device = make_trainer(config, **ONE_DEVICE).strategy.root_device
-    return DenseModel(run, config, pruner.to(device).eval(), data, device)
+    device = make_trainer(setup, **ONE_DEVICE).strategy.root_device
+    return DenseModel(run, setup, pruner.to(device).eval(), data, device)
 
 
-def run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Namespace:
-    """The resolved configuration of a run, with arguments of ``training.fit`` in place of some of it.
+def setup_of(run: RunDirectory, overrides: Sequence[str] = ()) -> Setup:
+    """What a run was told, with arguments of ``training.fit`` in place of some of it.
 
     Raises:
         GateError: for an argument that ``training.fit`` does not take.
@@ -153,10 +153,10 @@ def run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Namespace:
     parser = build_parser()
     parser.exit_on_error = False
     try:
-        config: Namespace = parser.parse_args(["--config", str(run.path / "config.yaml"), *overrides])
+        config = parser.parse_args(["--config", str(run.path / "config.yaml"), *overrides])
     except ArgumentError as error:
         raise GateError(f"the run's configuration cannot be used: {first_line(error)}") from error
-    return config
+    return Setup.of(config)
 
 
 def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: ClassificationData | None = None) -> Outcomes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +15,10 @@ from gates.scores.importance import normalise_by_layer
 from training.analysis.heads import prune_counts
 from training.analysis.model import ONE_DEVICE, DenseModel, Finding, gate_columns, outcomes
 from training.analysis.plots import quality_through_training
-from training.fit import make_pruner, make_trainer
 from training.pruner.module import HeadPruner
-from training.scoring.subject import score_heads
+from training.scoring.passes import importance_and_entropy
+from training.scoring.subject import Subject, at_rest
+from training.setup import make_pruner, make_trainer
 
 
 class EveryEpoch(pl.Callback):
@@ -45,15 +44,15 @@ class EveryEpoch(pl.Callback):
         batches, per_epoch = args[2] + 1, self.dense.data.per_epoch
         ends = trainer.global_step == pl_module.boundaries[0] and batches % trainer.accumulate_grad_batches == 0
         if batches % per_epoch == 0 or ends:
-            with evaluation(pl_module):
+            with at_rest(pl_module):
                 self._record(trainer, batches / per_epoch)
 
     def _record(self, trainer: pl.Trainer, epoch: float) -> None:
         dense = self.dense
         gates, step = dense.gates, trainer.global_step
-        scores = score_heads(dense.pruner, dense.data.score_dataloader(), trainer)
-        ranking = normalise_by_layer(scores.importance.his, gates.layer_index().cpu())
-        named = {"his": scores.importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": scores.entropy.numpy()}
+        importance, entropy = importance_and_entropy(Subject(dense.pruner, dense.data, trainer))
+        ranking = normalise_by_layer(importance.his, gates.layer_index().cpu())
+        named = {"his": importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": entropy.numpy()}
         self.scores.append(pd.DataFrame({"epoch": epoch, "step": step, **gate_columns(gates), **named}))
         order, counts = torch.sort(ranking, stable=True).indices, prune_counts(gates.size)
         masks = torch.ones(len(counts), gates.size)
@@ -66,31 +65,19 @@ class EveryEpoch(pl.Callback):
         self.curves.append(pd.DataFrame({"epoch": epoch, "step": step, **columns, "loss": losses, "relative": relative}))
 
 
-@contextmanager
-def evaluation(pruner: HeadPruner) -> Iterator[None]:
-    """Evaluation mode and open gates for the length of a ``with`` block, then as before, module by module."""
-    training, mode = [module for module in pruner.modules() if module.training], pruner.gates.mode
-    pruner.eval()
-    pruner.gates.mode = "open"
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        pruner.gates.mode = mode
-
-
 def through_training(dense: DenseModel) -> Finding:
     """Fine-tuning once more, from the run's configuration and seed, looked at after every epoch.
 
     Raises:
         GateError: if the run has no finetune phase.
     """
-    if dense.pruner.hparams["finetune"] == 0:
-        raise GateError("the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model")
-    again = replace(dense, pruner=make_pruner(dense.config, dense.data))
+    if dense.setup.model.finetune == 0:
+        raise GateError(
+            "the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model"
+        )
+    again = replace(dense, pruner=make_pruner(dense.setup, dense.data))
     recorder = EveryEpoch(again)
-    trainer = make_trainer(dense.config, callbacks=[recorder], limit_val_batches=0, **ONE_DEVICE)
+    trainer = make_trainer(dense.setup, recorder, limit_val_batches=0, **ONE_DEVICE)
     again.pruner.train()
     trainer.fit(again.pruner, dense.data)
     dense.data.trainer = None

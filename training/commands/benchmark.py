@@ -28,7 +28,7 @@ from training.cli import finish, stdout
 from training.commands.translate import add_languages, fitting_ids, load_system, system_names, usable_device
 from training.data.base import check_positive
 from training.data.parallel_text import read_lines
-from training.fit import quiet_libraries
+from training.setup import quiet_libraries
 from training.tasks.translation import Decoding, generate, positions
 
 

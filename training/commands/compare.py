@@ -1,6 +1,6 @@
 """``python -m training compare``: methods x budgets x seeds on the same dense models, at equal training cost.
 
-Reads top to bottom: parse the command line, run the cells of each seed, write tables, verdict, report.
+Reads top to bottom: parse the command line, run the experiments of each seed, write tables, verdict, report.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -23,33 +23,26 @@ from rich.table import Table
 from gates.budget import Budget
 from gates.errors import GateError
 from training.cli import finish, stdout, with_config
-from training.comparison.cache import Cell, CellCache
-from training.comparison.experiments import PREDICTIONS, Cells, Scratch
-from training.comparison.from_scratch import check_length
+from training.comparison.cache import ExperimentCache
+from training.comparison.experiments import Experiments
 from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
-from training.comparison.options import (
-    BudgetOption,
-    check_budgets,
-    parse_budget,
-    parse_prices,
-    parse_seeds,
-    parse_stages,
-    split,
-)
-from training.comparison.selection import Choice, Choices
-from training.comparison.stages import STAGES, is_post_hoc
+from training.comparison.options import check_budgets, parse_budget, parse_prices, parse_seeds, parse_stages, split
+from training.comparison.plan import plan_of_comparison, run_seed
+from training.comparison.selection import MaskSelector
+from training.comparison.stages import FROM_SCRATCH, STAGES
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
-from training.fit import build_parser as build_fit_parser
-from training.fit import make_pruner, make_trainer, open_data, quiet_libraries
-from training.pruner.options import check_options
+from training.config import BudgetOption, PrunerOptions
 from training.report.contents import Contents
 from training.report.page import write_report
 from training.report.reading import read_contents
-from training.runs.progress import cell_progress
+from training.runs import processes
+from training.runs.progress import comparison_progress
 from training.runs.run_directory import UNFINISHED, RunDirectory
 from training.runs.tracking import WandbOptions
 from training.scoring.mask_search import DrawSearch, SwapSearch
 from training.scoring.scorers import SCORERS, Scorer
+from training.setup import Setup, draws_bars, make_trainer, open_data, quiet_libraries
+from training.setup import build_parser as build_fit_parser
 
 OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
@@ -81,7 +74,9 @@ def build_parser() -> ArgumentParser:
         "(default: --model.price alone).",
     )
     parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
-    parser.add_argument("--cells", type=str | None, default=None, help="Where finished cells lie (default: RUN_DIR/cells).")
+    parser.add_argument(
+        "--experiments", type=str | None, default=None, help="Where finished experiments lie (default: RUN_DIR/experiments)."
+    )
     parser.add_class_arguments(SwapSearch, "swap")
     parser.add_class_arguments(DrawSearch, "draws")
     parser.add_argument("--distil.weight", type=float, default=0.5, help="With +distil, of the dense model's answers.")
@@ -117,56 +112,64 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
     prices = parse_prices([] if config.prices is None else split(config.prices))
     check_unused(config, given)
     check_needed(given, methods, stages)
-    if "from scratch" in stages:
-        check_length(config.model.finetune, config.from_scratch_epochs)
+    setup = Setup.of(config)
+    if FROM_SCRATCH in stages:
+        setup.check_scratch()
     budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
     distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
-    check_methods(config.model.as_dict(), methods, budgets, distil)
+    check_methods(setup.model, methods, budgets, distil)
     check_kinds(methods, budgets)
-    cache = CellCache(Path(config.cells) if config.cells else run.path / "cells")
-    if make_trainer(config).world_size > 1:
-        raise GateError(
-            "a comparison runs its cells on one device each; set --trainer.devices 1, and start it once per device with "
-            "--seeds of its own and the same --cells"
-        )
-    if config.model.steering == "multipliers":
+    if setup.model.steering == "multipliers":
         raise GateError(
             "--model.steering multipliers keeps multipliers with the dense model, from which all methods start; a comparison "
             "needs --model.steering projection"
         )
+    swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
+    cache = ExperimentCache(Path(config.experiments) if config.experiments else run.path / "experiments")
     resolved = parser.dump(config, skip_unset=False)
+    processes.start(make_trainer(setup))
     results = Results()
-    cells_in_all = len(seeds) * (1 + sum(len(own) for *_, own in planned(methods, budgets, stages)))
-    with cell_progress(cells_in_all, visible=config.trainer.enable_progress_bar is not False) as progress:
+    plan = list(plan_of_comparison(methods, budgets, stages))
+    count = len(seeds) * (1 + sum(len(planned.stages) for planned in plan))
+    with comparison_progress(count, visible=draws_bars(setup) and processes.is_first()) as progress:
         for seed in seeds:
-            cells = cells_of(config, seed, cache, progress)
-            sizes = cells.pruner.gates.kind_sizes()
-            check_budgets(budgets, sizes)
+            of_seed = setup.with_seed(seed)
+            experiments = Experiments(of_seed, open_data(of_seed), cache=cache, progress=progress)
+            selector = MaskSelector(experiments, budgets, swaps=swaps, draws=draws, distil=distil, prices=prices)
+            check_budgets(budgets, selector.sizes)
             for budget in budgets:  # raises where the minimum per layer does not fit
-                cells.pruner.mask_within_budget(cells.pruner.gates.log_alpha.detach(), Budget.parse(budget, sizes))
-            if seed == seeds[0]:
+                experiments.pruner.steering.mask_within(
+                    experiments.pruner.gates.log_alpha.detach(), Budget.parse(budget, selector.sizes)
+                )
+            if seed == seeds[0] and processes.is_first():
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
-            swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
-            choices = Choices(cells, budgets, swaps, draws, distil, prices)
-            for row in run_seed(cells, choices, methods, budgets, stages, results):
+            for row in run_seed(experiments, selector, plan, results):
                 results.rows.append(row)
-                run.write_table(UNFINISHED, pd.DataFrame(results.rows))
-            results.scores.append(score_columns(cells, choices, methods, results.rankings))
-            results.prices.append(price_rows(cells, choices))
-            results.pruner, results.data = cells.pruner, cells.data
-    write_tables(run, config, results, methods, budgets, seeds, command)
-    (run.path / UNFINISHED).unlink()
-    shutil.rmtree(run.path / "figures", ignore_errors=True)  # pictures of methods that are no longer compared
+                if processes.is_first():
+                    run.write_table(UNFINISHED, pd.DataFrame(results.rows))
+            results.scores.append(score_columns(experiments, selector, methods, results.rankings))
+            results.prices.append(price_rows(experiments, selector))
+            results.pruner, results.data = experiments.pruner, experiments.data
+    if processes.is_first():
+        write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=command)
+        (run.path / UNFINISHED).unlink()
+        contents = report(run)
+        send_to_wandb(run, setup.wandb, yaml.safe_load(resolved))
+        console = stdout()
+        show_summary(console, contents)
+        for name in ("report.html", "verdict.md", "comparison.csv"):
+            console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
+    return run
+
+
+def report(run: RunDirectory) -> Contents:
+    """Write ``report.html`` with its pictures; those of methods that are no longer compared go."""
+    shutil.rmtree(run.path / "figures", ignore_errors=True)
     contents = read_contents(run.path)
     write_report([contents], run.path / "report.html")
-    send_to_wandb(run, WandbOptions(**config.wandb.as_dict()), yaml.safe_load(resolved))
-    console = stdout()
-    show_summary(console, contents)
-    for name in ("report.html", "verdict.md", "comparison.csv"):
-        console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
-    return run
+    return contents
 
 
 def check_unused(config: Namespace, given: Sequence[str]) -> None:
@@ -198,7 +201,7 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
 
 
 def check_methods(
-    options: Mapping[str, Any], methods: Sequence[Method], budgets: Sequence[BudgetOption], distil: Mapping[str, float]
+    options: PrunerOptions, methods: Sequence[Method], budgets: Sequence[BudgetOption], distil: Mapping[str, float]
 ) -> None:
     """Whether the module will take the options that each method gives it, before hours of training.
 
@@ -206,11 +209,11 @@ def check_methods(
         GateError: for the first that it will not take.
     """
     for method in methods:
-        own = dict(method.learned.options) if method.is_learned else {}
+        own: dict[str, Any] = dict(method.learned.options) if method.is_learned else {}
         if "distil" in method.modifiers:
             own |= distil
         for budget in budgets:
-            check_options({**options, "budget": budget, **own})
+            replace(options, **{"budget": budget, **own})  # raises
 
 
 def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> None:
@@ -254,98 +257,6 @@ def show_summary(console: Console, contents: Contents) -> None:
     console.print(table)
 
 
-def cells_of(config: Namespace, seed: int, cache: CellCache, progress: Any) -> Cells:
-    """The cells of one seed: its data order, and modules built from its weights."""
-    config = config.clone()
-    config.seed = seed
-    data = open_data(config)
-    return Cells(
-        lambda options: make_pruner(config, data, {**options, "swaps": 0.0}),  # which are a method of their own here
-        data,
-        lambda *callbacks, **overrides: make_trainer(config, callbacks=callbacks, **overrides),
-        trainer_settings=config.trainer.as_dict() | {name: config[name] for name in ("average_last", "average_every")},
-        seed=seed,
-        cache=cache,
-        progress=progress,
-        save_every=config.save_every,
-        scratch=Scratch(config.from_scratch_epochs, config.from_scratch_learning_rate),
-    )
-
-
-def planned(
-    methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]
-) -> Iterator[tuple[Method, BudgetOption, list[str]]]:
-    """What is done for each seed: the dense model first, then every method at every budget, each with its stages. From scratch
-    are trained the dense structure and those that were learned, as Voita et al. 2019 did."""
-    dense = Method("dense")
-    controls = [dense, *(method for method in methods if method.base == "dense" and method != dense)]
-    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
-    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
-    for method, budget in everything:
-        from_scratch = method.is_learned or method == dense
-        yield method, budget, [stage for stage in stages if stage != "from scratch" or from_scratch]
-
-
-def run_seed(
-    cells: Cells,
-    choices: Choices,
-    methods: Sequence[Method],
-    budgets: Sequence[BudgetOption],
-    stages: Sequence[str],
-    results: Results,
-) -> Iterator[dict[str, Any]]:
-    """The rows of one seed, as :func:`planned`."""
-    uses = sorted({is_post_hoc(stage) for stage in stages})  # training on comes before none
-    for method, budget, own_stages in planned(methods, budgets, stages):
-        chosen = {post_hoc: choices.choose(method, budget, post_hoc=post_hoc) for post_hoc in uses}
-        choice = chosen[uses[0]]
-        total = int(choice.mask.sum())
-        masks = {"mask": choice.mask.int().tolist()}
-        if not torch.equal(chosen[uses[-1]].mask, choice.mask):  # a search found another one for the dense model's weights
-            masks["post_hoc_mask"] = chosen[uses[-1]].mask.int().tolist()
-        results.masks.append({"seed": cells.seed, "method": method.name, "budget": total, **masks})
-        if choice.keep is not None:
-            results.rankings[total, method.name, cells.seed] = choice.keep
-        if method.is_learned:
-            course = pd.read_csv(choice.start.path / "gates_over_time.csv")
-            whose = pd.DataFrame({"seed": cells.seed, "method": method.name, "budget": total}, index=course.index)
-            results.gates.append(pd.concat([whose, course], axis=1))
-        for stage in own_stages:
-            used = chosen[is_post_hoc(stage)]
-            cell = run_stage(cells, stage, used)
-            results.predictions[cell.key] = cell.path / PREDICTIONS
-            heads = cells.pruner.gates.open_heads(used.mask)
-            named = {"seed": cells.seed, "method": method.name, "stage": stage, "budget": total, "heads": heads}
-            yield named | metrics_of(cell) | cost_of(cell, stage, used) | {"cell": cell.key}
-
-
-def run_stage(cells: Cells, stage: str, choice: Choice) -> Cell:
-    if stage == "post hoc":
-        return cells.post_hoc(choice.values)
-    if stage == "post hoc with means":
-        return cells.post_hoc(choice.values, replacement="mean")
-    if stage == "post hoc with uniform attention":
-        return cells.post_hoc(choice.values, replacement="uniform")
-    if stage == "retrained":
-        return cells.retrain(choice.values, start=choice.start, options=choice.options)
-    return cells.from_scratch(choice.mask)
-
-
-def metrics_of(cell: Cell) -> dict[str, float]:
-    return {name: value for name, value in cell.result.items() if name.startswith(("select_", "test_"))}
-
-
-def cost_of(cell: Cell, stage: str, choice: Choice) -> dict[str, Any]:
-    """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
-    trained = not is_post_hoc(stage)
-    peaks = [choice.peak_memory_mb, cell.result["peak_memory_mb"] if trained else None]
-    return {
-        "steps": choice.steps + (cell.result["steps"] if trained else 0),
-        "seconds": round(choice.seconds + (cell.result["seconds"] if trained else 0.0), 2),
-        "peak_memory_mb": max((peak for peak in peaks if peak is not None), default=None),
-    }
-
-
 def claim(path: str) -> RunDirectory:
     """The directory: new, empty, or that of a comparison, which goes on.
 
@@ -357,7 +268,7 @@ def claim(path: str) -> RunDirectory:
         if place.exists() and not place.is_dir():
             raise GateError(f"--run_dir {path!r} is or lies in a file ({str(place)!r}); give a directory")
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if held - {"config.yaml", UNFINISHED} and not ((folder / "cells").is_dir() or "masks.json" in held):
+    if held - {"config.yaml", UNFINISHED} and not ((folder / "experiments").is_dir() or "masks.json" in held):
         raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
     return RunDirectory(folder)
 

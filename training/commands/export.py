@@ -33,8 +33,8 @@ from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
 from training.cli import finish, stdout
 from training.commands.trained import LEARNED, TrainedModel, choose_mask, load_trained
-from training.fit import quiet_libraries
 from training.runs.tracking import versions
+from training.setup import quiet_libraries
 
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}

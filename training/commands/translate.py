@@ -26,7 +26,7 @@ from training.data.base import check_positive
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
-from training.fit import quiet_libraries
+from training.setup import quiet_libraries
 from training.tasks.translation import (
     Decoding,
     begin_with_,

@@ -1,12 +1,12 @@
-"""Results on disk under a hash of what determines them, so that interrupted work goes on where it stopped."""
+"""Experiments on disk under a hash of what determines them, so that interrupted work goes on where it stopped."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from filelock import FileLock
 
 from gates.errors import GateError
+from training.runs import processes
 
-DETERMINED_BY, RESULT = "cell.json", "result.json"
+DETERMINED_BY, RESULT = "experiment.json", "result.json"
 
 
 def key_of(determined_by: Mapping[str, Any]) -> str:
@@ -25,7 +26,7 @@ def key_of(determined_by: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Experiment:
     """A finished piece of work.
 
     Args:
@@ -39,11 +40,12 @@ class Cell:
     result: dict[str, Any]
 
 
-class CellCache:
-    """Finished cells in ``path/KEY``; cells under way in ``path/.KEY``, which become finished ones by a rename.
+class ExperimentCache:
+    """Finished experiments in ``path/KEY``; those under way in ``path/.KEY``, which become finished ones by a rename.
 
     Work that is killed leaves its folder under way behind, and finds its files (a checkpoint to go on from) there again.
-    Of several processes that need the same cell one makes it, and the others wait; the lock ends with its process.
+    Of several commands that need the same experiment one makes it, and the others wait; the lock ends with its process. Where
+    several processes train together, the first looks, locks and writes, and all of them do the work.
 
     Args:
         path: of the cache.
@@ -52,24 +54,16 @@ class CellCache:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def get(self, determined_by: Mapping[str, Any]) -> Cell | None:
-        """The finished cell, None if there is none.
+    def get(self, determined_by: Mapping[str, Any]) -> Experiment | None:
+        """The finished experiment, None if there is none.
 
         Raises:
             GateError: if its result is damaged.
         """
-        key = key_of(determined_by)
-        folder = self.path / key
-        if not folder.is_dir():
-            return None
-        try:
-            result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise GateError(f"the cached result in {str(folder)!r} is damaged; delete that folder and start again") from error
-        return Cell(key, folder, result)
+        return processes.in_first(lambda: self._read(key_of(determined_by)))
 
-    def get_or_make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Cell:
-        """The finished cell; if there is none, it is made.
+    def get_or_make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
+        """The finished experiment; if there is none, it is made.
 
         Args:
             determined_by: everything that the result depends on, as JSON.
@@ -78,20 +72,47 @@ class CellCache:
         found = self.get(determined_by)
         if found is not None:
             return found
-        lock = self.path / f".{key_of(determined_by)}.lock"
-        self.path.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock):
-            cell = self.get(determined_by) or self._make(determined_by, make)  # another process may have made it meanwhile
-            with suppress(OSError):  # Windows keeps open files
-                lock.unlink()  # a finished cell needs none: whoever comes later finds it before working
-        return cell
+        with self._locked(key_of(determined_by)):
+            return self.get(determined_by) or self._make(determined_by, make)  # another command may have made it meanwhile
 
-    def _make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Cell:
+    def _read(self, key: str) -> Experiment | None:
+        folder = self.path / key
+        if not folder.is_dir():
+            return None
+        try:
+            result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise GateError(f"the cached result in {str(folder)!r} is damaged; delete that folder and start again") from error
+        return Experiment(key, folder, result)
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        """Nobody else makes this experiment in a ``with`` block."""
+        if not processes.is_first():
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.path / f".{key}.lock"
+        with FileLock(lock):
+            yield
+            with suppress(OSError):  # Windows keeps open files
+                lock.unlink()  # a finished experiment needs none: whoever comes later finds it before working
+
+    def _make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         key = key_of(determined_by)
         working = self.path / f".{key}"
-        working.mkdir(exist_ok=True)
-        (working / DETERMINED_BY).write_text(json.dumps(determined_by, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+        def begin() -> None:
+            working.mkdir(exist_ok=True)
+            text = json.dumps(determined_by, indent=2, sort_keys=True)
+            (working / DETERMINED_BY).write_text(text + "\n", encoding="utf-8")
+
+        processes.in_first(begin)
         result = make(working)
-        (working / RESULT).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(working, self.path / key)
-        return Cell(key, self.path / key, result)
+
+        def finish() -> Experiment:
+            (working / RESULT).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            os.replace(working, self.path / key)
+            return Experiment(key, self.path / key, result)
+
+        return processes.in_first(finish)

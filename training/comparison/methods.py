@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gates.errors import GateError
+from gates.families.base import GateFamily
+from training.config import PrunerOptions
 from training.scoring.scorers import SCORERS
 
 OURS = "ours"
@@ -157,4 +159,23 @@ def parse_methods(names: Sequence[str]) -> list[Method]:
     return methods
 
 
+def own_method(options: PrunerOptions) -> Method:
+    """What a run with these options is in a comparison: the same training under the same name."""
+    if options.prune == 0:
+        return Method("dense")
+    base = OF_FAMILY[options.gate]
+    if options.gate == "hard-concrete" and options.budget is None:
+        base = "lambda"
+    elif options.pipelined and f"{base}-pipelined" in LEARNED:
+        base = f"{base}-pipelined"
+    return Method(base, frozenset({"swap"} if options.swaps else ()))
+
+
+OF_FAMILY: dict[GateFamily, str] = {
+    "hard-concrete": "learned",
+    "relaxed-top-k": "dsp",
+    "straight-through-top-k": "straight-through",
+    "clamped-linear": "linear-l1",
+}
+"""The method that a family of gates makes."""
 BASES = ("dense", *LEARNED, *SCORERS)

@@ -11,10 +11,7 @@ import yaml
 from gates.budget import Budget
 from gates.errors import GateError
 from training.comparison.stages import STAGES
-from training.pruner.options import LARGEST_SEED
-
-BudgetOption = int | float | dict[str, int | float]
-PriceOption = float | dict[str, float]
+from training.config import LARGEST_SEED, BudgetOption, PriceOption
 
 
 def split(value: Any) -> list[Any]:

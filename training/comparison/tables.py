@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jsonargparse import Namespace
 from torch import Tensor
 
 from gates.budget import Budget
-from training.comparison.experiments import Cells
+from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
-from training.comparison.options import BudgetOption
-from training.comparison.selection import Choices
-from training.comparison.translations import SAMPLES
+from training.comparison.selection import MaskSelector
+from training.config import BudgetOption
 from training.data.base import TaskData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
@@ -27,6 +25,9 @@ from training.stats.bootstrap import bleu_metric
 from training.stats.statistics import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
 from training.tasks.translation_metrics import signatures
+
+SAMPLES = 20
+"""Sentences that are shown in all systems."""
 
 
 @dataclass
@@ -38,13 +39,15 @@ class Results:
         masks: of ``masks.json``.
         rankings: scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
-        predictions: file with the predictions behind each row, by cell.
+        alphas: weight of HIS, of methods that have it, by budget, method and seed.
+        predictions: file with the predictions behind each row, by experiment.
         pruner, data: of the last seed.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     masks: list[dict[str, Any]] = field(default_factory=list)
     rankings: dict[Mask, Tensor] = field(default_factory=dict)
+    alphas: dict[Mask, float] = field(default_factory=dict)
     scores: list[pd.DataFrame] = field(default_factory=list)
     gates: list[pd.DataFrame] = field(default_factory=list)
     prices: list[pd.DataFrame] = field(default_factory=list)
@@ -58,43 +61,45 @@ class Results:
         return self.pruner.task.main_metric
 
 
-def score_columns(cells: Cells, choices: Choices, methods: Sequence[Method], rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
+def score_columns(
+    experiments: Experiments, selector: MaskSelector, methods: Sequence[Method], rankings: Mapping[Mask, Tensor]
+) -> pd.DataFrame:
     """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
-    smallest = Budget.parse(choices.smallest, choices.sizes).total
-    gates = cells.pruner.gates
+    smallest = Budget.parse(selector.smallest, selector.sizes).total
+    gates = experiments.pruner.gates
     columns: dict[str, Any] = {
-        "seed": cells.seed,
+        "seed": experiments.seed,
         "gate": range(gates.size),
         "site": [site.label for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "kind": [site.kind for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "head": [head for size in gates.sizes for head in range(size)],
     }
-    columns |= {name: scores.numpy() for name, scores in choices.known_scores().items() if scores.shape == (gates.size,)}
+    columns |= {name: scores.numpy() for name, scores in selector.known_scores().items() if scores.shape == (gates.size,)}
     for method in methods:
-        if (keep := rankings.get((smallest, method.name, cells.seed))) is not None:
+        if (keep := rankings.get((smallest, method.name, experiments.seed))) is not None:
             columns[f"ranking:{method.name}"] = keep.numpy()
     return pd.DataFrame(columns)
 
 
-def price_rows(cells: Cells, choices: Choices) -> pd.DataFrame:
+def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame:
     """One row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
-    gates = cells.pruner.gates
+    gates = experiments.pruner.gates
     rows = []
-    for one in choices.priced.values():
+    for one in selector.priced.values():
         left = [int(part.sum()) for part in one.mask.split(gates.sizes)]
         by_site = {site.label: count for site, count in zip(gates.sites, left, strict=True)}
         price = " ".join(f"{kind} {value:g}" for kind, value in one.price.items()) if isinstance(one.price, dict) else one.price
-        rows.append({"seed": cells.seed, "method": one.method, "price": price, "open": sum(left), **by_site})
+        rows.append({"seed": experiments.seed, "method": one.method, "price": price, "open": sum(left), **by_site})
     return pd.DataFrame(rows)
 
 
 def sample_translations(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame | None:
-    """The first sentences of the test split, their references, and what each cell of the first seed made of them.
+    """The first sentences of the test split, their references, and what each experiment of the first seed made of them.
 
     Args:
         results: with all rows.
-        predictions: ``test_prediction``, the translations of the split in its order, of each cell.
+        predictions: ``test_prediction``, the translations of the split in its order, of each experiment.
 
     Returns:
         Columns ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, the systems; None for other tasks, and where only a part
@@ -104,7 +109,7 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
         return None
     pairs, seed = results.data.texts["test"], results.rows[0]["seed"]
     systems = {
-        f"{row['method']}.{row['stage']}.{row['budget']}": predictions[row["cell"]]["test_prediction"]
+        f"{row['method']}.{row['stage']}.{row['budget']}": predictions[row["experiment"]]["test_prediction"]
         for row in results.rows
         if row["seed"] == seed
     }
@@ -115,14 +120,25 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
 
 def write_tables(
     run: RunDirectory,
-    config: Namespace,
     results: Results,
+    *,
+    name: str,
     methods: Sequence[Method],
     budgets: Sequence[BudgetOption],
     seeds: Sequence[int],
     command: str,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes."""
+    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes.
+
+    Args:
+        run: to write into.
+        results: with all rows.
+        name: of the comparison or run.
+        methods, budgets, seeds: what was compared.
+        command: as which it can be started again.
+        more: what ``metrics.json`` has beside, of a single run.
+    """
     pruner = results.pruner
     assert pruner is not None
     main_metric, gates = pruner.task.main_metric, pruner.gates
@@ -149,16 +165,16 @@ def write_tables(
         "summary.csv": summary,
         "statistics.csv": tests,
         "agreement.csv": agreement(results.masks, results.rankings, quotas=quotas),
-        "scores.csv": pd.concat(results.scores, ignore_index=True),
+        "scores.csv": pd.concat(results.scores, ignore_index=True) if results.scores else None,
         "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
         "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
         "samples.tsv": sample_translations(results, predictions),
     }
-    for name, held in tables.items():
+    for file, held in tables.items():
         if held is not None:
-            run.write_table(name, held)
+            run.write_table(file, held)
         else:
-            (run.path / name).unlink(missing_ok=True)
+            (run.path / file).unlink(missing_ok=True)
     run.write_json("masks.json", results.masks)
     run.write_json(
         "sites.json",
@@ -170,7 +186,7 @@ def write_tables(
     run.write_json(
         "metrics.json",
         {
-            "name": config.name,
+            "name": name,
             "main_metric": main_metric,
             "heads": gates.heads,
             "gates": gates.size,
@@ -185,6 +201,7 @@ def write_tables(
             "machine": machine(),
             "versions": versions(),
             "code": code_version(),
+            **(more or {}),
         },
     )
     run.write_text("verdict.md", said)

@@ -1,81 +1,89 @@
-"""The translations that a run leaves: every evaluated system's, a few side by side, and which differences are real."""
+"""The translations that a run leaves: every evaluated system's, and which differences are real."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from training.data.base import TaskData
+from training.comparison.tables import Results
 from training.data.translation import TranslationData
 from training.runs.run_directory import RunDirectory
-from training.tasks.translation_metrics import paired_bootstrap, signatures
+from training.tasks.translation_metrics import paired_bootstrap
 
 FOLDER = "translations"
-SAMPLES = 20
+SEARCHES = {"greedy": "test_prediction", "beam": "test_prediction_beam"}
+"""Where predictions keep the texts of each search."""
 
 
-def save_translations(run: RunDirectory, data: TaskData, system: str, outputs: dict[str, list[str]]) -> None:
-    """Write a system's translations of the test split, one file per search, beside sources and references; nothing for
-    tasks without translations, and with a notice nothing if only a part of the split was translated.
+def save_translations(run: RunDirectory, results: Results) -> None:
+    """Write the translations of the test split, one file per system and search, beside sources and references, and
+    ``significance.csv``: the paired bootstrap of every system against the dense one. There is nothing for tasks without
+    translations, and a notice in place of a system that translated only a part of the split.
 
     Args:
         run: to write into.
-        data: whose test split was translated.
-        system: such as ``learned.retrained``.
-        outputs: texts by search, as :meth:`training.tasks.translation.Translation.outputs` gives them.
+        results: of its comparison; a system is called METHOD.STAGE.
     """
-    if not outputs or not isinstance(data, TranslationData):
+    if not isinstance(results.data, TranslationData):
         return
-    folder = run.path / FOLDER
-    pairs = data.texts["test"]
-    for texts in outputs.values():
-        if len(texts) < len(pairs.source):
-            notice = (
-                f"{len(texts)} of {len(pairs.source)} test sentences were translated by {system}; its translations are not kept"
-            )
+    pairs = results.data.texts["test"]
+    systems: dict[str, dict[str, list[str]]] = {search: {} for search in SEARCHES}
+    for row in results.rows:
+        system, texts = f"{row['method']}.{row['stage']}", texts_of(results.predictions[row["experiment"]])
+        if any(len(lines) < len(pairs.source) for lines in texts.values()):
+            translated = min(map(len, texts.values()))
+            notice = f"{translated} of {len(pairs.source)} test sentences were translated by {system}; these are not kept"
             Console().print(notice, markup=False, highlight=False, soft_wrap=True)
-            return
-    folder.mkdir(exist_ok=True)
-    own = {f"{system}.{search}": texts for search, texts in outputs.items()}
-    for name, texts in {"source": pairs.source, "reference": pairs.target, **own}.items():
-        run.write_text(f"{FOLDER}/{name}.txt", "".join(f"{' '.join(text.split())}\n" for text in texts))
+            continue
+        for search, lines in texts.items():
+            systems[search][system] = lines
+    if not systems["greedy"]:
+        return
+    named = {f"{system}.{search}": lines for search, own in systems.items() for system, lines in own.items()}
+    for name, lines in {"source": pairs.source, "reference": pairs.target, **named}.items():
+        run.write_text(f"{FOLDER}/{name}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
+    write_significance(run, systems, pairs.target, results.data)
 
 
-def compare_translations(run: RunDirectory, data: TaskData, *, baseline: str = "dense", samples: int = 1000) -> None:
-    """Write ``samples.tsv``, the first sentences in all systems, and ``significance.csv``: the paired bootstrap of every
-    system against the baseline, retrained if there is such a row and post hoc otherwise, for each search.
+def texts_of(predictions: Path) -> dict[str, list[str]]:
+    """The translations of the test split that an experiment left, by search."""
+    with np.load(predictions) as arrays:
+        return {search: arrays[name].tolist() for search, name in SEARCHES.items() if name in arrays}
+
+
+def write_significance(
+    run: RunDirectory,
+    systems: Mapping[str, Mapping[str, list[str]]],
+    reference: list[str],
+    data: TranslationData,
+    *,
+    baseline: str = "dense",
+    samples: int = 1000,
+) -> None:
+    """The paired bootstrap of every system against a baseline, retrained if there is such a row and post hoc otherwise.
 
     Args:
-        run: with the translations of :func:`save_translations`.
-        data: whose test split was translated.
+        run: to write into.
+        systems: texts by search and system.
+        reference: texts that are right.
+        data: says how BLEU takes words apart.
         baseline: method to compare with.
         samples: of the bootstrap.
     """
-    folder = run.path / FOLDER
-    if not folder.is_dir() or not isinstance(data, TranslationData):
-        return
-    found = {path.stem: read_texts(path) for path in sorted(folder.glob("*.txt"))}
-    source, reference = found.pop("source"), found.pop("reference")
-    shown = {name: texts for name, texts in found.items() if name.endswith(".greedy")}
-    table = pd.DataFrame({"source": source, "reference": reference, **shown}).head(SAMPLES)
-    with run.replacing(f"{FOLDER}/samples.tsv") as partial:
-        table.to_csv(partial, index=False, sep="\t")
     rows = []
-    for search in ("greedy", "beam"):
-        systems = {name.removesuffix(f".{search}"): texts for name, texts in found.items() if name.endswith(f".{search}")}
-        first = next((name for name in (f"{baseline}.retrained", f"{baseline}.post hoc") if name in systems), None)
-        if first is None or len(systems) < 2:
+    for search, texts in systems.items():
+        first = next((name for name in (f"{baseline}.retrained", f"{baseline}.post hoc") if name in texts), None)
+        if first is None or len(texts) < 2:
             continue
-        ordered = {first: systems.pop(first), **systems}
-        rows += [
-            {"search": search, "baseline": first, **row}
-            for row in paired_bootstrap(ordered, reference, samples=samples, tokenize=data.bleu_tokenize)
-        ]
+        ordered = {first: texts[first], **{name: own for name, own in sorted(texts.items()) if name != first}}
+        tested = paired_bootstrap(ordered, reference, samples=samples, tokenize=data.bleu_tokenize)
+        rows += [{"search": search, "baseline": first, **row} for row in tested]
     if rows:
         run.write_table(f"{FOLDER}/significance.csv", pd.DataFrame(rows))
-    run.write_json(f"{FOLDER}/signatures.json", signatures(data.bleu_tokenize))
 
 
 def read_texts(path: Path) -> list[str]:

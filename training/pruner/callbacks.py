@@ -1,34 +1,23 @@
-"""What happens beside the training loop: logging of gates, the dense checkpoint, the open-head count in the bar."""
+"""What happens beside the training loop: checkpoints, what phases cost, and what evaluation predicts."""
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import RichProgressBar
-from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
-from pytorch_lightning.loggers import WandbLogger
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.sites import KINDS
-from training.plotting import figure_image, gate_heat_map
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
-from training.runs.cost import Cost
-
-
-def _interval(trainer: pl.Trainer) -> int:
-    """Steps between log entries."""
-    return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
+from training.runs.cost import NOTHING, Cost, Meter
+from training.runs.processes import gathered
 
 
 class DenseCheckpoint(pl.Callback):
@@ -42,11 +31,6 @@ class DenseCheckpoint(pl.Callback):
     def __init__(self, path: Path, resumed_from: str | None = None) -> None:
         self.path = path
         self.resumed_from = None if resumed_from is None else Path(resumed_from)
-        self.saved_at: float | None = None
-
-    def seconds_since(self) -> float | None:
-        """Wall time since the dense checkpoint was saved, None if an earlier process saved it."""
-        return None if self.saved_at is None else round(time.perf_counter() - self.saved_at, 2)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, HeadPruner)
@@ -58,12 +42,10 @@ class DenseCheckpoint(pl.Callback):
             source = self.resumed_from if step == finetune else self.resumed_from.with_name("dense.ckpt")
             if not source.is_file():
                 raise GateError(
-                    f"the checkpoint {str(self.resumed_from)!r} is past fine-tuning (step {step} of {finetune}) and there is no "
-                    "dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
+                    f"the checkpoint {str(self.resumed_from)!r} is past fine-tuning (step {step} of {finetune}) and there is "
+                    "no dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
                 )
             shutil.copyfile(source, self.path)
-        if step == finetune:
-            self.saved_at = time.perf_counter()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The end of a run that trained a dense model alone, perhaps before its time."""
@@ -77,7 +59,6 @@ class DenseCheckpoint(pl.Callback):
         stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
         if stepped and trainer.global_step == pl_module.boundaries[0]:
             trainer.save_checkpoint(self.path)
-            self.saved_at = time.perf_counter()
 
 
 class EndOfPhase(pl.Callback):
@@ -108,12 +89,15 @@ class EndOfPhase(pl.Callback):
 
 
 class Predictions(pl.Callback):
-    """Keep what a model predicts in evaluation, and what would have been right: classes, or texts and their references."""
+    """Keep what a model predicts in evaluation, and what would have been right: classes, or texts and their references.
+
+    Of several processes, each of which evaluates every so many-th example, all have the whole at the end.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Tensor]] = {}
         self._references: dict[str, dict[int, str]] = {}
-        self._texts: dict[str, list[str]] = {}
+        self._texts: dict[str, dict[str, list[str]]] = {}
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._keep("select", *args)
@@ -135,18 +119,34 @@ class Predictions(pl.Callback):
             self._kept.setdefault(f"{split}_target", []).append(batch["labels"].cpu())
 
     def _keep_texts(self, split: str, pruner: pl.LightningModule) -> None:
-        """What the module said of the whole split, by greedy decoding as its main metric counts it."""
+        """What the module said of the whole split, by each search; the task has put the processes' parts together."""
         assert isinstance(pruner, HeadPruner)
         if split in self._references:
-            self._texts[split] = pruner.outputs[split]["greedy"]
+            self._texts[split] = pruner.outputs[split]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Class numbers in the order of evaluation, or texts in that of the split, as ``select_prediction``,
-        ``select_target`` and so on."""
-        classes = {name: torch.cat(parts).numpy().astype(np.int32) for name, parts in self._kept.items()}
-        predicted = {f"{split}_prediction": np.array(texts) for split, texts in self._texts.items()}
-        true = {f"{split}_target": np.array([texts[row] for row in sorted(texts)]) for split, texts in self._references.items()}
+        ``select_target`` and so on; texts by beam search as ``test_prediction_beam``. Every process has to ask."""
+        classes = {name: _interleaved(torch.cat(parts).numpy().astype(np.int32)) for name, parts in self._kept.items()}
+        predicted = {
+            f"{split}_prediction" + ("" if search == "greedy" else f"_{search}"): np.array(texts)
+            for split, outputs in self._texts.items()
+            for search, texts in outputs.items()
+        }
+        true = {}
+        for split, own in self._references.items():
+            texts = {row: text for part in gathered(own) for row, text in part.items()}
+            true[f"{split}_target"] = np.array([texts[row] for row in sorted(texts)])
         return classes | predicted | true
+
+
+def _interleaved(own: np.ndarray) -> np.ndarray:
+    """Values of all processes in the order that one alone would have had; the processes take turns."""
+    parts = gathered(own)
+    whole = np.empty(sum(map(len, parts)), own.dtype)
+    for rank, part in enumerate(parts):
+        whole[rank :: len(parts)] = part
+    return whole
 
 
 class CostInCheckpoints(pl.Callback):
@@ -202,83 +202,43 @@ class LastGoodCheckpoint(pl.Callback):
             self.pending.replace(self.path)
 
 
-class GateLog(pl.Callback):
-    """Log expected, hard and target open heads and the multipliers; keep every gate's course for the heat map.
+class PhaseCosts(pl.Callback):
+    """Measure what every phase of a run costs; checkpoints keep it, so that a run which is stopped and goes on counts whole.
 
-    Args:
-        pictures: heat maps that are sent to W&B over the run.
+    Attributes:
+        costs: by phase, of those that have begun.
     """
 
-    def __init__(self, pictures: int = 8) -> None:
-        self.pictures = pictures
-        self.steps: list[int] = []
-        self.values: list[Tensor] = []
+    def __init__(self) -> None:
+        self.costs: dict[Phase, Cost] = {}
+        self._meter: Meter | None = None
+        self._phase: Phase = "finetune"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "values": self.values}
+        self._read()
+        return {phase: asdict(cost) for phase, cost in self.costs.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.steps, self.values = list(state_dict["steps"]), list(state_dict["values"])
+        self.costs = {phase: Cost(**cost) for phase, cost in state_dict.items()}  # type: ignore[misc]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._enter(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
-        step = trainer.global_step
-        if step % _interval(trainer) == 0 and (not self.steps or self.steps[-1] != step):
-            self._record(trainer, pl_module, step)
+        if pl_module.phase(trainer.global_step) != self._phase:
+            self._read()
+            self._enter(trainer, pl_module)
 
-    @torch.no_grad()
-    def _record(self, trainer: pl.Trainer, pruner: HeadPruner, step: int) -> None:
-        gates = pruner.gates
-        values = gates.values().cpu()
-        self.steps.append(step)
-        self.values.append(values)
-        open_gates = (values > 0).float()
-        stochastic = gates.mode == "stochastic"
-        expected = gates.open_probability().cpu() if stochastic else open_gates
-        kinds = gates.kind_index().cpu()
-        logged = {}
-        for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
-            logged[name] = float(counts.sum())
-            for index, kind in enumerate(KINDS):
-                if bool((kinds == index).any()):
-                    logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
-            for site, part in zip(gates.sites, counts.split(gates.sizes), strict=True):
-                logged[f"{name}/{site.label}"] = float(part.sum())
-        if pruner.target is not None:
-            target, goals = pruner.target, pruner.goals(step)
-            logged["heads/target"] = float(sum(goals))
-            logged |= {f"heads/target/{kind}": float(goal) for kind, goal in zip(target.kinds, goals, strict=False)}
-            if pruner.has_multipliers:
-                for name in ("lambda1", "lambda2"):
-                    values_of = getattr(target, name).tolist()
-                    logged |= {f"multipliers/{name}/{k}": v for k, v in zip(target.kinds or ["all"], values_of, strict=True)}
-        pruner.log_dict(logged, rank_zero_only=True)
-        pruner.log("open", float(open_gates.sum()), prog_bar=True, logger=False, rank_zero_only=True)
-        every = max(1, pruner.boundaries[2] // _interval(trainer) // max(1, self.pictures))
-        if len(self.steps) % every == 0:
-            self._send_picture(trainer, pruner, values, step)
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._read()
+        self._meter = None
 
-    def _send_picture(self, trainer: pl.Trainer, pruner: HeadPruner, values: Tensor, step: int) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger) and trainer.is_global_zero:
-                figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=f"gates at step {step}")
-                logger.log_image("gates", [figure_image(figure)], step=step)
+    def _enter(self, trainer: pl.Trainer, pruner: pl.LightningModule) -> None:
+        assert isinstance(pruner, HeadPruner)
+        self._phase = pruner.phase(trainer.global_step)
+        self._meter = Meter(trainer.strategy.root_device, self.costs.get(self._phase, NOTHING))
 
-    def table(self, pruner: HeadPruner) -> pd.DataFrame:
-        """One row per recorded step and one column per gate, such as ``encoder.3.11``."""
-        gates = pruner.gates
-        names = [f"{site.label}.{i}" for site, size in zip(gates.sites, gates.sizes, strict=True) for i in range(size)]
-        values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
-        return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})
-
-
-class OpenHeadsBar(RichProgressBar):
-    """Lightning's progress bar with the open-head count and without the version number."""
-
-    def __init__(self) -> None:
-        super().__init__(theme=RichProgressBarTheme(metrics_format=".3f"))
-
-    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return metrics
+    def _read(self) -> None:
+        if self._meter is not None:
+            self.costs[self._phase] = self._meter.cost

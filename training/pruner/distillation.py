@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
+from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from training.config import Distillation
+from training.tasks import Task
 
 
 def logit_kl(student: Tensor, teacher: Tensor, *, valid: Tensor | None = None, temperature: float = 1.0) -> Tensor:
@@ -179,3 +182,23 @@ def distillation_terms(
     own, goals = (layer_states(states, teacher.only_stack) for states in (output, shown))
     distances = [hidden_mse(own[stack], goals[stack], valid=queries[stack]) for stack in own]
     return kl, torch.stack(distances).mean()
+
+
+def taught_losses(
+    teacher: Teacher, task: Task, model: PreTrainedModel, batch: dict[str, Tensor], options: Distillation
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One pass of the student: the task's loss, the divergence from the teacher's logits and the distance from its hidden
+    states, three scalars; see :func:`distillation_terms`."""
+    hidden_states = options.distil_hidden > 0
+    with recorded_outputs(model, hidden_states=hidden_states) as outputs:
+        losses, logits = task.losses(model, batch)
+    terms = distillation_terms(
+        teacher,
+        task,
+        batch,
+        logits,
+        outputs[-1],
+        temperature=options.distil_temperature,
+        hidden_states=hidden_states,
+    )
+    return task.batch_loss(losses, batch), *terms

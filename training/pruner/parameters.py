@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.objective import TargetBudget
+from training.config import PrunerOptions
 
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
@@ -38,6 +40,44 @@ def gate_groups(
         multipliers = {"params": list(target.parameters()), "lr": multiplier_learning_rate, "maximize": True}
         groups.append({"name": "multipliers", "weight_decay": 0.0, **multipliers})
     return groups
+
+
+def parameter_groups(
+    backbone: nn.Module, gates: HeadGates, target: TargetBudget | None, options: PrunerOptions
+) -> list[dict[str, Any]]:
+    """All groups of a run's optimiser.
+
+    Args:
+        backbone: with its frozen parameters not requiring gradients.
+        gates: on the backbone.
+        target: whose multipliers steer; None without multipliers.
+        options: of the run, for the learning rates.
+    """
+    of_gates = gate_groups(
+        gates,
+        target,
+        learning_rate=options.gate_learning_rate,
+        multiplier_learning_rate=options.multiplier_learning_rate,
+    )
+    return backbone_groups(backbone, options.learning_rate, options.weight_decay) + of_gates
+
+
+def is_of_gates(group: Mapping[str, Any]) -> bool:
+    """Whether a group is of gates or multipliers, which rest outside the prune phase."""
+    return group["name"] in ("gates", "multipliers")
+
+
+def learning_rate_of(group: Mapping[str, Any], options: PrunerOptions) -> float:
+    """The learning rate that the options give a group."""
+    own = {"gates": options.gate_learning_rate, "multipliers": options.multiplier_learning_rate}
+    return own.get(group["name"], options.learning_rate)
+
+
+def use_rates_(groups: Sequence[dict[str, Any]], scheduler: LambdaLR, rates: Sequence[float], *, step: int) -> None:
+    """Give an optimiser's groups other learning rates than the checkpoint that they come from, one for each, from a step on."""
+    scheduler.base_lrs = list(rates)
+    for group, rate, factor in zip(groups, rates, scheduler.lr_lambdas, strict=True):
+        group["initial_lr"], group["lr"] = rate, rate * factor(step)
 
 
 def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Parameter]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from training.config import Decay, PrunerOptions
+
 Phase = Literal["finetune", "prune", "retrain"]
-Decay = Literal["linear", "noam"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,21 @@ class Schedule:
         first = min(steps - (1 if prune > 0 else 0), round(steps * finetune / epochs))
         second = max(1 if prune > 0 else 0, round(steps * prune / epochs))
         return cls(first, min(steps, first + second), steps, ramp_share, rise_share, decay, second_peak)
+
+    @classmethod
+    def of_options(cls, steps: int, options: PrunerOptions) -> Schedule:
+        """The schedule of a run of so many optimiser steps."""
+        second, first = options.prune_learning_rate, options.learning_rate
+        return cls.of_epochs(
+            steps,
+            finetune=options.finetune,
+            prune=options.prune,
+            retrain=options.retrain,
+            ramp_share=options.ramp,
+            rise_share=options.lr_warm_up,
+            decay=options.lr_decay,
+            second_peak=second / first if second is not None and first else None,
+        )
 
     def phase(self, step: int) -> Phase:
         return "finetune" if step < self.finetune else "prune" if step < self.prune else "retrain"

@@ -1,4 +1,4 @@
-"""Progress of the comparison: one bar over its cells and one over the steps of the cell that trains."""
+"""Progress of the comparison: one bar over its experiments and one over the steps of the one that trains."""
 
 from __future__ import annotations
 
@@ -23,26 +23,31 @@ class TrainingSteps(pl.Callback):
         self.progress.update(self.task, completed=args[2] + 1)
 
 
-class CellProgress:
-    """Counts the cells of a comparison; the steps of a training cell show in a second bar."""
+class ExperimentProgress:
+    """Counts the experiments of a comparison; the steps of one that trains show in a second bar."""
 
-    def __init__(self, progress: Progress, cells: int) -> None:
+    def __init__(self, progress: Progress, count: int) -> None:
         self.progress = progress
-        self.cells = progress.add_task("comparing", total=cells)
+        self.experiments = progress.add_task("comparing", total=count)
         self.steps = progress.add_task("training", visible=False)
 
+    @classmethod
+    def hidden(cls) -> ExperimentProgress:
+        """One that nobody sees."""
+        return cls(Progress(disable=True), 0)
+
     @contextmanager
-    def cell(self, name: str) -> Iterator[TrainingSteps]:
-        """One cell, named in the bar while it runs; the callback shows its training steps."""
-        self.progress.update(self.cells, description=f"comparing: {name}")
+    def experiment(self, name: str) -> Iterator[TrainingSteps]:
+        """One experiment, named in the bar while it runs; the callback shows its training steps."""
+        self.progress.update(self.experiments, description=f"comparing: {name}")
         yield TrainingSteps(self.progress, self.steps)
         self.progress.update(self.steps, visible=False)
-        self.progress.advance(self.cells)
+        self.progress.advance(self.experiments)
 
 
 @contextmanager
-def cell_progress(cells: int, *, visible: bool = True) -> Iterator[CellProgress]:
-    """Bars for a comparison of so many cells."""
+def comparison_progress(count: int, *, visible: bool = True) -> Iterator[ExperimentProgress]:
+    """Bars for a comparison of so many experiments."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not visible) as progress:
-        yield CellProgress(progress, cells)
+        yield ExperimentProgress(progress, count)

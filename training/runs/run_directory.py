@@ -24,14 +24,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
+from training.config import Existing
 
-Existing = Literal["refuse", "resume", "overwrite"]
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
 FOLDERS = ("scores", "masks", "plots", "checkpoints")

@@ -31,7 +31,7 @@ PACKAGES = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class WandbOptions:
     """How the run appears in W&B.
 

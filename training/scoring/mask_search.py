@@ -1,22 +1,22 @@
-"""Refine a mask on training data: :mod:`gates.search` with a trainer's model and data."""
+"""A better mask within its budget, found on training data: :mod:`gates.search` with a task's data and the present weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
 from gates.search.swaps import LEAST_PASSES, Limits, Refinement, refine_by_swaps
-from training.scoring.calibration import calibration
-
-if TYPE_CHECKING:
-    from training.data.base import TaskData
-    from training.pruner.module import HeadPruner
+from training.scoring.subject import Subject, at_rest
 
 
 @dataclass(frozen=True)
@@ -59,54 +59,125 @@ class DrawSearch:
             raise GateError(f"--draws.temperature is {self.temperature}; expected a number above 0")
 
 
-def refine(
-    pruner: HeadPruner, data: TaskData, trainer: pl.Trainer, mask: Tensor, search: SwapSearch, *, budget: Budget
-) -> Refinement:
-    """The mask ``[gates]`` refined by swaps on the pruner's present weights; under a budget per kind, gates are swapped
-    within their kind.
+def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0) -> Refinement:
+    """The mask ``[gates]`` refined by swaps; under a budget per kind, gates are swapped within their kind.
 
-    Dropout is off. The pruner's gates are left as they were.
+    Dropout is off. The subject's gates are left as they were.
     """
-    gates = pruner.gates
-    with calibration(pruner, data, trainer, search.rows) as found:
+    gates = subject.gates
+    with calibration(subject, search.rows) as found:
         return refine_by_swaps(
-            mask.to(found.device),
+            mask.to(subject.device),
             loss=found.loss,
             gradient=found.gradient,
             limits=Limits(
                 within=gates.kind_index() if budget.per_kind else None,
                 layer_index=gates.layer_index(),
-                minimum_per_layer=pruner.hparams["minimum_per_layer"],
+                minimum_per_layer=minimum_per_layer,
             ),
             passes=search.passes,
         )
 
 
+def refined_by_swaps(
+    subject: Subject, mask: Tensor, passes: float, *, budget: Budget, minimum_per_layer: int
+) -> dict[str, Any]:
+    """The same, as plain data: how it was searched, the new mask, how it was found, and the seconds that took."""
+    search, start = SwapSearch(passes=passes), time.perf_counter()
+    found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
+    return {
+        "search": asdict(search),
+        "mask": found.mask.tolist(),
+        "losses": found.losses,
+        "swaps": found.swaps,
+        "passes": found.passes,
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
 def draw(
-    pruner: HeadPruner,
-    data: TaskData,
-    trainer: pl.Trainer,
+    subject: Subject,
     mask: Tensor,
     scores: Tensor,
     search: DrawSearch,
     *,
     budget: Budget,
-    seed: int,
+    minimum_per_layer: int = 0,
+    seed: int = 0,
 ) -> BestDraw:
-    """The best of a mask ``[gates]`` and of masks drawn by scores ``[gates]`` within its budget, on the pruner's present
-    weights.
+    """The best of a mask ``[gates]`` and of masks drawn by scores ``[gates]`` within its budget.
 
-    Dropout is off. The pruner's gates are left as they were.
+    Dropout is off. The subject's gates are left as they were.
     """
     draws = draw_masks(
         scores,
         budget,
-        kind_index=pruner.gates.kind_index(),
-        layer_index=pruner.gates.layer_index(),
-        minimum_per_layer=pruner.hparams["minimum_per_layer"],
+        kind_index=subject.gates.kind_index(),
+        layer_index=subject.gates.layer_index(),
+        minimum_per_layer=minimum_per_layer,
         count=search.count,
         temperature=search.temperature,
         seed=seed,
     )
-    with calibration(pruner, data, trainer, search.rows) as found:
-        return best_draw(mask.to(found.device), [one.to(found.device) for one in draws], loss=found.loss)
+    with calibration(subject, search.rows) as found:
+        return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=found.loss)
+
+
+class Calibration:
+    """Losses and gradients of gate values with a subject's present weights, on training data that neither scored the heads nor
+    trains anything.
+
+    Each process has a share of the examples, and all get the same numbers, so that they come to the same decisions.
+
+    Args:
+        subject: at rest. Its trainer's precision counts.
+        rows: training examples; one half gives gradients, the other losses (see
+            :meth:`training.data.base.TaskData.calibration_dataloaders`).
+    """
+
+    def __init__(self, subject: Subject, rows: int) -> None:
+        self.subject, self.device = subject, subject.device
+        self.proposing, self.deciding = [
+            [move_data_to_device(batch, self.device) for batch in loader]
+            for loader in subject.data.calibration_dataloaders(rows)
+        ]
+
+    @torch.no_grad()
+    def loss(self, values: Tensor, share: float) -> float:
+        """Mean loss with gate values ``[gates]`` over a share of the deciding half."""
+        batches = self.deciding[:: max(1, round(1 / share))]
+        total = torch.stack([self._total_loss(values, batch) for batch in batches]).double().sum()
+        examples = torch.tensor(float(sum(len(batch["labels"]) for batch in batches)), dtype=torch.float64, device=self.device)
+        return float(self._over_processes(total) / self._over_processes(examples))
+
+    def gradient(self, values: Tensor) -> Tensor:
+        """Of the loss with respect to gate values ``[gates]``, up to a factor, on the proposing half."""
+        leaf = values.clone().requires_grad_()
+        for batch in self.proposing:
+            self._total_loss(leaf, batch).backward()
+        assert leaf.grad is not None
+        return self._over_processes(leaf.grad)
+
+    def _total_loss(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        subject = self.subject
+        with subject.trainer.strategy.precision_plugin.forward_context(), subject.gates.use(values):
+            return subject.task.losses(subject.backbone, batch)[0].sum()
+
+    def _over_processes(self, total: Tensor) -> Tensor:
+        reduced = self.subject.trainer.strategy.reduce(total, reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+
+@contextmanager
+def calibration(subject: Subject, rows: int) -> Iterator[Calibration]:
+    """A :class:`Calibration` for the length of a ``with`` block: dropout is off and the weights rest."""
+    free = [parameter for parameter in subject.backbone.parameters() if parameter.requires_grad]
+    with at_rest(subject.module, subject.device):
+        try:
+            for parameter in free:
+                parameter.requires_grad_(False)
+            yield Calibration(subject, rows)
+        finally:
+            for parameter in free:
+                parameter.requires_grad_(True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gates.errors import GateError
 from gates.head_gates import Granularity
-from gates.hooks.observe import observe_attention
+from gates.hooks.observe import observe_attention, observe_entropy
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
 from gates.scores.confidence import AttentionConfidence
@@ -19,6 +18,7 @@ from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
 from gates.scores.importance import (
     HeadImportance,
+    Importance,
     gradient_rows,
     head_gradients,
     normalise_by_layer,
@@ -26,9 +26,10 @@ from gates.scores.importance import (
     requiring_gradients,
 )
 from gates.scores.taylor import MeanGradients, output_weights, weight_taylor
+from training.scoring.subject import Batch, Subject
 
-if TYPE_CHECKING:
-    from training.scoring.scorers import Scoring
+Raw = Callable[[str], Tensor]
+"""A raw score by its name, computed if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,23 @@ class Pass:
 
     Args:
         raws: names of the raw scores it yields.
-        run: yields them, each ``[gates]`` but for the Fisher matrix.
+        run: yields them, each ``[gates]`` but for the Fisher matrix, from a subject at rest and what is known of it.
     """
 
     raws: tuple[str, ...]
-    run: Callable[[Scoring], dict[str, Tensor]]
+    run: Callable[[Subject, Raw], dict[str, Tensor]]
 
 
-def _gradients(scoring: Scoring) -> dict[str, Tensor]:
+def _gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     """Everything that one backward pass per batch gives."""
-    gates = scoring.pruner.gates
+    gates = subject.gates
     weights = output_weights(gates)
-    example, token, batch_wise = (HeadImportance(gates.size).to(scoring.device) for _ in range(3))
-    fisher = FisherInformation(gates.size).to(scoring.device)
-    of_weights = MeanGradients(weights).to(scoring.device)
+    example, token, batch_wise = (HeadImportance(gates.size).to(subject.device) for _ in range(3))
+    fisher = FisherInformation(gates.size).to(subject.device)
+    of_weights = MeanGradients(weights).to(subject.device)
     with requiring_gradients(weights):
-        for batch in scoring.batches("scoring heads"):
-            rows = gradient_rows(gates, lambda batch=batch: scoring.losses(batch), weights)  # type: ignore[misc]
+        for batch in subject.batches("scoring heads"):
+            rows = gradient_rows(gates, lambda batch=batch: subject.losses(batch), weights)  # type: ignore[misc]
             example.update(rows.example)
             fisher.update(rows.example)
             token.update(rows.token)
@@ -73,22 +74,22 @@ def _gradients(scoring: Scoring) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _attention(scoring: Scoring) -> dict[str, Tensor]:
+def _attention(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     """What attention distributions say, without gradients."""
-    gates, task, backbone = scoring.pruner.gates, scoring.pruner.task, scoring.pruner.backbone
-    entropy = AttentionEntropy(gates.sites).to(scoring.device)
-    confidence = AttentionConfidence(gates.sites).to(scoring.device)
-    for batch in scoring.batches("observing attention"):
+    gates, task, backbone = subject.gates, subject.task, subject.backbone
+    entropy = AttentionEntropy(gates.sites).to(subject.device)
+    confidence = AttentionConfidence(gates.sites).to(subject.device)
+    for batch in subject.batches("observing attention"):
         with observe_attention(backbone, gates.sites, [entropy, confidence], task.valid_queries(batch)):
-            scoring.losses(batch)
+            subject.losses(batch)
     return {name: gates.to_gates(metric.compute()) for name, metric in (("entropy", entropy), ("confidence", confidence))}
 
 
-def _attention_gradients(scoring: Scoring) -> dict[str, Tensor]:
-    gates, backbone = scoring.pruner.gates, scoring.pruner.backbone
-    importance = HeadImportance(gates.heads).to(scoring.device)
-    for batch in scoring.batches("differentiating attention"):
-        importance.update(attention_gradients(backbone, gates.sites, lambda batch=batch: scoring.losses(batch)))  # type: ignore[misc]
+def _attention_gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    gates, backbone = subject.gates, subject.backbone
+    importance = HeadImportance(gates.heads).to(subject.device)
+    for batch in subject.batches("differentiating attention"):
+        importance.update(attention_gradients(backbone, gates.sites, lambda batch=batch: subject.losses(batch)))  # type: ignore[misc]
     return {"attention-his": gates.to_gates(importance.compute().his)}
 
 
@@ -120,17 +121,17 @@ def _steps(name: str) -> Pass:
     """A variant of HIS again after every tenth of the gates; one pass per step, the first of which is that of the variant."""
     variant, found = VARIANTS[name], f"{name}-steps"
 
-    def run(scoring: Scoring) -> dict[str, Tensor]:
-        gates = scoring.pruner.gates
+    def run(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+        gates = subject.gates
         layers = gates.layer_index().cpu()
 
         def his_at(mask: Tensor) -> Tensor:
             if bool((mask == 1).all()):
-                return scoring.raw(variant.raw)
-            importance = HeadImportance(gates.size).to(scoring.device)
-            with gates.use(mask.to(scoring.device)):
-                for batch in scoring.batches("scoring heads in steps"):
-                    rows = head_gradients(gates, lambda batch=batch: scoring.losses(batch), variant.granularity)  # type: ignore[misc]
+                return raw(variant.raw)
+            importance = HeadImportance(gates.size).to(subject.device)
+            with gates.use(mask.to(subject.device)):
+                for batch in subject.batches("scoring heads in steps"):
+                    rows = head_gradients(gates, lambda batch=batch: subject.losses(batch), variant.granularity)  # type: ignore[misc]
                     importance.update(rows)
             return importance.compute().his.cpu()
 
@@ -142,13 +143,13 @@ def _steps(name: str) -> Pass:
     return Pass((found,), run)
 
 
-def _left_out(scoring: Scoring) -> dict[str, Tensor]:
+def _left_out(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     """The loss with each gate closed alone, above the dense model's: one pass per gate."""
-    gates = scoring.pruner.gates
-    masks = leave_one_out_masks(gates.size).to(scoring.device)
-    effects = HeadImportance(gates.size).to(scoring.device)
-    for batch in scoring.batches("leaving heads out"):
-        losses = ablate(gates, masks, [batch], scoring.losses)
+    gates = subject.gates
+    masks = leave_one_out_masks(gates.size).to(subject.device)
+    effects = HeadImportance(gates.size).to(subject.device)
+    for batch in subject.batches("leaving heads out"):
+        losses = ablate(gates, masks, [batch], subject.losses)
         effects.update((losses[1:] - losses[:1]).T)
     return {"leave-one-out": effects.compute().signed}
 
@@ -163,6 +164,36 @@ PASSES: dict[str, Pass] = {
     **{f"{name}-steps".removeprefix("his-"): _steps(name) for name in VARIANTS},
     "left-out": Pass(("leave-one-out",), _left_out),
 }
+
+
+def importance_of(subject: Subject, *, also: Callable[[Batch], None] | None = None) -> Importance:
+    """HIS with its standard error, signed score and Fisher information, each ``[gates]`` on the CPU.
+
+    Args:
+        subject: in whatever state.
+        also: called with every batch, at rest.
+    """
+    gates = subject.gates
+    importance = HeadImportance(gates.size).to(subject.device)
+    with subject.at_rest():
+        for batch in subject.batches():
+            importance.update(head_gradients(gates, lambda batch=batch: subject.losses(batch)))  # type: ignore[misc]
+            if also is not None:
+                also(batch)
+    return Importance(*(score.cpu() for score in importance.compute()))
+
+
+def importance_and_entropy(subject: Subject) -> tuple[Importance, Tensor]:
+    """The same, and the mean normalised attention entropy ``[gates]`` on the CPU, in one way over the data."""
+    gates, task, backbone = subject.gates, subject.task, subject.backbone
+    entropy = AttentionEntropy(gates.sites).to(subject.device)
+
+    def observe(batch: Batch) -> None:
+        with torch.no_grad(), observe_entropy(backbone, gates.sites, entropy, task.valid_queries(batch)):
+            subject.losses(batch)
+
+    importance = importance_of(subject, also=observe)
+    return importance, gates.to_gates(entropy.compute()).cpu()
 
 
 def pass_of(raw: str) -> str:

@@ -1,88 +1,107 @@
-"""Score the heads of a model on data: HIS and attention entropy in one pass each."""
+"""What is scored: a model with gates at rest, its training data, and the device and processes that compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import move_data_to_device
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from gates.hooks.observe import observe_entropy
-from gates.scores.entropy import AttentionEntropy
-from gates.scores.importance import HeadImportance, Importance, head_gradients
+from gates.head_gates import HeadGates
+from training.data.base import TaskData
+from training.tasks import Task
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from training.pruner.module import HeadPruner
+Batch = dict[str, Tensor]
 
 
-class Scores(NamedTuple):
-    """Raw scores of every gate, each ``[gates]`` on the CPU."""
+class GatedModule(Protocol):
+    """A module that holds a model, the gates on it and its task, such as :class:`training.pruner.module.HeadPruner`."""
 
-    importance: Importance
-    entropy: Tensor
+    backbone: PreTrainedModel
+    gates: HeadGates
+    task: Task
+
+    @property
+    def device(self) -> torch.device: ...
+    def to(self, device: torch.device) -> Any: ...
+    def eval(self) -> Any: ...
+    def modules(self) -> Iterator[nn.Module]: ...
 
 
 @contextmanager
-def ready_to_score(pruner: HeadPruner, trainer: pl.Trainer) -> Iterator[None]:
-    """Gates open, dropout off and the model on the trainer's device for the length of a ``with`` block."""
-    before = (pruner.gates.mode, pruner.device, [module for module in pruner.modules() if module.training])
-    pruner.to(trainer.strategy.root_device).eval()
-    pruner.gates.mode = "open"
+def at_rest(module: GatedModule, device: torch.device | None = None) -> Iterator[None]:
+    """Gates open, dropout off and the module on a device for the length of a ``with`` block; then everything as before, module
+    by module.
+
+    Args:
+        module: in whatever state.
+        device: to compute on; the module's own by default.
+    """
+    mode, place, training = module.gates.mode, module.device, [part for part in module.modules() if part.training]
+    module.to(device or place)
+    module.eval()
+    module.gates.mode = "open"
     try:
         yield
     finally:
-        pruner.gates.mode = before[0]
-        pruner.to(before[1])
-        for module in before[2]:
-            module.training = True
+        module.gates.mode = mode
+        module.to(place)
+        for part in training:
+            part.training = True
 
 
-def batches_on_device(
-    loader: DataLoader[Any], trainer: pl.Trainer, description: str = "scoring heads", *, bar: bool = True
-) -> Iterator[dict[str, Tensor]]:
-    """The batches of this process, on its device, with a bar outside of training unless none is wanted."""
-    quiet = trainer.training or not trainer.is_global_zero or not bar
-    for batch in track(loader, description=description, disable=quiet, transient=True):
-        yield move_data_to_device(batch, trainer.strategy.root_device)
+@dataclass(frozen=True)
+class Subject:
+    """A model to be scored, with the data to score it on.
 
-
-def score_heads(pruner: HeadPruner, loader: DataLoader[Any], trainer: pl.Trainer) -> Scores:
-    """HIS (with standard errors, signed score and Fisher information) and mean normalised entropy.
-
-    Gates are open and dropout is off. Under DDP every process scores its share and all get the whole result.
+    Args:
+        module: with the weights to be scored.
+        data: of its task; scores come from ``data.score_dataloader()``. Under DDP every process has its share.
+        trainer: says on which device and in how many processes.
     """
-    task, backbone, sites = pruner.task, pruner.backbone, pruner.gates.sites
-    entropy = AttentionEntropy(sites).to(trainer.strategy.root_device)
 
-    def observe(batch: dict[str, Tensor]) -> None:
-        with torch.no_grad(), observe_entropy(backbone, sites, entropy, task.valid_queries(batch)):
-            task.losses(backbone, batch)
+    module: GatedModule
+    data: TaskData
+    trainer: pl.Trainer
 
-    importance = score_importance(pruner, loader, trainer, also=observe)
-    return Scores(importance, pruner.gates.to_gates(entropy.compute()).cpu())
+    @property
+    def gates(self) -> HeadGates:
+        return self.module.gates
 
+    @property
+    def backbone(self) -> PreTrainedModel:
+        return self.module.backbone
 
-def score_importance(
-    pruner: HeadPruner,
-    loader: DataLoader[Any],
-    trainer: pl.Trainer,
-    *,
-    also: Callable[[dict[str, Tensor]], None] | None = None,
-) -> Importance:
-    """HIS alone, each ``[gates]`` on the CPU; ``also`` is called with every batch."""
-    gates, task, backbone = pruner.gates, pruner.task, pruner.backbone
-    importance = HeadImportance(gates.size).to(trainer.strategy.root_device)
-    with ready_to_score(pruner, trainer):
-        for batch in batches_on_device(loader, trainer):
-            # Without autocast: gradients of gates are small, and half precision would lose some of them.
-            importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
-            if also is not None:
-                also(batch)
-    return Importance(*(score.cpu() for score in importance.compute()))
+    @property
+    def task(self) -> Task:
+        return self.module.task
+
+    @property
+    def device(self) -> torch.device:
+        return self.trainer.strategy.root_device
+
+    def at_rest(self) -> Any:
+        """The state in which it is scored, for the length of a ``with`` block; see :func:`at_rest`."""
+        return at_rest(self.module, self.device)
+
+    def batches(self, description: str = "scoring heads", *, bar: bool = True) -> Iterator[Batch]:
+        """The scoring data of this process, on its device, with a bar outside of training unless none is wanted."""
+        return self.on_device(self.data.score_dataloader(), description, bar=bar)
+
+    def on_device(self, batches: Iterable[Batch], description: str, *, bar: bool = True) -> Iterator[Batch]:
+        """Batches of this process, on its device."""
+        quiet = self.trainer.training or not self.trainer.is_global_zero or not bar
+        for batch in track(batches, description=description, disable=quiet, transient=True):
+            yield move_data_to_device(batch, self.device)
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Per-example losses ``[batch]``. Without autocast: gradients of gates are small, and half precision would lose some
+        of them."""
+        return self.task.losses(self.backbone, batch)[0]

@@ -22,7 +22,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from gates.errors import GateError
 from training.cli import default_config
-from training.fit import build_parser
+from training.setup import build_parser
 
 METHODS = ("grid", "random", "bayes")
 DISTRIBUTIONS = ("categorical", "constant", "uniform", "int_uniform", "q_uniform", "log_uniform_values")

@@ -1,0 +1,112 @@
+"""A run's own training as experiments, so that its comparison trains nothing again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
+from training.pruner.callbacks import Predictions
+from training.pruner.module import HeadPruner
+from training.pruner.schedule import Phase
+from training.runs import processes
+from training.runs.cost import NOTHING, Cost
+from training.scoring.mask_search import SwapSearch
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What one training through all phases has left, beside the module in its final state.
+
+    Args:
+        dense: checkpoint at the end of fine-tuning.
+        costs: of the phases.
+        steps: optimiser steps of each phase.
+        gates: their course in the prune phase, one row per recorded step.
+        metrics: of the final model, as ``select_accuracy`` and so on.
+        predictions: of the same.
+    """
+
+    dense: Path
+    costs: Mapping[Phase, Cost]
+    steps: Mapping[Phase, int]
+    gates: pd.DataFrame
+    metrics: Mapping[str, float]
+    predictions: Predictions
+
+
+def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None:
+    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, and the retrained model;
+    of a run that prunes nothing the dense model and its evaluation."""
+
+    def cost(phase: Phase) -> dict[str, Any]:
+        return run.costs.get(phase, NOTHING).as_row() | {"steps": run.steps[phase]}
+
+    def dense(folder: Path) -> dict[str, Any]:
+        if processes.is_first():
+            _link(run.dense, folder / WEIGHTS)
+        return cost("finetune")
+
+    def learn(folder: Path) -> dict[str, Any]:
+        if processes.is_first():
+            run.gates.to_csv(folder / GATES_OVER_TIME, index=False)
+        return cost("prune") | learned_result(pruner)
+
+    def swap(folder: Path) -> dict[str, Any]:
+        assert pruner.search is not None
+        found = {name: value for name, value in pruner.search.items() if name not in ("search", "seconds")}
+        return found | Cost(pruner.search["seconds"]).as_row()
+
+    def evaluated(folder: Path) -> dict[str, Any]:
+        write_predictions(folder, run.predictions)
+        spent = cost("retrain") if pruner.options.prune > 0 else NOTHING.as_row()
+        return dict(run.metrics) | spent
+
+    makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}
+    for determined_by in _identities(experiments, pruner):
+        experiments.cache.get_or_make(determined_by, makers[determined_by["experiment"]])
+
+
+def is_adopted(experiments: Experiments, pruner: HeadPruner) -> bool:
+    """Whether all that :func:`adopt` keeps of a run in this final state is there."""
+    if experiments.cache.get(experiments.dense_is) is None:
+        return False  # the other identities build on the dense model
+    return all(experiments.cache.get(determined_by) is not None for determined_by in _identities(experiments, pruner))
+
+
+def _identities(experiments: Experiments, pruner: HeadPruner) -> Any:
+    """What is adopted, in the order in which one builds on the other."""
+    yield experiments.dense_is
+    final = pruner.gates.mask.detach().cpu()
+    if pruner.options.prune == 0:
+        yield experiments.post_hoc_is(torch.ones(pruner.gates.size))
+        return
+    learned = learned_result(pruner)
+    learn_is = experiments.learn_is({})
+    yield learn_is
+    start = experiments.cache.get(learn_is)
+    if start is None:
+        return
+    if pruner.options.swaps:
+        mask = torch.tensor(learned["mask"])
+        budget, search = pruner.steering.budget_of(mask), SwapSearch(passes=pruner.options.swaps)
+        yield experiments.swap_is(mask, budget, search, start=start)
+    yield experiments.retrain_is(final, start=start, changes={})
+
+
+def _link(source: Path, target: Path) -> None:
+    """The file under a second name, without taking space where the file system can."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        with suppress(shutil.SameFileError):
+            shutil.copyfile(source, target)

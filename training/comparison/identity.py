@@ -1,0 +1,99 @@
+"""What an experiment's result depends on: its identity, by which it is found again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import xxhash
+from transformers import PreTrainedModel
+
+from training.config import PrunerOptions
+from training.data.base import TaskData
+from training.pruner.module import HeadPruner
+from training.setup import Setup
+
+FORMAT = 4
+"""Of experiments; a change in what they mean or how they are computed must raise it."""
+ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "swaps"}
+"""Options of the module that act through the model, which is in every identity, or that a comparison does not use: swaps are a
+method's ``+swap`` there."""
+OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
+"""Options that the dense model depends on, beside the length of the whole run."""
+AFTER_FINETUNING = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
+"""Options that training with a fixed mask depends on, beside where it starts."""
+NUMERICS = (
+    "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
+    "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches",
+)  # fmt: skip
+"""Trainer settings that change results."""
+
+
+def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, processes: int) -> dict[str, Any]:
+    """Of the dense model at the end of fine-tuning, as JSON.
+
+    Args:
+        setup: of the run.
+        pruner: built, with its first weights.
+        data: built.
+        processes: that train together; each has batches of its own.
+    """
+    options, weights = setup.model, setup.weights
+    trainer: dict[str, Any] = {name: setup.trainer[name] for name in NUMERICS}
+    trainer |= {"average_last": weights.average_last, "average_every": weights.average_every}
+    return {
+        "format": FORMAT,
+        "experiment": "dense",
+        "seed": setup.run.seed,
+        "weights": weights_fingerprint(pruner.backbone),
+        "model": behaviour_of(pruner.backbone),
+        "data": data.fingerprint(),
+        "trainer": trainer,
+        # Batches of evaluation change no result, but where they are limited they say which examples are evaluated.
+        **({"eval_batch_size": data.eval_batch_size} if limits_evaluation(setup.trainer) else {}),
+        **({"processes": processes} if processes > 1 else {}),
+        **({"patience": weights.patience} if weights.patience is not None else {}),
+        "after_finetuning": round(options.prune + options.retrain, 6),
+        **{name: getattr(options, name) for name in OF_DENSE},
+    }
+
+
+def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
+    """The options that learned gates depend on, beside the dense model."""
+    return {name: value for name, value in asdict(options).items() if name not in ELSEWHERE}
+
+
+def limits_evaluation(trainer_settings: Mapping[str, Any]) -> bool:
+    """Whether only some batches of the selection or test split are evaluated."""
+    return any(trainer_settings[name] not in (None, 1.0) for name in ("limit_val_batches", "limit_test_batches"))
+
+
+def shape_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Config fields of a new model like this one, ``model_type`` among them."""
+    fields = model.config.to_diff_dict()
+    left_out = ("architectures", "transformers_version", "_name_or_path", "dtype", "pruned_attention", "auto_map")
+    return {"model_type": model.config.model_type} | {name: value for name, value in fields.items() if name not in left_out}
+
+
+def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
+    """A model's config without names: what it computes with its weights, such as dropout and how rows make heads; of a
+    translator also how it generates."""
+    fields = json.loads(model.config.to_json_string(use_diff=False))
+    names = ("_name_or_path", "architectures", "transformers_version", "id2label", "label2id", "auto_map")
+    behaviour = {name: value for name, value in fields.items() if name not in names}
+    if model.config.is_encoder_decoder and model.generation_config is not None:
+        generation = model.generation_config.to_diff_dict()
+        behaviour["generation"] = {name: value for name, value in generation.items() if name not in names}
+    return behaviour
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """A hash of all parameters and buffers, names and values."""
+    digest = xxhash.xxh3_128()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

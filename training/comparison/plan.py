@@ -1,0 +1,188 @@
+"""What a comparison does, and in which order: every method at every budget, each with its stages, on one seed's dense model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+
+from gates.budget import Budget
+from gates.errors import GateError
+from gates.scores.ranking import RANKINGS
+from training.comparison.cache import Experiment
+from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, Experiments
+from training.comparison.methods import Method
+from training.comparison.selection import MaskSelector, Selection
+from training.comparison.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
+from training.comparison.tables import Results
+from training.config import BudgetOption, EndOfRun
+
+DENSE = Method("dense")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One method at one budget.
+
+    Args:
+        method: of the comparison.
+        budget: as an option of the module.
+        stages: what is done with its mask, in the order of the tables.
+    """
+
+    method: Method
+    budget: BudgetOption
+    stages: tuple[str, ...]
+
+
+def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]) -> Iterator[Planned]:
+    """What is done for each seed: the dense model first, then every method at every budget, each with its stages. From scratch
+    are trained the dense structure and those that were learned, as Voita et al. 2019 did."""
+    controls = [DENSE, *(method for method in methods if method.base == "dense" and method != DENSE)]
+    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
+    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
+    for method, budget in everything:
+        trains_anew = method.is_learned or method == DENSE
+        yield Planned(method, budget, tuple(stage for stage in stages if stage != FROM_SCRATCH or trains_anew))
+
+
+def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Planned]:
+    """What a run is compared with when it has trained: the dense model and every ranking, at its own budget.
+
+    Args:
+        own: the run's method. Its training is what the run did; a run that prunes nothing has no other method.
+        budget: the run's.
+        end: what is asked for.
+
+    Raises:
+        GateError: for the name of a method that is not compared.
+    """
+    rivals = [Method(name) for name in RANKINGS] if own != DENSE and end.compare != "none" else []
+    known = {method.name: method for method in (DENSE, own, *rivals)} | {own.base: own}
+    if end.compare != "none":
+        check_names([*(end.retrained or []), *end.from_scratch], known if rivals else [*known, *RANKINGS])
+    retrained = set(known) if end.retrained is None else set(end.retrained)
+    for method in dict.fromkeys([DENSE, own, *rivals]):
+        stages = []
+        if end.compare != "none" or own == DENSE:
+            stages.append(POST_HOC)
+        if own != DENSE and (method == own or (end.compare == "full" and method.name in retrained)):
+            stages.append(RETRAINED)
+        if end.compare == "full" and {method.name, own.base if method == own else method.name} & set(end.from_scratch):
+            stages.append(FROM_SCRATCH)
+        if stages:
+            yield Planned(method, budget, tuple(stages))
+
+
+def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:
+    """Raises :class:`GateError` for the first name that is no method of a run."""
+    for name in names:
+        if name not in known:
+            raise GateError(f"unknown method {name!r}; expected some of {', '.join(known)}")
+
+
+def run_seed(
+    experiments: Experiments, selector: MaskSelector, plan: Sequence[Planned], results: Results
+) -> Iterator[dict[str, Any]]:
+    """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results."""
+    uses = sorted({is_post_hoc(stage) for planned in plan for stage in planned.stages})  # training on comes before none
+    for planned in plan:
+        method = planned.method
+        selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
+        selection = selected[uses[0]]
+        total = int(selection.mask.sum())
+        masks = {"mask": selection.mask.int().tolist()}
+        if not torch.equal(selected[uses[-1]].mask, selection.mask):  # a search found another one for the dense model's weights
+            masks["post_hoc_mask"] = selected[uses[-1]].mask.int().tolist()
+        results.masks.append({"seed": experiments.seed, "method": method.name, "budget": total, **masks})
+        if selection.ranking is not None:
+            results.rankings[total, method.name, experiments.seed] = selection.ranking
+        if selection.alpha is not None:
+            results.alphas[total, method.name, experiments.seed] = selection.alpha
+        if method.is_learned:
+            course = pd.read_csv(selection.start.path / GATES_OVER_TIME)
+            whose = pd.DataFrame({"seed": experiments.seed, "method": method.name, "budget": total}, index=course.index)
+            results.gates.append(pd.concat([whose, course], axis=1))
+        for stage in planned.stages:
+            used = selected[is_post_hoc(stage)]
+            found = run_stage(experiments, stage, used)
+            results.predictions[found.key] = found.path / PREDICTIONS
+            yield row_of(experiments, method, stage, used, found, budget=total)
+
+
+def curve_of_run(
+    experiments: Experiments, selector: MaskSelector, own: Method, fractions: Sequence[float], results: Results
+) -> Iterator[dict[str, Any]]:
+    """Post hoc quality of every ranking of a run at other budgets, on the selection split.
+
+    Args:
+        experiments: of the run.
+        selector: that made the masks.
+        own: the run's method, whose ranking is that of its gates, before any search.
+        fractions: of all heads; of those of each pruned kind where the run has a budget per kind.
+        results: with the rankings.
+    """
+    total = next(entry["budget"] for entry in results.masks if entry["method"] == own.name)
+    budget = Budget.parse(selector.smallest, selector.sizes)
+    rankings = {}
+    if own != DENSE:
+        rankings[own.base] = selector.select(Method(own.base), selector.smallest).ranking
+    rankings |= {method: ranking for (at, method, _), ranking in results.rankings.items() if at == total and method != own.name}
+    for fraction in fractions:
+        at = curve_budget(budget, fraction, selector.sizes)
+        for method, ranking in rankings.items():
+            assert ranking is not None
+            mask = selector.mask_of(ranking, at, minimum_per_layer=0)
+            found = experiments.post_hoc(mask, splits=("select",))
+            selection = Selection(mask, mask, experiments.dense(), {}, ranking)
+            yield row_of(experiments, Method(method), POST_HOC, selection, found, budget=int(mask.sum()))
+
+
+def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> BudgetOption:
+    """The budget of a point of the curve: a fraction of all heads or, where the run has a budget per kind, of the heads of each
+    kind that it prunes; the other kinds stay whole, as in the run.
+
+    Args:
+        budget: the run's.
+        fraction: above 0, at most 1; at least one head is kept.
+        sizes: heads of each kind in the model.
+    """
+    if not budget.per_kind:
+        return max(1, round(fraction * sum(sizes.values())))
+    return {kind: max(1, round(fraction * sizes[kind])) for kind in budget.pruned(sizes)}
+
+
+def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Experiment:
+    if stage == POST_HOC:
+        return experiments.post_hoc(selection.values)
+    if stage == "post hoc with means":
+        return experiments.post_hoc(selection.values, replacement="mean")
+    if stage == "post hoc with uniform attention":
+        return experiments.post_hoc(selection.values, replacement="uniform")
+    if stage == RETRAINED:
+        return experiments.retrain(selection.values, start=selection.start, changes=selection.changes)
+    return experiments.from_scratch(selection.mask)
+
+
+def row_of(
+    experiments: Experiments, method: Method, stage: str, selection: Selection, found: Experiment, *, budget: int
+) -> dict[str, Any]:
+    """A row of the tables: what was done, its metrics, its cost, and the experiment behind it."""
+    heads = experiments.pruner.gates.open_heads(selection.mask)
+    named = {"seed": experiments.seed, "method": method.name, "stage": stage, "budget": budget, "heads": heads}
+    metrics = {name: value for name, value in found.result.items() if name.startswith(("select_", "test_"))}
+    return named | metrics | cost_of(found, stage, selection) | {"experiment": found.key}
+
+
+def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:
+    """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
+    trained = not is_post_hoc(stage)
+    peaks = [selection.peak_memory_mb, found.result["peak_memory_mb"] if trained else None]
+    return {
+        "steps": selection.steps + (found.result["steps"] if trained else 0),
+        "seconds": round(selection.seconds + (found.result["seconds"] if trained else 0.0), 2),
+        "peak_memory_mb": max((peak for peak in peaks if peak is not None), default=None),
+    }

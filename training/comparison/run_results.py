@@ -1,0 +1,166 @@
+"""What a single run leaves beside the tables: the pruned model, mask files, pictures, and what is sent to W&B."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from pytorch_lightning.loggers import WandbLogger
+from rich.console import Console
+from rich.table import Table
+
+from gates.export.card import ModelCard
+from gates.export.checkpoint import save_pruned
+from gates.surgery.masks import save_mask
+from training.comparison.methods import Method
+from training.comparison.stages import POST_HOC, RETRAINED, STAGES
+from training.comparison.tables import Results
+from training.data.base import TaskData
+from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
+from training.pruner.module import HeadPruner
+from training.runs.run_directory import RunDirectory
+from training.runs.tracking import versions
+from training.tasks import base_model_name
+
+BATCH_SIZES = (1, 8, 32)
+"""At which the model card states the export's latency."""
+
+
+def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[str, float]) -> None:
+    """The pruned model, checked on a batch of the test split.
+
+    Args:
+        run: to write into.
+        pruner: in its final state.
+        data: of the run.
+        metrics: of the final model, as ``test_accuracy`` and so on.
+    """
+    gates, options = pruner.gates, pruner.options
+    batch = next(iter(data.test_dataloader()))
+    shutil.rmtree(run.export, ignore_errors=True)
+    gates.detach()
+    try:
+        save_pruned(
+            pruner.backbone,
+            run.export,
+            gates.to_heads(gates.mask).cpu(),
+            tokenizer=data.tokenizer,
+            card=ModelCard(
+                base_model=base_model_name({"backbone": options.backbone, "from_scratch": options.from_scratch}),
+                method=options.mask_found_by,
+                metrics={name: metrics[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
+                versions=versions(),
+            ),
+            measure=BATCH_SIZES,
+            check_batch=pruner.task.model_inputs(pruner.backbone, batch),
+        )
+    finally:
+        gates.attach()
+
+
+def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: float, wandb_mode: str) -> dict[str, Any]:
+    """What ``metrics.json`` says of the run itself.
+
+    Args:
+        results: of its comparison.
+        own: the run's method.
+        mask: that it ended with, ``[gates]``.
+        seconds: of its training.
+        wandb_mode: how it was logged.
+    """
+    assert results.pruner is not None
+    gates = results.pruner.gates
+    kept = gates.to_heads(mask).split([site.heads for site in gates.sites])
+
+    def rows_of(method: str) -> dict[str, dict[str, Any]]:
+        left_out = ("seed", "method", "experiment")
+        own_rows = [row for row in results.rows if row["method"] == method]
+        return {row["stage"]: {name: value for name, value in row.items() if name not in left_out} for row in own_rows}
+
+    stage = POST_HOC if own.base == "dense" else RETRAINED
+    return {
+        "method": own.name,
+        "kept": gates.open_heads(mask),
+        "by_site": {site.label: int(part.sum()) for site, part in zip(gates.sites, kept, strict=True)},
+        "result": rows_of(own.name)[stage],
+        "dense": rows_of("dense"),
+        "hies_alpha": next(iter(results.alphas.values()), None),
+        "train_seconds": round(seconds, 2),
+        "wandb_mode": wandb_mode,
+    }
+
+
+def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[dict[str, Any]]) -> None:
+    """The curve, a mask file for each method, and pictures."""
+    pruner = results.pruner
+    assert pruner is not None
+    gates, table = pruner.gates, pd.DataFrame(curve)
+    if len(table):
+        run.write_table("curve.csv", table)
+    masks = {str(entry["method"]): torch.tensor(entry["mask"]).float() for entry in results.masks}
+    for method, mask in masks.items():
+        save_mask(run.path / "masks" / f"{method}.json", gates.to_heads(mask), gates.sites, method=method)
+    per_kind = bool(pruner.steering.budget_of(masks[own.name]).per_kind)
+    figures = {
+        "gates": gate_heat_map(gates.sites, gates.to_heads(masks[own.name]), title="heads kept"),
+        "agreement": mask_agreement(
+            {method: mask for method, mask in masks.items() if method != "dense" or method == own.name},
+            gates.kind_index() if per_kind else None,
+        ),
+    }
+    courses = [course for course in results.gates if len(course) and course["method"].iloc[0] == own.name]
+    if courses:
+        last = torch.tensor(courses[0].iloc[-1, 4:].to_numpy(float))  # behind seed, method, budget and step
+        figures["gates_before_retraining"] = gate_heat_map(
+            gates.sites, gates.to_heads(last), title="gates at the end of the prune phase"
+        )
+    if len(table):
+        figures["quality_by_budget"] = quality_by_budget(table, pd.DataFrame(results.rows), metric=pruner.task.main_metric)
+    for name, figure in figures.items():
+        with run.replacing(f"plots/{name}.png") as partial:
+            figure.savefig(partial, format="png", dpi=150)
+
+
+def send_run(logger: WandbLogger, run: RunDirectory, results: Results, described: dict[str, Any]) -> None:
+    """The comparison as a W&B Table, the pictures as media, the results as the run's summary."""
+    logger.log_table("comparison", dataframe=pd.DataFrame(results.rows))
+    for picture in sorted((run.path / "plots").glob("*.png")):
+        logger.log_image(f"plots/{picture.stem}", [str(picture)])
+    # Of a metric that was also logged in training, the summary would keep the last such value, and sweeps would choose by it.
+    result = described["result"]
+    selected = {f"select/{name[7:]}": value for name, value in result.items() if name.startswith("select_")}
+    logger.experiment.summary.update({"result": result, "heads": described["by_site"], **selected})
+    logger.experiment.finish()
+
+
+def show_run(console: Console, run: RunDirectory, results: Results, described: dict[str, Any], own: Method) -> None:
+    """The final table and the paths of what was written."""
+    assert results.pruner is not None
+    main = results.pruner.task.main_metric
+    table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept")
+    short = main if len(main) < 6 else f"{main[:3]}."
+    names = {
+        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
+        f"test_{main}": f"test {short}", "test_loss": "test loss", "steps": "steps", "seconds": "s",
+    }  # fmt: skip
+    for name, title in names.items():
+        table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
+    for row in sorted(results.rows, key=lambda row: STAGES.index(row["stage"])):
+        style = "bold" if row["method"] == own.name else None
+        table.add_row(
+            *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
+        )
+    console.print(table)
+    for name, path in {
+        "comparison": run.path / "comparison.csv",
+        "verdict": run.path / "verdict.md",
+        "masks": run.path / "masks",
+        "pictures": run.path / "plots",
+        "pruned model": run.export,
+    }.items():
+        console.print(f"{name}: {path}")
+    if described["wandb_mode"] == "offline":
+        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")

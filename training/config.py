@@ -1,0 +1,343 @@
+"""What a run is told: options grouped by subject, each a frozen dataclass that checks itself.
+
+The command line and configurations have the fields of :class:`PrunerOptions` as ``--model.NAME`` and those of the groups
+below it by their names alone. Options of a comparison over several seeds are in :mod:`training.comparison.options`, those of
+searches for a mask in :mod:`training.scoring.mask_search`, those of W&B in :mod:`training.runs.tracking`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gates.errors import GateError
+from gates.families.base import GateFamily
+from gates.head_gates import TOP_K_FAMILIES, DrawPer, Unit
+from gates.search.swaps import LEAST_PASSES
+
+BudgetOption = int | float | dict[str, int | float]
+PriceOption = float | dict[str, float]
+Existing = Literal["refuse", "resume", "overwrite"]
+Decay = Literal["linear", "noam"]
+LARGEST_SEED = 2**32 - 1
+"""That every library takes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model that a run starts from.
+
+    Args:
+        backbone: hub name or local folder of a pretrained model.
+        from_scratch: instead of a backbone, config fields of a new model (``model_type`` and sizes).
+        trust_remote_code: whether code that comes with the backbone may run.
+        allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
+    """
+
+    backbone: str | None = None
+    from_scratch: dict[str, Any] | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backbone is None and self.from_scratch is None:
+            raise GateError(
+                "there is no model: give a pretrained one (--model.backbone) or config fields (--model.from_scratch)"
+            )
+        if self.backbone is not None and self.from_scratch is not None:
+            raise GateError(
+                f"both a pretrained model ({self.backbone!r}) and config fields of a new one are given; add "
+                "--model.from_scratch null, or start from a --config without it, such as configs/sst2_minilm_local.yaml"
+            )
+
+
+@dataclass(frozen=True)
+class Gating:
+    """What is gated, how gates are learned, and how many stay.
+
+    Args:
+        budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}).
+        price: with ``budget: null``, lambda of Voita et al. 2019: the price of one expected open head, or one per
+            kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget too.
+        gate: how gates are learned: ``hard-concrete`` (Louizos et al. 2018), ``relaxed-top-k`` (Differentiable Subset
+            Pruning, Li et al. 2021), ``straight-through-top-k`` (the top K forward, a sigmoid's gradient backward; K comes
+            down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
+            et al. 2024). Each starts anew at the prune phase, so that a finetune phase with one serves all.
+        unit: what a gate scales and a budget counts: a ``head``, or under grouped-query attention a ``group``: a key/value
+            head with all its query heads, whose closing shrinks the cache.
+        minimum_per_layer: heads that every layer keeps, whatever their gates say.
+        gate_learning_rate: of log_alpha.
+        steering: how training of ``hard-concrete`` gates is held to the budget. ``projection``: after every step all
+            log_alpha are shifted by one number, so that the expected number of open heads is exactly on its way from all
+            heads to the budget and only the task loss decides which; ``multipliers``: the augmented Lagrangian of Wang et
+            al. 2020.
+        multiplier_learning_rate: of the Lagrangian's multipliers, which ascend.
+        draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
+            in the papers.
+        temperature: of the Hard-Concrete distribution.
+        anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
+            gates become hard; null: it stays.
+        initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
+        his_start: under projection and for the two top-k families the prune phase starts with gates that HIS on training
+            data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a head's
+            score; 0 starts them equal.
+        straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
+        straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
+    """
+
+    budget: BudgetOption | None = 0.25
+    price: PriceOption = 0.01
+    gate: GateFamily = "hard-concrete"
+    unit: Unit = "head"
+    minimum_per_layer: int = 0
+    gate_learning_rate: float = 0.05
+    steering: Literal["projection", "multipliers"] = "projection"
+    multiplier_learning_rate: float = 0.1
+    draw_per: DrawPer = "example"
+    temperature: float = 0.33
+    anneal: float | None = None
+    initial_log_alpha: float = 2.5
+    his_start: float = 1.0
+    straight_through: bool = False
+    straight_through_from: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "his_start")
+        if self.gate in TOP_K_FAMILIES and self.budget is None:
+            raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
+        if self.gate == "hard-concrete":
+            return
+        if self.steering == "multipliers":
+            raise GateError(f"multipliers steer hard-concrete gates, not {self.gate} ones; leave out --model.steering")
+        for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
+            if (value := getattr(self, name)) != rests_at:
+                raise GateError(f"{name} is {value}, but it is of hard-concrete gates, not of {self.gate} ones; leave it out")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The three phases of a run, in epochs; fractions are allowed.
+
+    Args:
+        finetune: length of the finetune phase in epochs; fractions are allowed.
+        prune: length of the prune phase in epochs; 0, together with ``retrain: 0`` and ``budget: null``, trains a dense model
+            and nothing else.
+        retrain: length of the retrain phase in epochs.
+        ramp: share of the prune phase over which the target, the price or the relaxed top K's temperature goes to its final
+            value.
+        pipelined: whether the backbone rests in the prune phase, so that gates are learned first and weights after (as in
+            the pipelined variant of Li et al. 2021).
+        swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
+            the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
+    """
+
+    finetune: float = 2.0
+    prune: float = 1.2
+    retrain: float = 0.8
+    ramp: float = 0.6
+    pipelined: bool = False
+    swaps: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least_0(self, "finetune", "prune", "retrain")
+        if self.swaps != 0 and not LEAST_PASSES <= self.swaps < math.inf:
+            raise GateError(
+                f"swaps is {self.swaps}; expected 0 for no search, or at least {LEAST_PASSES} passes, for example 40"
+            )
+        if not 0 < self.ramp <= 1:
+            raise GateError(f"ramp is {self.ramp}; expected a share of the prune phase above 0 and at most 1")
+
+    @property
+    def epochs(self) -> float:
+        """Length of the whole run."""
+        return float(self.finetune + self.prune + self.retrain)
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How the backbone's weights are trained.
+
+    Args:
+        learning_rate: of the backbone, at its peak: it rises linearly over ``lr_warm_up`` and falls.
+        lr_warm_up: share of all steps (or of each cycle's) over which the backbone's learning rate rises.
+        lr_decay: how it falls: ``linear`` to 0, or ``noam``, with the inverse square root of the step (Vaswani et al. 2017).
+        prune_learning_rate: the peak of a second cycle of the learning rate, which starts after fine-tuning, so that the
+            dense model is trained to its end; null for one cycle over the whole run.
+        weight_decay: of the backbone's matrices.
+        freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
+            alone.
+        freeze_while_pruning: the same from the end of fine-tuning on: with ``["decoder"]`` and a budget of encoder heads the
+            decoder cannot take over what these did (Voita et al. 2019).
+    """
+
+    learning_rate: float = 5e-5
+    lr_warm_up: float = 0.06
+    lr_decay: Decay = "linear"
+    prune_learning_rate: float | None = None
+    weight_decay: float = 0.01
+    freeze: list[str] | None = None
+    freeze_while_pruning: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_0(self, "learning_rate", "lr_warm_up", "weight_decay", "prune_learning_rate")
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What the pruned model learns from the dense one, as it is at the end of fine-tuning.
+
+    Args:
+        distil: weight of the dense model's predictions as a goal in the prune and retrain phases: their divergence counts so
+            much and the task loss 1 minus that (Hinton et al. 2015). The dense model is the one at the end of fine-tuning.
+        distil_temperature: that both models' logits are divided by.
+        distil_hidden: weight of the squared distance between hidden states and the dense model's, layer by layer, in units
+            of their variance (as in CoFi, Xia et al. 2022); in addition to the other losses.
+    """
+
+    distil: float = 0.0
+    distil_temperature: float = 2.0
+    distil_hidden: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least_0(self, "distil_hidden")
+        if not 0 <= self.distil <= 1:
+            raise GateError(f"distil is {self.distil}; expected a weight from 0 (labels alone) to 1 (the dense model alone)")
+        if not 0 < self.distil_temperature < math.inf:
+            raise GateError(f"distil_temperature is {self.distil_temperature}; expected a number above 0, for example 2")
+
+    @property
+    def distils(self) -> bool:
+        """Whether the dense model teaches."""
+        return bool(self.distil or self.distil_hidden)
+
+
+@dataclass(frozen=True)
+class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
+    """Everything that :class:`training.pruner.module.HeadPruner` is told, but for the seed."""
+
+    def __post_init__(self) -> None:
+        for group in (Source, Gating, Phases, Optimisation, Distillation):
+            group.__post_init__(self)
+        if self.prune == 0 and (self.retrain > 0 or self.budget is not None or self.finetune == 0):
+            raise GateError(
+                "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set retrain "
+                "to 0 and budget to null too"
+            )
+        if self.from_scratch is not None and self.finetune == 0 and self.distils:
+            raise GateError(
+                "distillation learns from the model at the end of fine-tuning, but finetune is 0 and the model is new; give it "
+                "a finetune phase, or leave out distil and distil_hidden"
+            )
+
+    @property
+    def mask_found_by(self) -> str:
+        """How a run with these options finds its mask, and what its weights went through, in one line."""
+        if self.prune == 0:
+            return "no pruning: the dense model, with all its heads"
+        gates = "Hard-Concrete" if self.gate == "hard-concrete" else self.gate
+        searched = ", refined by swaps" if self.swaps else ""
+        trained = "weights retrained with the mask" if self.retrain > 0 else "weights as they were trained with the gates"
+        return f"learned {gates} gates{searched}; {trained}"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run writes, and what makes it this run.
+
+    Args:
+        run_dir: where to write (default: runs/NAME).
+        existing: what to do if --run_dir holds a run.
+        name: of the run; the default directory is runs/NAME.
+        seed: of weights, data order, gates and dropout.
+        ckpt_path: checkpoint to resume from, of this or another run.
+        save_every: optimiser steps between checkpoints.
+    """
+
+    run_dir: str | None = None
+    existing: Existing = "refuse"
+    name: str = "run"
+    seed: int = 0
+    ckpt_path: str | None = None
+    save_every: int = 200
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise GateError(f"--seed is {self.seed}; expected a whole number from 0 to {LARGEST_SEED}")
+        _at_least_1(self, "save_every")
+
+
+@dataclass(frozen=True)
+class WeightsKept:
+    """Which weights a phase ends with: the last, their average over some checkpoints, or the best.
+
+    Args:
+        average_last: checkpoints averaged at the end of fine-tuning and run.
+        average_every: optimiser steps between them.
+        patience: validations without improvement after which a dense-only run ends.
+    """
+
+    average_last: int = 1
+    average_every: int = 100
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_1(self, "average_last", "average_every")
+        if self.patience is not None and self.patience < 1:
+            raise GateError(f"--patience is {self.patience}; expected at least 1 validation")
+        if self.patience is not None and self.average_last > 1:
+            raise GateError("--patience keeps the best weights and --average_last the average of the last; give one of them")
+
+
+@dataclass(frozen=True)
+class ScratchTraining:
+    """How new weights are trained with a mask, as a control.
+
+    Args:
+        from_scratch_epochs: length of these trainings (default: the run's).
+        from_scratch_learning_rate: at its peak (default: the run's).
+    """
+
+    from_scratch_epochs: float | None = None
+    from_scratch_learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.from_scratch_epochs is not None and not self.from_scratch_epochs > 0:
+            raise GateError(f"--from_scratch_epochs is {self.from_scratch_epochs}; expected a number above 0")
+
+
+@dataclass(frozen=True)
+class EndOfRun:
+    """What a run compares its mask with, once it has trained.
+
+    Args:
+        compare: at the end of the run: nothing; every method's mask on the dense model; also trained on with each mask.
+        retrained: with --compare full, methods to train on (default: all).
+        from_scratch: with --compare full, methods whose mask is also trained from new weights, for as many steps as the whole
+            run.
+        curve: budgets of the post hoc curve, as fractions of all heads; with a budget per kind, of each pruned kind.
+    """
+
+    compare: Literal["none", "posthoc", "full"] = "full"
+    retrained: list[str] | None = None
+    from_scratch: list[str] = field(default_factory=list)
+    curve: list[float] = field(default_factory=lambda: [0.75, 0.5, 0.25, 0.125])
+
+    def __post_init__(self) -> None:
+        for fraction in self.curve:
+            if not 0 < fraction <= 1:
+                raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
+
+
+def _at_least_0(options: object, *names: str) -> None:
+    """Raises :class:`GateError` for the first of these fields that is not a finite number from 0 on; None is allowed."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise GateError(f"{name} is {value}; expected 0 or more")
+
+
+def _at_least_1(options: object, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < 1:
+            raise GateError(f"--{name} is {getattr(options, name)}; expected at least 1")

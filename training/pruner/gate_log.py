@@ -1,0 +1,104 @@
+"""What is logged of the gates while they train, and how many are open in the bar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+from pytorch_lightning.loggers import WandbLogger
+from torch import Tensor
+
+from gates.sites import KINDS
+from training.plotting import figure_image, gate_heat_map
+from training.pruner.module import HeadPruner
+
+
+def _interval(trainer: pl.Trainer) -> int:
+    """Steps between log entries."""
+    return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
+
+
+class GateLog(pl.Callback):
+    """Log expected, hard and target open heads and the multipliers; keep every gate's course for the heat map.
+
+    Args:
+        pictures: heat maps that are sent to W&B over the run.
+    """
+
+    def __init__(self, pictures: int = 8) -> None:
+        self.pictures = pictures
+        self.steps: list[int] = []
+        self.values: list[Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "values": self.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps, self.values = list(state_dict["steps"]), list(state_dict["values"])
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        step = trainer.global_step
+        if step % _interval(trainer) == 0 and (not self.steps or self.steps[-1] != step):
+            self._record(trainer, pl_module, step)
+
+    @torch.no_grad()
+    def _record(self, trainer: pl.Trainer, pruner: HeadPruner, step: int) -> None:
+        gates = pruner.gates
+        values = gates.values().cpu()
+        self.steps.append(step)
+        self.values.append(values)
+        open_gates = (values > 0).float()
+        stochastic = gates.mode == "stochastic"
+        expected = gates.open_probability().cpu() if stochastic else open_gates
+        kinds = gates.kind_index().cpu()
+        logged = {}
+        for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
+            logged[name] = float(counts.sum())
+            for index, kind in enumerate(KINDS):
+                if bool((kinds == index).any()):
+                    logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
+            for site, part in zip(gates.sites, counts.split(gates.sizes), strict=True):
+                logged[f"{name}/{site.label}"] = float(part.sum())
+        if pruner.steering.target is not None:
+            target, goals = pruner.steering.target, pruner.goals(step)
+            logged["heads/target"] = float(sum(goals))
+            logged |= {f"heads/target/{kind}": float(goal) for kind, goal in zip(target.kinds, goals, strict=False)}
+            if pruner.steering.has_multipliers:
+                for name in ("lambda1", "lambda2"):
+                    values_of = getattr(target, name).tolist()
+                    logged |= {f"multipliers/{name}/{k}": v for k, v in zip(target.kinds or ["all"], values_of, strict=True)}
+        pruner.log_dict(logged, rank_zero_only=True)
+        pruner.log("open", float(open_gates.sum()), prog_bar=True, logger=False, rank_zero_only=True)
+        every = max(1, pruner.boundaries[2] // _interval(trainer) // max(1, self.pictures))
+        if len(self.steps) % every == 0:
+            self._send_picture(trainer, pruner, values, step)
+
+    def _send_picture(self, trainer: pl.Trainer, pruner: HeadPruner, values: Tensor, step: int) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger) and trainer.is_global_zero:
+                figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=f"gates at step {step}")
+                logger.log_image("gates", [figure_image(figure)], step=step)
+
+    def table(self, pruner: HeadPruner) -> pd.DataFrame:
+        """One row per recorded step and one column per gate, such as ``encoder.3.11``."""
+        gates = pruner.gates
+        names = [f"{site.label}.{i}" for site, size in zip(gates.sites, gates.sizes, strict=True) for i in range(size)]
+        values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
+        return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})
+
+
+class OpenHeadsBar(RichProgressBar):
+    """Lightning's progress bar with the open-head count and without the version number."""
+
+    def __init__(self) -> None:
+        super().__init__(theme=RichProgressBarTheme(metrics_format=".3f"))
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics

@@ -1,0 +1,202 @@
+"""How gates in training come to their final number: held to a budget, or paying a price; and the mask that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gates.budget import Budget, budget_mask, parse_prices
+from gates.families.hard_concrete import HardConcrete, Stretch
+from gates.families.relaxed_topk import TopKGates
+from gates.head_gates import TOP_K_FAMILIES, HeadGates
+from gates.objective import TargetBudget, l0_penalty, project_to_budget
+from gates.scores.importance import normalise_by_layer
+from gates.sites import KINDS, Kind
+from training.config import PrunerOptions
+
+
+def kinds_to_prune(options: PrunerOptions, known: Collection[Kind]) -> list[Kind] | None:
+    """Those with a budget, or without one with a price; None for all. The others stay whole, and are not drawn, so that
+    what pruning leaves alone is trained as it will be used."""
+    budget, price = options.budget, options.price
+    if isinstance(budget, Mapping):
+        return [kind for kind in known if kind in budget]
+    if budget is None and isinstance(price, Mapping):
+        return [kind for kind in known if price.get(kind)]
+    return None
+
+
+def new_gates(options: PrunerOptions, backbone: nn.Module, kinds: list[Kind] | None) -> HeadGates:
+    """Gates for a backbone as the options have them, not attached."""
+    return HeadGates(
+        backbone,
+        options.unit,
+        stretch=Stretch(options.temperature),
+        initial_log_alpha=options.initial_log_alpha,
+        straight_through=options.straight_through,
+        draw_per=options.draw_per,
+        anneal=options.anneal,
+        straight_through_from=options.straight_through_from,
+        family=options.gate,
+        budget=options.budget if options.gate in TOP_K_FAMILIES else None,
+        kinds=kinds,
+    )
+
+
+class Steering:
+    """Steers the gates of a run. It changes ``log_alpha`` in place and holds no weights but the multipliers of ``target``.
+
+    Args:
+        options: of the run.
+        gates: of its model, as its family starts them.
+        kinds: of attention that are pruned; None for all.
+
+    Attributes:
+        budget: None where a price decides.
+        target: the way to the budget; None without one.
+
+    Raises:
+        GateError: for a budget or prices that the model cannot have.
+    """
+
+    def __init__(self, options: PrunerOptions, gates: HeadGates, kinds: list[Kind] | None) -> None:
+        self.options, self.gates, self.kinds = options, gates, kinds
+        heads = gates.kind_sizes()
+        self.budget = None if options.budget is None else Budget.parse(options.budget, heads)
+        self.prices = parse_prices(options.price, heads)[gates.kind_index().cpu()]
+        if gates.is_learned is not None:
+            self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing
+        self.target: TargetBudget | None = None
+        if self.budget is not None:
+            # A projection cannot reach an expectation of all heads: the limits would level the gates there.
+            start = 1.0
+            if options.steering == "projection" and options.gate == "hard-concrete":
+                start = float(gates.learned.open_probability().detach().mean())
+            self.target = TargetBudget(self.budget, heads, Stretch(options.temperature), start=start)
+            self.mask_within(gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
+
+    @property
+    def has_multipliers(self) -> bool:
+        """Whether a Lagrangian steers to the budget."""
+        return self.target is not None and self.options.steering == "multipliers"
+
+    @property
+    def projects(self) -> bool:
+        """Whether gates are shifted to the budget after every step."""
+        return self.budget is not None and self.options.gate == "hard-concrete" and not self.has_multipliers
+
+    @property
+    def starts_from_his(self) -> bool:
+        """Whether HIS sets the gates apart when the prune phase begins."""
+        return (self.projects or self.options.gate in TOP_K_FAMILIES) and self.options.his_start != 0
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What training of gates moves."""
+        return [self.gates.log_alpha, *(self.target.parameters() if self.target is not None else ())]
+
+    # -- while gates are trained -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def start_from_his_(self, his: Tensor) -> None:
+        """Set the gates apart by raw HIS ``[gates]``; the first projection brings their sum to its course."""
+        logarithm = normalise_by_layer(his, self.gates.layer_index().cpu()).clamp(min=1e-6).log()
+        standard = (logarithm - logarithm.mean()) / logarithm.std().clamp(min=1e-6)
+        self.gates.log_alpha.add_(self.options.his_start * standard.to(self.gates.log_alpha))
+        self.gates.learned.clamp_()
+
+    def penalty(self, ramp: float) -> Tensor:
+        """The price on open gates, or the pull to the target; times 0 outside the prune phase, so that every
+        parameter has a gradient in every process.
+
+        Args:
+            ramp: how far the target or the price has gone, 0 to 1; 0 outside the prune phase.
+        """
+        if self.budget is None or self.options.gate == "clamped-linear":
+            probability = self.gates.open_probability()
+            return ramp * l0_penalty(probability, self.prices.to(probability))
+        if not self.has_multipliers:
+            return 0.0 * self.gates.log_alpha.sum()
+        active = 1.0 if ramp > 0 else 0.0
+        assert self.target is not None
+        return active * self.target(self.gates.open_probability(), self.gates.kind_index(), ramp)
+
+    @torch.no_grad()
+    def project_(self, ramp: float) -> None:
+        """Hold the expected number of open heads to the target, in the whole model or in each budgeted kind."""
+        if not self.projects or ramp == 0:
+            return
+        assert self.target is not None
+        assert isinstance(self.gates.learned, HardConcrete)
+        expected = (self.target.target(ramp) * self.target.heads).tolist()
+        log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
+        quotas: list[str | None] = [*self.target.kinds] or [None]
+        for kind, count in zip(quotas, expected, strict=True):
+            among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
+            log_alpha[among] = project_to_budget(log_alpha[among], count, self.gates.learned.stretch)
+
+    def goals(self, ramp: float) -> list[float]:
+        """Open gates aimed at, in all or of each budgeted kind; none without a budget."""
+        if self.target is None or self.budget is None:
+            return []
+        budget, learned = self.budget, self.gates.learned
+        if self.gates.mode != "masked":
+            if self.projects or self.has_multipliers:
+                return (self.target.target(ramp) * self.target.heads).tolist()
+            if self.gates.mode == "open":
+                return self.target.heads.tolist()
+            if isinstance(learned, TopKGates):
+                budget = learned.current_budget()
+        return list(budget.per_kind.values()) or [budget.total]
+
+    # -- what they leave ---------------------------------------------------------------------------------------
+
+    def mask_within(self, scores: Tensor, budget: Budget) -> Tensor:
+        """The 0/1 mask ``[gates]`` of the highest scores: exactly the budget, with the minimum per layer.
+
+        Raises:
+            GateError: if the minimum does not fit into the budget.
+        """
+        return budget_mask(
+            scores,
+            budget,
+            kind_index=self.gates.kind_index().to(scores.device),
+            layer_index=self.gates.layer_index().to(scores.device),
+            minimum_per_layer=self.options.minimum_per_layer,
+        )
+
+    def learned_mask(self) -> Tensor:
+        """What log_alpha says now: the highest within the budget, or without one every gate above 0."""
+        log_alpha = self.gates.log_alpha.detach()
+        if self.budget is not None:
+            return self.mask_within(log_alpha, self.budget)
+        before, self.gates.mode = self.gates.mode, "stochastic"
+        is_open = self.gates.values() > 0
+        self.gates.mode = before
+        minimum = self.options.minimum_per_layer
+        least = [min(minimum, size) for size in self.gates.sizes]
+        if self.kinds is None:
+            return self.mask_within(log_alpha, Budget(max(int(is_open.sum()), sum(least)), {}))
+        counts: dict[str, int | float] = {}
+        for kind in self.kinds:
+            minimum = sum(count for count, site in zip(least, self.gates.sites, strict=True) if site.kind == kind)
+            counts[kind] = max(self._open_of(kind, is_open), minimum)
+        return self.mask_within(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
+
+    def budget_of(self, mask: Tensor) -> Budget:
+        """The run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are per
+        kind: other kinds stay whole then."""
+        return self.budget or Budget.parse(self.budget_option(mask), self.gates.kind_sizes())
+
+    def budget_option(self, mask: Tensor) -> int | float | dict[str, int | float]:
+        """The same as an option states it."""
+        if self.options.budget is not None:
+            return self.options.budget
+        if self.kinds is None:
+            return int(mask.sum())
+        return {kind: self._open_of(kind, mask) for kind in self.kinds}
+
+    def _open_of(self, kind: Kind, mask: Tensor) -> int:
+        """Gates of a kind that a mask ``[gates]`` keeps."""
+        return int(mask[(self.gates.kind_index() == KINDS.index(kind)).to(mask.device)].sum())

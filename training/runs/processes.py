@@ -1,0 +1,76 @@
+"""The processes that train together: one of them decides and writes, and all of them know.
+
+Lightning starts the others when a trainer first trains or evaluates; until then, and on one device, there is one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytorch_lightning as pl
+from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch import distributed
+
+from gates.errors import GateError
+
+T = TypeVar("T")
+
+
+def start(trainer: pl.Trainer) -> None:
+    """Start a trainer's other processes now, so that whatever comes is decided in one of them for all.
+
+    Raises:
+        GateError: for a strategy whose processes end with each training.
+    """
+    strategy = trainer.strategy
+    if trainer.world_size == 1 or world_size() > 1:
+        return
+    if strategy.launcher is None:
+        strategy.setup_environment()
+    elif isinstance(strategy.launcher, _SubprocessScriptLauncher):
+        strategy.launcher.launch(strategy.setup_environment)
+    else:
+        raise GateError(
+            f"--trainer.strategy starts new processes for every training ({type(strategy.launcher).__name__}), but a "
+            "comparison needs some that stay; use --trainer.strategy ddp"
+        )
+
+
+def world_size() -> int:
+    """How many processes there are."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that decides and writes."""
+    return world_size() == 1 or distributed.get_rank() == 0
+
+
+def in_first(work: Callable[[], T]) -> T:
+    """What some work gives in the first process, in all of them.
+
+    Raises:
+        GateError: in all of them, if the work does.
+    """
+    if world_size() == 1:
+        return work()
+    told: list[Any] = [None, None]
+    if is_first():
+        try:
+            told[0] = work()
+        except GateError as error:
+            told[1] = str(error)
+    distributed.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise GateError(told[1])
+    return told[0]
+
+
+def gathered(value: T) -> list[T]:
+    """The values of all processes in their order, in all of them."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    distributed.all_gather_object(found, value)
+    return found
