@@ -292,7 +292,7 @@ def open_data(config: Namespace, checkpoint: str | None = None) -> TaskData:
     HeadPruner(**config.model.as_dict(), seed=config.seed)  # complains of bad options before data are read
     module, _, name = config.data.class_path.rpartition(".")  # by hand, since the parser would wrap the class's own errors
     data: TaskData = getattr(importlib.import_module(module), name)(**config.data.init_args.as_dict())
-    data.seed += config.seed
+    data.order_by(config.seed)
     if checkpoint is not None:
         data.use_files_of(Path(checkpoint).resolve().parents[1])
     backbone, trusted = config.model.backbone, config.model.trust_remote_code
