@@ -20,15 +20,10 @@ from training.data.base import SPLITS, TaskData, check_positive
 from training.data.languages import language_token, set_languages
 from training.data.subwords import Subwords, train_subwords
 from training.data.token_batches import RunTokenBatches
-from training.tasks.translation import (
-    IGNORED,
-    Decoding,
-    SentenceLoss,
-    Translation,
-    check_encoder_decoder,
-    encode_sources,
-    encode_targets,
-)
+from training.tasks.decoding import Decoding
+from training.tasks.encoder_decoder import check_encoder_decoder
+from training.tasks.encoding import IGNORED, encode_sources, encode_targets
+from training.tasks.translation import SentenceLoss, Translation
 from training.tasks.translation_metrics import Tokenizer, make_scorer
 
 TOKENIZER = "tokenizer"
