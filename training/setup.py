@@ -163,7 +163,7 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
     pl.seed_everything(setup.run.seed, workers=True, verbose=False)
     module, _, name = setup.data_class.rpartition(".")  # by hand, since the parser would wrap the class's own errors
     data: TaskData = getattr(importlib.import_module(module), name)(**setup.data_options)
-    data.seed += setup.run.seed
+    data.order_by(setup.run.seed)
     if checkpoint is not None:
         data.use_files_of(Path(checkpoint).resolve().parents[1])
     backbone, trusted = setup.model.backbone, setup.model.trust_remote_code

@@ -461,7 +461,18 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
     assert path.read_text().startswith("# ")
     config = build_parser().parse_args(["--config", str(path)])
     common = ["--config", str(path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "disabled", "--curve", "[]"]
-    small = ["--model.finetune", "1", "--model.prune", "1", "--model.retrain", "1", "--retrained", "[his]", "--model.budget", "2"]
+    small = [
+        "--model.finetune",
+        "1",
+        "--model.prune",
+        "1",
+        "--model.retrain",
+        "1",
+        "--retrained",
+        "[his]",
+        "--model.budget",
+        "2",
+    ]
     if config.data.class_path.endswith("ParallelTextData") and config.model.from_scratch is not None:
         lines = "".join(f"{word} one {word} two\n" for word in ("fox", "king", "river", "poet") * 10)
         sides = [f"--data.{split}_{side}" for split in ("train", "select", "test") for side in ("source", "target")]

@@ -29,7 +29,8 @@ from training.commands.translate import add_languages, fitting_ids, load_system,
 from training.data.base import check_positive
 from training.data.parallel_text import read_lines
 from training.setup import quiet_libraries
-from training.tasks.translation import Decoding, generate, positions
+from training.tasks.decoding import Decoding, generate
+from training.tasks.encoder_decoder import positions
 
 
 def build_parser() -> ArgumentParser:

@@ -27,15 +27,9 @@ from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
 from training.setup import quiet_libraries
-from training.tasks.translation import (
-    Decoding,
-    begin_with_,
-    decode,
-    encode_sources,
-    generate,
-    load_encoder_decoder,
-    positions,
-)
+from training.tasks.decoding import Decoding, begin_with_, decode, generate
+from training.tasks.encoder_decoder import load_encoder_decoder, positions
+from training.tasks.encoding import encode_sources
 from training.tasks.translation_metrics import SCORERS, Tokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
 
 

@@ -49,13 +49,16 @@ class TaskData(pl.LightningDataModule, ABC):
     The splits are named for what they are used for: ``train`` for weights and scores, ``select`` for every choice,
     ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
 
+    What subclasses do not name among their own arguments they pass on as they got it, so that each argument is stated,
+    checked and documented once.
+
     Args:
         eval_batch_size: examples per batch in evaluation.
-        score_batch_size: examples per batch when heads are scored.
         score_rows: training examples, chosen at random, on which heads are scored.
-        max_length: longest input in tokens.
-        num_workers: processes that prepare batches.
-        seed: of the order of training batches.
+        max_length: longest text in tokens. Longer texts of a class are truncated; longer sentences to translate are left out
+            or refused, and translations end there.
+        num_workers: processes that prepare batches; 0 to prepare them in the process that trains.
+        seed: of the order of training batches; the seed of the run is added to it.
 
     Attributes:
         notices: what the user should know of the data once they are built, such as how many examples were left out; a
@@ -63,14 +66,19 @@ class TaskData(pl.LightningDataModule, ABC):
     """
 
     def __init__(
-        self, *, eval_batch_size: int, score_batch_size: int, score_rows: int, max_length: int, num_workers: int, seed: int
+        self,
+        *,
+        eval_batch_size: int = 128,
+        score_rows: int = 2048,
+        max_length: int = 128,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_positive(eval_batch_size=eval_batch_size, score_rows=score_rows, max_length=max_length)
         if num_workers < 0:
             raise GateError(f"num_workers is {num_workers}; expected 0 or more")
         self.eval_batch_size = eval_batch_size
-        self.score_batch_size = score_batch_size
         self.score_rows = score_rows
         self.max_length = max_length
         self.num_workers = num_workers
@@ -78,6 +86,16 @@ class TaskData(pl.LightningDataModule, ABC):
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.splits: dict[str, Dataset] = {}
         self.notices: list[str] = []
+
+    def order_by(self, seed: int) -> None:
+        """Have the order of training batches, and the choice of examples on which heads are scored, depend on the seed of a
+        run too: it is added to the data's own. To be called once, before the first loader is made."""
+        self.seed += seed
+
+    @property
+    @abstractmethod
+    def score_batch_size(self) -> int:
+        """Examples per batch when heads are scored."""
 
     def check_backbone(self, config: Any, name: str) -> None:
         """Raises :class:`GateError` if a model of this config, called ``name``, cannot be of the task; by default any can."""

@@ -30,35 +30,19 @@ class ClassificationData(TaskData):
     and ``label``.
 
     Args:
-        batch_size: examples per step and device.
-        eval_batch_size: examples per batch in evaluation.
-        score_rows: training examples, chosen at random, on which heads are scored.
-        max_length: longest input in tokens; longer ones are truncated.
-        num_workers: processes that prepare batches.
-        seed: of the order of training batches.
+        batch_size: training examples per step and device, and examples per batch when heads are scored.
+        kwargs: see :class:`training.data.base.TaskData`.
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int = 32,
-        eval_batch_size: int = 128,
-        score_rows: int = 2048,
-        max_length: int = 128,
-        num_workers: int = 0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            eval_batch_size=eval_batch_size,
-            score_batch_size=batch_size,
-            score_rows=score_rows,
-            max_length=max_length,
-            num_workers=num_workers,
-            seed=seed,
-        )
+    def __init__(self, *, batch_size: int = 32, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         check_positive(batch_size=batch_size)
         self.batch_size = batch_size
         self.labels: list[str] = []
+
+    @property
+    def score_batch_size(self) -> int:
+        return self.batch_size
 
     @abstractmethod
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:

@@ -17,6 +17,7 @@ Gold dependency heads are kept with every example, for the analysis of head role
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -156,10 +157,10 @@ class SyntheticData(ClassificationData):
         select_rows: examples of the selection split, on which every choice is made.
         test_rows: test examples.
         max_distractors: nouns between subject and verb, at most.
-        batch_size: examples per step and device.
-        score_rows: training examples on which heads are scored.
+        batch_size: training examples per step and device, and examples per batch when heads are scored.
+        score_rows: training examples, chosen at random, on which heads are scored.
         text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
-        seed: of the order of training batches.
+        kwargs: see :class:`training.data.classification.ClassificationData`.
     """
 
     def __init__(
@@ -171,9 +172,9 @@ class SyntheticData(ClassificationData):
         batch_size: int = 64,
         score_rows: int = 1024,
         text_seed: int = 0,
-        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, score_rows=score_rows, seed=seed)
+        super().__init__(batch_size=batch_size, score_rows=score_rows, **kwargs)
         for name, rows in {"train_rows": train_rows, "select_rows": select_rows, "test_rows": test_rows}.items():
             if rows < len(QUESTIONS):
                 raise GateError(f"{name} is {rows}; expected at least {len(QUESTIONS)}, one for each question")

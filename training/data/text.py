@@ -37,8 +37,7 @@ class TextClassificationData(ClassificationData):
         label_column: the class, a number or a word.
         select_fraction: share of the training data set aside for selection when there is no split for it.
         tokenizer: hub name or folder; by default the backbone's.
-        batch_size, eval_batch_size, score_rows, max_length, num_workers, seed: see
-            :class:`training.data.classification.ClassificationData`.
+        kwargs: see :class:`training.data.classification.ClassificationData`.
     """
 
     def __init__(
@@ -58,21 +57,9 @@ class TextClassificationData(ClassificationData):
         label_column: str = "label",
         select_fraction: float = 0.1,
         tokenizer: str | None = None,
-        batch_size: int = 32,
-        eval_batch_size: int = 128,
-        score_rows: int = 2048,
-        max_length: int = 128,
-        num_workers: int = 0,
-        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            score_rows=score_rows,
-            max_length=max_length,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(**kwargs)
         if (dataset is None) == (train_file is None):
             raise GateError(
                 "give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither"

@@ -20,15 +20,10 @@ from training.data.base import SPLITS, TaskData, check_positive
 from training.data.languages import language_token, set_languages
 from training.data.subwords import Subwords, train_subwords
 from training.data.token_batches import RunTokenBatches
-from training.tasks.translation import (
-    IGNORED,
-    Decoding,
-    SentenceLoss,
-    Translation,
-    check_encoder_decoder,
-    encode_sources,
-    encode_targets,
-)
+from training.tasks.decoding import Decoding
+from training.tasks.encoder_decoder import check_encoder_decoder
+from training.tasks.encoding import IGNORED, encode_sources, encode_targets
+from training.tasks.translation import SentenceLoss, Translation
 from training.tasks.translation_metrics import Tokenizer, make_scorer
 
 TOKENIZER = "tokenizer"
@@ -61,23 +56,20 @@ class TranslationData(TaskData):
 
     Args:
         batch_tokens: tokens on the longer side of a batch, padding included, per step and device.
-        eval_batch_size: sentences per batch in evaluation and when heads are scored.
-        score_rows: training pairs, chosen at random, on which heads are scored.
-        max_length: longest source, target or translation in tokens.
-        max_ratio: of the lengths of the two sides in tokens, for training pairs.
+        eval_batch_size: pairs per batch in evaluation and when heads are scored.
+        max_ratio: largest ratio of the lengths of a training pair's sides in tokens, at least 1.
         skip_unfit_pairs: leave selection and test pairs out that are too long or have an empty side, and say how many. Scores
             are then of the other pairs and not to be compared with those of the whole set.
         tokenizer: hub name or folder; by default the backbone's, and without a backbone one that is trained on the
             training pairs.
         subwords: kind of a trained tokenizer: ``bpe`` or ``unigram``.
-        vocab_size: of a trained tokenizer, for both languages together.
+        vocab_size: largest number of tokens of a trained tokenizer, for both languages together.
         source_prefix: text before every source, such as ``translate English to German: `` for T5.
         source_language, target_language: for multilingual models, their names in the tokenizer, such as ``en_XX``.
         label_smoothing, sentence_loss, bleu_tokenize, beam_splits: see :class:`training.tasks.translation.Translation`.
-        beams, length_penalty: of beam search.
+        beams, length_penalty: see :class:`training.tasks.decoding.Decoding`.
         validate_every: epochs between validations, each of which translates the selection split.
-        num_workers: processes that prepare batches.
-        seed: of the order of training batches.
+        kwargs: see :class:`training.data.base.TaskData`.
     """
 
     def __init__(
@@ -85,8 +77,6 @@ class TranslationData(TaskData):
         *,
         batch_tokens: int = 4096,
         eval_batch_size: int = 64,
-        score_rows: int = 2048,
-        max_length: int = 128,
         max_ratio: float = 3.0,
         skip_unfit_pairs: bool = False,
         tokenizer: str | None = None,
@@ -102,21 +92,13 @@ class TranslationData(TaskData):
         length_penalty: float = 1.0,
         beam_splits: list[str] | None = None,
         validate_every: float = 1.0,
-        num_workers: int = 0,
-        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            eval_batch_size=eval_batch_size,
-            score_batch_size=eval_batch_size,
-            score_rows=score_rows,
-            max_length=max_length,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(eval_batch_size=eval_batch_size, **kwargs)
         check_positive(batch_tokens=batch_tokens, vocab_size=vocab_size, beams=beams)
-        if max_length > batch_tokens:
+        if self.max_length > batch_tokens:
             raise GateError(
-                f"max_length is {max_length} and batch_tokens {batch_tokens}; a batch must hold the longest sentence"
+                f"max_length is {self.max_length} and batch_tokens {batch_tokens}; a batch must hold the longest sentence"
             )
         if not max_ratio >= 1:
             raise GateError(f"max_ratio is {max_ratio}; expected at least 1")
@@ -138,11 +120,15 @@ class TranslationData(TaskData):
         self.sentence_loss: SentenceLoss = sentence_loss
         make_scorer("bleu", bleu_tokenize)  # raises where its package is missing
         self.bleu_tokenize: Tokenizer = bleu_tokenize
-        self.decoding = Decoding(beams, length_penalty, max_length)
+        self.decoding = Decoding(beams, length_penalty, self.max_length)
         self.validate_every = validate_every
         self.texts: dict[str, Pairs] = {}
         self.set_aside = False
         self.left_out = 0
+
+    @property
+    def score_batch_size(self) -> int:
+        return self.eval_batch_size
 
     @abstractmethod
     def load_pairs(self) -> dict[str, Pairs]:

@@ -15,7 +15,8 @@ from training.stats.numbers import budget_label, in_brackets
 from training.stats.verdict import are_dense
 
 Kind = Literal["comparison", "run"]
-CELL = ["stage", "method", "budget"]
+COMBINATION = ["stage", "method", "budget"]
+"""Columns that name what a mean over seeds is of."""
 
 
 @dataclass(frozen=True)

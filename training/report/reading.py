@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from gates.errors import GateError, first_line
-from training.report.contents import CELL, Contents, Course, Site, Values, group_labels
+from training.report.contents import COMBINATION, Contents, Course, Site, Values, group_labels
 from training.runs.run_directory import UNFINISHED
 from training.stats.statistics import overlap
 from training.stats.verdict import is_dense
@@ -91,7 +91,7 @@ def _read_tables(contents: Contents) -> None:
     if len(rows):
         costs = {name: (name, "mean") for name in ("steps", "seconds", "peak_memory_mb") if name in rows}
         means = {"seeds": ("seed", "nunique"), "mean": (main, "mean"), **costs}
-        contents.summary = rows.groupby(CELL, sort=False, as_index=False).agg(**means)
+        contents.summary = rows.groupby(COMBINATION, sort=False, as_index=False).agg(**means)
 
 
 def _read_heads(contents: Contents) -> None:

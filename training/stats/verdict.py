@@ -91,12 +91,12 @@ def verdict(
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
-            cell = _Cell(own, tests, dense, ours, chosen_by)
+            at_budget = _BudgetVerdict(own, tests, dense, ours, chosen_by)
             label = budget_label(int(str(budget)), (kinds or {}).get(int(str(budget)), {}), unit)
-            lines.append(f"- **{label}**: {' '.join(cell.sentences())}")
-            if cell.own is not None and cell.rivals:
+            lines.append(f"- **{label}**: {' '.join(at_budget.sentences())}")
+            if at_budget.own is not None and at_budget.rivals:
                 compared += 1
-                held += cell.own_holds
+                held += at_budget.own_holds
         if ranks is not None and stage in ranks:
             lines += ["", _ranks(*ranks[str(stage)])]
         if compared:
@@ -109,8 +109,8 @@ def verdict(
     return "\n".join(lines) + "\n"
 
 
-class _Cell:
-    """One stage and budget: the methods by their means, and what the tests say about pairs of them."""
+class _BudgetVerdict:
+    """What is said of one budget at one stage: the methods by their means, and the tests of pairs of them."""
 
     def __init__(
         self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, ours: Sequence[str], chosen_by: str

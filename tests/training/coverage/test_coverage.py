@@ -95,7 +95,8 @@ def test_the_command_itself(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "training.coverage.coverage",
+        "training",
+        "coverage",
         "--only",
         "[Llama,DistilBert]",
         "--json",

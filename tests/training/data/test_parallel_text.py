@@ -100,7 +100,7 @@ def test_pairs_that_do_not_fit_are_left_out_of_training_only(files):
         ({"target": TARGET[:-1]}, "has 24 lines and .* has 23"),
         ({"source": ["", *SOURCE[1:]]}, r"the source of pair 1 of the train split is empty \(1 in all\).*skip_empty"),
         ({"target": [*TARGET[:-1], " "]}, "the target of pair 24 of the train split is empty"),
-        ({"max_length": 4}, "pair .* of the (select|test) split has .* tokens, more than 4"),
+        ({"max_length": 4}, "training pairs have more than 4 tokens on a side"),  # those set aside are training pairs
         ({"batch_tokens": 40}, "max_length is 60 and batch_tokens 40"),
         ({"vocab_size": 10}, "vocab_size is 10"),
         ({"test_source": None}, "test_target is given but --data.test_source is not"),
@@ -134,6 +134,12 @@ def test_empty_pairs_can_be_left_out(files):
 
 
 LONG = "word " * 80
+
+
+def test_selection_pairs_of_a_file_that_are_too_long_are_refused(files):
+    select = {"select_source": files("d.en", [LONG]), "select_target": files("d.de", ["x"])}
+    with pytest.raises(GateError, match=r"the source of pair 1 of the select split has .* tokens, more than 60"):
+        aligned(files, **select).build(None)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

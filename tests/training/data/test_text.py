@@ -1,6 +1,8 @@
 import gzip
 import json
 
+import datasets
+import huggingface_hub
 import pandas as pd
 import pytest
 
@@ -161,6 +163,7 @@ def test_contradictory_sources(arguments):
 
 
 def test_an_unreachable_hub_data_set(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # as of the variable, which was read on import
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(GateError, match="'nobody/nothing'"):
         TextClassificationData(dataset="nobody/nothing").load_splits()

@@ -84,6 +84,35 @@ def report(comparison, tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A single run with all its files; not to be changed."""
+    return write_run(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def run_report(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "report.html"
+    assert main([str(run), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def pictures(comparison):
+    """Of the comparison, by name; not to be changed."""
+    return figures_for(comparison)
+
+
+@pytest.fixture
+def tables(comparison, tmp_path):
+    """The tables of the comparison alone, without the files that most pictures are drawn from, which take the time."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("comparison.csv", "summary.csv", "metrics.json"):
+        shutil.copy(comparison / name, folder / name)
+    return folder
+
+
 def test_the_cells_are_those_of_comparison_csv_to_the_last_digit(comparison, report):
     table, rows = pd.read_csv(comparison / "comparison.csv"), Page(report).table("cells")
     assert len(rows) == len(table) == 42
@@ -136,18 +165,17 @@ def test_the_page_holds_the_verdict_the_command_the_configuration_and_the_machin
         assert part in text
 
 
-def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, report):
-    figures = figures_for(comparison)
-    assert set(figures) == {
+def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(pictures, report):
+    assert set(pictures) == {
         "quality_post_hoc", "quality_settled", "heads_2", "heads_4", "open_heads_learned_2", "open_heads_learned_4",
         "agreement_2", "agreement_4", "his_entropy", "kept_learned",
     }  # fmt: skip
-    assert all(isinstance(figure, Figure) for figure in figures.values())
+    assert all(isinstance(figure, Figure) for figure in pictures.values())
     folder = report.parent / "figures"
-    assert {path.stem for path in folder.glob("*.png")} == {path.stem for path in folder.glob("*.svg")} == set(figures)
+    assert {path.stem for path in folder.glob("*.png")} == {path.stem for path in folder.glob("*.svg")} == set(pictures)
     html = report.read_text()
     shown = re.findall(r"<figure.*?</figure>", html, flags=re.DOTALL)
-    assert len(shown) == len(figures) + 1
+    assert len(shown) == len(pictures) + 1
     for one in shown:
         texts = [text for text in re.findall(r'(?:aria-label|alt)="([^"]+)"', one) if "scrolls sideways" not in text]
         assert len(texts) == 1
@@ -157,11 +185,10 @@ def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(comparison, 
         assert picture.n_frames == 8  # 7 steps and the mask
 
 
-def test_the_same_results_give_the_same_page(tmp_path):
-    run = write_run(tmp_path / "run")
-    pages = [tmp_path / "one" / "report.html", tmp_path / "other" / "report.html"]
-    assert [main([str(run), "--out", str(page)]) for page in pages] == [0, 0]
-    assert pages[0].read_bytes() == pages[1].read_bytes()
+def test_the_same_results_give_the_same_page(run, run_report, tmp_path):
+    again = tmp_path / "report.html"
+    assert main([str(run), "--out", str(again)]) == 0
+    assert again.read_bytes() == run_report.read_bytes()
 
 
 def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_path):
@@ -284,9 +311,9 @@ def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
     assert f"at 4 heads {best['method']}, {100 * best['test_accuracy']:.2f} %" in page.text
 
 
-def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp_path):
-    run = write_run(tmp_path / "run")
-    assert set(figures_for(run)) == {"quality", "curve", "heads_3", "open_heads_learned_3", "agreement_3", "his_entropy"}
+def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(run, run_report):
+    drawn = {path.stem for path in (run_report.parent / "figures").glob("*.svg")}
+    assert drawn == {"quality", "curve", "heads_3", "open_heads_learned_3", "agreement_3", "his_entropy"}
     contents = read_contents(run)
     assert contents.missing == []
     kept = {method: contents.kept(method, 3).values.nonzero()[0].tolist() for method in METHODS}
@@ -297,7 +324,6 @@ def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(tmp
         both, either = set(kept[one]) & set(kept[other]), set(kept[one]) | set(kept[other])
         assert pairs["jaccard"][one, other] == len(both) / len(either)
         assert pairs["chance_jaccard"][one, other] == pytest.approx(chance)
-    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
 
 
 def test_with_a_budget_per_kind_random_masks_keep_it_too():
@@ -312,7 +338,7 @@ def test_with_a_budget_per_kind_random_masks_keep_it_too():
 
 
 @pytest.mark.parametrize(
-    ("names", "pictures"),
+    ("names", "lost"),
     [
         (["summary.csv", "statistics.csv", "verdict.md", "config.yaml", "metrics.json"], set()),
         (["agreement.csv"], {"agreement_2", "agreement_4"}),
@@ -322,12 +348,12 @@ def test_with_a_budget_per_kind_random_masks_keep_it_too():
         (["sites.json"], {"heads_4", "kept_learned"}),
     ],
 )
-def test_what_is_missing_is_left_out_with_a_sentence(comparison, tmp_path, names, pictures):
+def test_what_is_missing_is_left_out_with_a_sentence(comparison, pictures, tmp_path, names, lost):
     folder = tmp_path / "run"
     shutil.copytree(comparison, folder)
     for name in names:
         (folder / name).unlink()
-    assert set(figures_for(folder)) == set(figures_for(comparison)) - pictures
+    assert set(figures_for(folder)) == set(pictures) - lost
     missing = " ".join(read_contents(folder).missing)
     for name in names:
         assert name.replace("sites", "masks") in missing or name == "verdict.md"
@@ -355,7 +381,9 @@ def test_without_a_summary_means_are_shown_without_intervals(comparison, tmp_pat
 
 
 def test_names_that_look_like_code_stay_text(tmp_path):
-    folder = write_comparison(tmp_path / "run", methods=("learned", *HOSTILE), name="</title><img src=x onerror=alert(3)>")
+    folder = write_comparison(
+        tmp_path / "run", methods=("learned", *HOSTILE), budgets=(4, 2), seeds=(0,), name="</title><img src=x onerror=alert(3)>"
+    )
     assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     assert page.tags.count("script") == 1
@@ -369,9 +397,9 @@ def test_names_that_look_like_code_stay_text(tmp_path):
         assert page.text.count(method) >= 8  # in tables, captions and pictures
 
 
-def test_translations_stand_side_by_side(comparison, tmp_path):
+def test_translations_stand_side_by_side(tables, tmp_path):
     """The dense model, the first learned method and the best of its rivals in the mean, at the middle budget."""
-    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")))
+    folder = write_samples(tables)
     rivals = read_contents(folder).summary.query("stage == 'settled' and budget == 2 and method in ('his', 'random')")
     best = rivals.loc[rivals["mean"].idxmax(), "method"]
     assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
@@ -397,9 +425,9 @@ def test_a_dense_model_that_was_not_trained_on_is_called_so(comparison, tmp_path
     assert systems_shown(read_contents(folder))["dense (post hoc)"] == "dense.post hoc.8"
 
 
-def test_translations_that_look_like_code_stay_text(comparison, tmp_path):
+def test_translations_that_look_like_code_stay_text(tables, tmp_path):
     texts = [*HOSTILE, "NA", "", "tab\there", *["plain"] * 13]
-    folder = write_samples(Path(shutil.copytree(comparison, tmp_path / "run")), **{"source": texts, "learned.settled.2": texts})
+    folder = write_samples(tables, **{"source": texts, "learned.settled.2": texts})
     assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     assert page.tags.count("script") == 1
@@ -411,6 +439,8 @@ def test_translations_that_look_like_code_stay_text(comparison, tmp_path):
 
 def test_translations_of_a_run_come_with_their_tests(tmp_path):
     run = write_run(tmp_path / "run")
+    for part in ("masks", "scores"):  # of most pictures, which take the time
+        shutil.rmtree(run / part)
     (run / "translations").mkdir()
     systems = {
         f"{name}.settled.greedy": [f"{name} {row}" for row in range(8)] for name in ("dense", "his", "learned", "random")
@@ -438,9 +468,9 @@ def test_without_translations_nothing_is_said_of_them(report):
     assert "ranslation" not in Page(report).text
 
 
-def test_several_directories_have_a_part_each(tmp_path):
+def test_several_directories_have_a_part_each(run, tmp_path):
     out = tmp_path / "out" / "report.html"
-    assert main([str(DEFAULT), str(DEFAULT), str(write_run(tmp_path / "run")), "--out", str(out)]) == 0
+    assert main([str(DEFAULT), str(DEFAULT), str(run), "--out", str(out)]) == 0
     html = out.read_text()
     assert re.findall(r'<article id="(\w+)">', html) == ["default", "default_2", "run"]
     ids = re.findall(r'\bid="([^"]+)"', html)
@@ -565,7 +595,7 @@ def test_the_best_result_is_that_of_models_that_were_trained_on():
 
 
 def test_budgets_per_kind_are_read_from_metrics(tmp_path):
-    folder = write_comparison(tmp_path / "a", kinds=("encoder", "cross"), budgets=(12, 10))
+    folder = write_comparison(tmp_path / "a", methods=("learned",), kinds=("encoder", "cross"), budgets=(12, 10), seeds=(0,))
     metrics = json.loads((folder / "metrics.json").read_text())
     by_kind = {"12": {"encoder": 4}, "10": {"encoder": 2}}
     (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": by_kind}))
@@ -583,7 +613,7 @@ def test_budgets_per_kind_are_read_from_metrics(tmp_path):
     [((0.001, 0.1, 0.01), ["0.001", "0.01", "0.1"]), (("encoder 1e-05", "encoder 1", "encoder 0.1"), None)],
 )
 def test_where_gates_stay_open_as_their_price_rises(prices, ticks, tmp_path):
-    folder = write_comparison(tmp_path / "a", kinds=("encoder", "cross"), layers=1)
+    folder = write_comparison(tmp_path / "a", methods=("his",), budgets=(4,), seeds=(0,), kinds=("encoder", "cross"), layers=1)
     left = dict(zip(prices, ((4, 3), (1, 0), (2, 1)), strict=True))  # dearest in the middle
     rows = [
         {"seed": seed, "method": "lambda", "price": price, "open": a + b, "encoder.0": a, "cross.0": b}

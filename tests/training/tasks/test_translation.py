@@ -15,7 +15,8 @@ from tests.models import build
 from tests.training.translation_runs import MODEL, make_data, make_pruner
 from training.data.languages import language_token, set_languages
 from training.pruner.distillation import Teacher
-from training.tasks.translation import Decoding, begin_with_, encode_sources, encode_targets, generate, shifted_right
+from training.tasks.decoding import Decoding, begin_with_, generate
+from training.tasks.encoding import encode_sources, encode_targets, shifted_right
 
 
 @pytest.fixture(scope="module")

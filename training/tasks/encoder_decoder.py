@@ -1,0 +1,78 @@
+"""Load an encoder-decoder, and say in one sentence why a model cannot translate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from gates.errors import GateError
+from training.tasks.loading import load_pretrained, read_config
+
+
+def load_encoder_decoder(backbone: str, *, trust_remote_code: bool = False, allow_pickle: bool = False) -> PreTrainedModel:
+    """The encoder-decoder of a hub name or local folder, in float32; see :meth:`training.tasks.base.Task.build`."""
+    config = read_config(backbone, trust_remote_code=trust_remote_code)
+    check_encoder_decoder(config, backbone)
+    model = load_pretrained(
+        AutoModelForSeq2SeqLM,
+        backbone,
+        config,
+        what="an encoder-decoder",
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+    if model.config.decoder_start_token_id is None:
+        raise GateError(f"{backbone!r} does not say how its decoder starts; set decoder_start_token_id in its config.json")
+    return model
+
+
+def check_encoder_decoder(config: Any, name: str) -> None:
+    """Raises :class:`GateError` if a model of this config, called ``name``, cannot translate."""
+    if type(config) not in AutoModelForSeq2SeqLM._model_mapping or not getattr(config, "is_encoder_decoder", False):
+        raise GateError(
+            f"{name!r} is a {config.model_type} model, which has no encoder and decoder; translation needs one that "
+            "has, such as Marian, BART or T5"
+        )
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises :class:`GateError` if the tokenizer has a token that the model, called ``name``, has no embedding for."""
+    embeddings: Any = model.get_input_embeddings()
+    rows, highest = int(embeddings.weight.shape[0]), max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise GateError(
+            f"the tokenizer has tokens up to number {highest}, but {name} has embeddings of {rows}; a model needs its own "
+            "tokenizer (see --data.tokenizer), and a new one a vocab_size that suffices"
+        )
+
+
+def check_positions(config: Any, name: str, max_length: int, *, mend: str = "") -> None:
+    """Whether texts of a length fit into a model.
+
+    Args:
+        config: of the model.
+        name: what errors call it.
+        max_length: longest source, target or translation in tokens.
+        mend: another way to mend it, to end the error with.
+
+    Raises:
+        GateError: if the encoder or the decoder takes fewer.
+    """
+    for side in ("encoder", "decoder"):
+        limit = positions(config, side)
+        if limit is not None and max_length > limit:
+            raise GateError(
+                f"max_length is {max_length}, but the {side} of {name} has {limit} positions; set "
+                f"--data.max_length {limit} or lower{mend}"
+            )
+
+
+def positions(config: Any, side: str) -> int | None:
+    """The most tokens that the ``encoder`` or ``decoder`` takes; None where nothing limits them, as in T5."""
+    stated = (
+        getattr(config, f"max_{side}_position_embeddings", None),  # LED
+        getattr(config, "max_position_embeddings", None),
+        getattr(getattr(config, side, None), "max_position_embeddings", None),  # two models in one
+    )
+    return next((limit for limit in stated if isinstance(limit, int)), None)
