@@ -57,7 +57,7 @@ def compare_methods(
     The dense model, whatever its budget, is a rival at every budget of its stage.
 
     Args:
-        comparison: see :func:`summarise`, with the column ``cell``.
+        comparison: see :func:`summarise`, with the column ``experiment``.
         predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each cell, in the same order of examples.
         metric: see :func:`training.stats.bootstrap.metric_values`.
         resamples: of the bootstrap.
@@ -204,12 +204,12 @@ def _metric_column(comparison: pd.DataFrame, metric: str) -> str:
 def _stacked(cells: pd.DataFrame, predictions: Mapping[str, Mapping[str, Any]]) -> tuple[Any, Any]:
     """Predictions ``[cells, examples]`` and their common targets ``[examples]``."""
     found = []
-    for cell in cells["cell"]:
+    for cell in cells["experiment"]:
         if cell not in predictions:
             raise GateError(f"the cell {cell!r} has no predictions on the test split; run the comparison again")
         found.append((np.asarray(predictions[cell]["test_prediction"]), np.asarray(predictions[cell]["test_target"])))
     targets = found[0][1]
-    for cell, (_, other) in zip(cells["cell"], found, strict=True):
+    for cell, (_, other) in zip(cells["experiment"], found, strict=True):
         if not np.array_equal(targets, other):
             raise GateError(
                 f"the cell {cell!r} was tested on other examples than {cells['cell'].iloc[0]!r}; use one test split"
