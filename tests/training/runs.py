@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 
+from training.config import PrunerOptions
 from training.data.synthetic import SyntheticData
 from training.pruner.module import HeadPruner
 
@@ -41,16 +44,29 @@ save_every: 8
 """
 
 
-def make_pruner(**settings: object) -> HeadPruner:
+def make_options(**settings: object) -> PrunerOptions:
+    """Options of a small run; settings take the place of some of them."""
+    return PrunerOptions(**({"from_scratch": MODEL} | SETTINGS | settings))
+
+
+def make_pruner(*, seed: int = 0, **settings: object) -> HeadPruner:
     """A built pruner with reproducible weights."""
     torch.manual_seed(0)
-    pruner = HeadPruner(from_scratch=settings.pop("from_scratch", MODEL), **(SETTINGS | settings))
+    pruner = HeadPruner(make_options(**settings), seed=seed)
     data = make_data()
     pruner.build(data.task, data.tokenizer)
     return pruner
 
 
 def make_data(**settings: object) -> SyntheticData:
+    """Built data of its own; equal ones are generated and encoded once."""
+    data = copy.copy(_encoded(**settings))
+    data.splits = dict(data.splits)
+    return data
+
+
+@cache
+def _encoded(**settings: object) -> SyntheticData:
     data = SyntheticData(**(ROWS | settings))
     data.build(None)
     return data
