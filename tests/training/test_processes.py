@@ -58,8 +58,10 @@ EXPECTED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_two_processes_are_told_the_same(tmp_path):
-    torch.multiprocessing.spawn(told_all, (2, str(tmp_path)), nprocs=2)
+    """They are forked, since each would otherwise import everything again; they compute nothing that needs threads."""
+    torch.multiprocessing.start_processes(told_all, (2, str(tmp_path)), nprocs=2, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert [one["world"] for one in found] == [2, 2]
     assert [one["first"] for one in found] == [True, False]
