@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.base import GateFamily, LearnedGates
-from gates.families.clamped_linear import ClampedLinear
+from gates.families.base import GateFamily
+from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
-from gates.families.relaxed_topk import RelaxedTopK
-from gates.families.straight_through import StraightThroughTopK
+from gates.hooks.output_hooks import OutputHooks
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
@@ -46,7 +43,7 @@ class HeadGates(nn.Module):
         unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
             closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
         stretch, initial_log_alpha, straight_through, anneal, straight_through_from: see
-            :class:`gates.hard_concrete.HardConcrete`; without effect on other families.
+            :class:`gates.families.hard_concrete.HardConcrete`; without effect on other families.
         family: how gates are learned: ``hard-concrete``, ``relaxed-top-k`` (:class:`gates.families.relaxed_topk.RelaxedTopK`),
             ``straight-through-top-k`` (:class:`gates.families.straight_through.StraightThroughTopK`) or ``clamped-linear``
             (:class:`gates.families.clamped_linear.ClampedLinear`).
@@ -107,10 +104,10 @@ class HeadGates(nn.Module):
         self.family: GateFamily = family
         self.register_buffer("mask", torch.ones(self.size))
         self.register_buffer("is_learned", self._of_kinds(kinds), persistent=False)
-        # Named after the first family, of whatever family it is: checkpoints know log_alpha by this name.
-        self.hard_concrete = self._learned_of(
+        self.learned = learned_gates(
             family,
             Budget(self.size, {}) if budget is None else Budget.parse(budget, self.kind_sizes()),
+            self.kind_index(),
             HardConcrete(
                 self.size,
                 stretch=stretch,
@@ -122,13 +119,10 @@ class HeadGates(nn.Module):
         )
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
-        self._roots = (model,)  # in a tuple, so that it does not become a submodule
-        self._handles: list[RemovableHandle] = []
+        self._hooks = OutputHooks(model, self.sites)
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
         self._probe: tuple[Granularity, list[Tensor | None]] | None = None
-        self._fired: set[int] = set()
-        self._gated: set[int] = set()  # in the present call of each attention module
         self.to(next(model.parameters()).device)
 
     def _of_kinds(self, kinds: Collection[str] | None) -> Tensor | None:
@@ -142,49 +136,21 @@ class HeadGates(nn.Module):
         learned = torch.tensor([kind in kinds for kind in KINDS])
         return learned.to(self.mask.device)[self.kind_index()]
 
-    def _learned_of(self, family: GateFamily, budget: Budget, hard_concrete: HardConcrete) -> LearnedGates:
-        match family:
-            case "hard-concrete":
-                return hard_concrete
-            case "relaxed-top-k":
-                return RelaxedTopK(budget, self.kind_index())
-            case "straight-through-top-k":
-                return StraightThroughTopK(budget, self.kind_index())
-            case "clamped-linear":
-                return ClampedLinear(self.size)
-        raise GateError(f"the gate family is {family!r}; expected one of {', '.join(get_args(GateFamily))}")
-
     # -- attaching ---------------------------------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
-        return bool(self._handles)
+        return self._hooks.is_attached
 
     def attach(self) -> Self:
         """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
-        if self.is_attached:
-            raise GateError("these gates are attached already; detach() them before attaching again")
-        root = self._roots[0]
-        taken = [site.name for site in self.sites if getattr(site.output, "_head_gates", False)]
-        if taken:
-            raise GateError(f"{type(root).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
-        self._handles.append(root.register_forward_pre_hook(self._on_call, with_kwargs=True))
-        for index, site in enumerate(self.sites):
-            self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, index)))
-            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
-            object.__setattr__(site.output, "_head_gates", True)
+        self._hooks.attach(self._before_call, self._gated)
         return self
 
     def detach(self) -> None:
         """Take the hooks off; the model is again as it was before :meth:`attach`."""
-        for handle in self._handles:
-            handle.remove()
-        if self._handles:
-            for site in self.sites:
-                object.__delattr__(site.output, "_head_gates")
-        self._handles.clear()
+        self._hooks.detach()
         self._drawn = None
-        self._fired.clear()
 
     @contextmanager
     def attached(self) -> Iterator[Self]:
@@ -209,11 +175,6 @@ class HeadGates(nn.Module):
     def heads(self) -> int:
         """Heads in the whole model; as many as gates, if the unit is the head."""
         return sum(site.heads for site in self.sites)
-
-    @property
-    def learned(self) -> LearnedGates:
-        """What holds ``log_alpha`` and makes gates of it, according to the family."""
-        return self.hard_concrete
 
     @property
     def log_alpha(self) -> nn.Parameter:
@@ -338,11 +299,11 @@ class HeadGates(nn.Module):
 
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
-        return [site.name for index, site in enumerate(self.sites) if index not in self._fired]
+        return self._hooks.unreached()
 
-    # -- hooks -------------------------------------------------------------------------------------------------
+    # -- while the model runs ----------------------------------------------------------------------------------
 
-    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for name in IGNORED_MASKS:
             if kwargs.get(name) is not None:
                 raise GateError(
@@ -355,27 +316,12 @@ class HeadGates(nn.Module):
             self._probe[1][:] = [None] * len(self.sites)
         self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
 
-    def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not torch.compiler.is_compiling():
-            self._fired.add(index)
-            self._gated.add(index)
-        heads = args[0]
+    def _gated(self, index: int, heads: Tensor) -> Tensor:
+        """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
         values = self._values_at(index)
         if values is not None:
             heads = scale_heads(heads, values)
-        if self._probe is not None:
-            heads = scale_heads(heads, self._leaf(index, heads))
-        return None if heads is args[0] else (heads, *args[1:])
-
-    def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if index not in self._gated:
-            raise GateError(
-                f"{type(module).__name__} at {self.sites[index].name!r} goes round its output projection, so its gates have no "
-                "effect; detach() them, and use another model or attention implementation"
-            )
-        self._gated.discard(index)
+        return heads if self._probe is None else scale_heads(heads, self._leaf(index, heads))
 
     def _values_at(self, index: int) -> Tensor | None:
         if self._override is not None:

@@ -38,7 +38,7 @@ class BestDraw:
 
 def spread_ranks(scores: Tensor) -> Tensor:
     """A ranking on the scale of ``log_alpha``, for scores without a scale of their own: ranks ``[gates]`` as evenly spaced
-    numbers from minus to plus :data:`gates.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
+    numbers from minus to plus :data:`gates.families.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
     last = max(1, len(scores) - 1)
     return LOG_ALPHA_LIMIT * (2 * ranks(scores).double() / last - 1)
 

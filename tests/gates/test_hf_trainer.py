@@ -213,7 +213,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
     assert expected.keys() == found.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], msg=name)
-    assert not torch.equal(expected["gates.hard_concrete.log_alpha"], gated_bert().gates.log_alpha)
+    assert not torch.equal(expected["gates.learned.log_alpha"], gated_bert().gates.log_alpha)
 
 
 def test_a_checkpoint_is_the_base_model_with_the_gates_beside_it(tmp_path):
