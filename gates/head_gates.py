@@ -103,7 +103,7 @@ class HeadGates(nn.Module):
         self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
         self.family: GateFamily = family
         self.register_buffer("mask", torch.ones(self.size))
-        self.register_buffer("is_learned", self._of_kinds(kinds), persistent=False)
+        self.register_buffer("is_learned", _of_kinds(kinds, self.kind_sizes(), self.kind_index()), persistent=False)
         self.learned = learned_gates(
             family,
             Budget(self.size, {}) if budget is None else Budget.parse(budget, self.kind_sizes()),
@@ -124,17 +124,6 @@ class HeadGates(nn.Module):
         self._drawn: Tensor | None = None
         self._probe: tuple[Granularity, list[Tensor | None]] | None = None
         self.to(next(model.parameters()).device)
-
-    def _of_kinds(self, kinds: Collection[str] | None) -> Tensor | None:
-        """Which gates are of these kinds, ``[gates]``; None if all are."""
-        sizes = self.kind_sizes()
-        for kind in kinds or ():
-            if kind not in sizes:
-                raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
-        if kinds is None or set(sizes) <= set(kinds):
-            return None
-        learned = torch.tensor([kind in kinds for kind in KINDS])
-        return learned.to(self.mask.device)[self.kind_index()]
 
     # -- attaching ---------------------------------------------------------------------------------------------
 
@@ -358,16 +347,7 @@ class HeadGates(nn.Module):
         return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        unit, expected = state.get("unit", "head"), self._site_sizes()  # no unit: a checkpoint from before there were two
-        if unit != self.unit:
-            raise GateError(
-                f"the checkpoint holds gates per {unit}, but these gates are per {self.unit}; build them with unit={unit!r}"
-            )
-        if state["sites"] != expected:
-            raise GateError(
-                f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(expected)}; "
-                "use the model it was trained with"
-            )
+        _check_saved(state, self.unit, self._site_sizes())
         self.mode = state["mode"]
 
     def _site_sizes(self) -> dict[str, int]:
@@ -400,6 +380,48 @@ def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
         values = values.unsqueeze(1)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
     return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
+
+
+def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_index: Tensor) -> Tensor | None:
+    """Which gates are of these kinds, ``[gates]``; None if all are.
+
+    Args:
+        kinds: names of the kinds; None for all.
+        sizes: gates of each kind in the model.
+        kind_index: kind of each gate as a position in :data:`gates.sites.KINDS`, ``[gates]``.
+
+    Raises:
+        GateError: for a kind that the model lacks.
+    """
+    for kind in kinds or ():
+        if kind not in sizes:
+            raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
+    if kinds is None or set(sizes) <= set(kinds):
+        return None
+    return torch.tensor([kind in kinds for kind in KINDS]).to(kind_index.device)[kind_index]
+
+
+def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) -> None:
+    """Whether a saved state is of such gates.
+
+    Args:
+        state: extra state of some gates.
+        unit: what a gate scales here.
+        sites: gates of each site here.
+
+    Raises:
+        GateError: for another unit, or the sites of another model.
+    """
+    saved = state.get("unit", "head")  # no unit: a checkpoint from before there were two
+    if saved != unit:
+        raise GateError(
+            f"the checkpoint holds gates per {saved}, but these gates are per {unit}; build them with unit={saved!r}"
+        )
+    if state["sites"] != sites:
+        raise GateError(
+            f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
+            "use the model it was trained with"
+        )
 
 
 def _batch_size(inputs: Sequence[Any]) -> int | None:

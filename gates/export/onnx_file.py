@@ -94,7 +94,7 @@ def exported(
 
 def _runner(model: PreTrainedModel, path: Path) -> Run:
     """A function from inputs by name to all outputs, by ONNX Runtime."""
-    import onnxruntime
+    import onnxruntime  # an optional package
 
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

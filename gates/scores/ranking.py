@@ -19,7 +19,7 @@ RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
 """``entropy-low-first`` gives up the heads of lowest entropy first, ``entropy-high-first`` those of highest."""
 
 
-def keep_scores(
+def ranking_scores(
     name: RankingName, *, his: Tensor, entropy: Tensor, layer_index: Tensor, alpha: float = 0.5, seed: int = 0
 ) -> Tensor:
     """The scores behind a named ranking, ``[heads]``, higher kept first.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.scores.ranking import RANKINGS, RankingName, keep_scores
+from gates.scores.ranking import RANKINGS, RankingName, ranking_scores
 from training.comparison.translations import save_translations
 from training.data.base import TaskData
 from training.pruner.evaluation import TrainerFactory, evaluate
@@ -105,7 +105,7 @@ def compare(
 
             def keep(name: RankingName, alpha: float) -> Tensor:
                 assert result.scores is not None
-                return keep_scores(
+                return ranking_scores(
                     name,
                     his=result.scores.importance.his,
                     entropy=result.scores.entropy,

@@ -22,7 +22,7 @@ from gates.hooks.replacement import MeanHeadOutput
 from gates.recovery.rescale import rescaled_gates
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import RankingName, keep_scores
+from gates.scores.ranking import RankingName, ranking_scores
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import batches_on_device, ready_to_score
@@ -242,7 +242,7 @@ def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -
     def keep(scoring: Scoring, alpha: float, seed: int) -> Tensor:
         layers = scoring.pruner.gates.layer_index().cpu()
         scores = {raw: scoring.raw(raw) if raw in raws else torch.zeros(len(layers)) for raw in ("his", "entropy")}
-        return keep_scores(name, his=scores["his"], entropy=scores["entropy"], layer_index=layers, alpha=alpha, seed=seed)
+        return ranking_scores(name, his=scores["his"], entropy=scores["entropy"], layer_index=layers, alpha=alpha, seed=seed)
 
     return Scorer(name, source, what, raws, keep)
 
