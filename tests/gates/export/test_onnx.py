@@ -1,3 +1,4 @@
+import copy
 import subprocess
 import sys
 
@@ -65,10 +66,25 @@ def check(model, mask, path, batches, prepare):
             torch.testing.assert_close(output, expected[name], **CLOSE)
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A dense classifier, a mask, and the file of the classifier pruned by it."""
+    model, mask = build("BertForSequenceClassification")
+    path = tmp_path_factory.mktemp("classifier") / "model.onnx"
+    export_onnx(remove_heads_(copy.deepcopy(model), mask), path, texts(2, 7, seed=1))
+    return model, mask, path
+
+
+def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
+    model, mask, path = classifier
+    batches = [texts(batch, length, seed=2) for batch, length in ((2, 7), (1, 4), (5, 12), (3, 3))]
+    check(model, mask, path, batches, lambda model: model)
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+
+
 @pytest.mark.parametrize(
     "class_name",
     [
-        "BertForSequenceClassification",
         "LlamaForSequenceClassification",
         pytest.param("BertModel", marks=pytest.mark.slow),
         pytest.param("BertForTokenClassification", marks=pytest.mark.slow),
@@ -87,7 +103,9 @@ def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("class_name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.slow)]
+)
 def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)
@@ -275,15 +293,12 @@ numpy.save(sys.argv[3], session.run(None, given)[0])
 """
 
 
-def test_onnx_runtime_alone_in_a_fresh_process(tmp_path):
-    model, mask = build("BertForSequenceClassification")
+def test_onnx_runtime_alone_in_a_fresh_process(tmp_path, classifier):
+    model, mask, path = classifier
     batch = texts(3, 9, seed=1)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask), torch.no_grad():
-        expected = model(**batch).logits
-    export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", texts(2, 6, seed=0))
+    expected = masked(model, mask, lambda: model(**batch).logits)
     np.savez(tmp_path / "inputs.npz", **{name: tensor.numpy() for name, tensor in batch.items()})
-    paths = [str(tmp_path / name) for name in ("model.onnx", "inputs.npz", "found.npy")]
+    paths = [str(path), *(str(tmp_path / name) for name in ("inputs.npz", "found.npy"))]
     done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, *paths], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "found.npy")), expected, **CLOSE)
