@@ -13,7 +13,10 @@ from gates.hf_trainer import GateCallback, GatedTrainer
 from gates.model import GateConfig, GatedModel, get_gated_model
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 20}
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # on a machine without a GPU
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),  # on a machine without a GPU
+    pytest.mark.usefixtures("frozen_imports"),
+]
 
 
 def gated_bert(*, dropout=0.0, seed=0, **config):
