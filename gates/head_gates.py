@@ -194,7 +194,7 @@ class HeadGates(nn.Module):
         """Values per gate as values per head: each gate's for all heads it scales.
 
         Args:
-            values: ``[..., gates]``, a mask for example.
+            values: values of the gates, ``[..., gates]``, a mask for example.
 
         Returns:
             ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` and
@@ -208,7 +208,7 @@ class HeadGates(nn.Module):
         """Scores per head (attention entropy, for example) as scores per gate: the mean over the heads it scales.
 
         Args:
-            scores: floating point, ``[..., heads]``.
+            scores: floating-point scores of the heads, ``[..., heads]``.
 
         Returns:
             ``[..., gates]`` in site order.
@@ -259,7 +259,7 @@ class HeadGates(nn.Module):
         """Gate values in force for the length of a ``with`` block, gradients included.
 
         Args:
-            values: ``[gates]``, or ``[batch, gates]`` for a copy per example.
+            values: values of the gates, ``[gates]``, or ``[batch, gates]`` for a copy per example.
         """
         if values.dim() not in (1, 2) or values.shape[-1] != self.size:
             raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
@@ -374,7 +374,7 @@ def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
 
     Args:
         heads: concatenated heads ``[batch, query, heads * head_dim]``.
-        values: ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
+        values: gates, ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
     """
     if values.dim() == 2:
         values = values.unsqueeze(1)

@@ -59,16 +59,16 @@ def save_pruned(
     is it renamed into place, so a directory of that name is always complete.
 
     Args:
-        model: without attached gates; dense, or for the form ``pruned`` also pruned before.
-        directory: to create; must not exist or be empty.
+        model: model without attached gates; dense, or for the form ``pruned`` also pruned before.
+        directory: directory to create; must not exist or be empty.
         mask: 0/1 per head, ``[heads]``.
         values: gate values to fold into the output projection, ``[heads]``.
-        form: ``pruned``, ``stock`` or ``masked``.
-        tokenizer: saved beside the model.
-        card: for the README.
+        form: form of the weights: ``pruned``, ``stock`` or ``masked``.
+        tokenizer: tokenizer to save beside the model.
+        card: contents of the README.
         check_batch: model inputs for the comparison; by default random ones.
-        measure: for the README, count parameters and FLOPs and measure latency at these batch sizes (none for an empty
-            list; nothing at all for None), on ``check_batch`` or random inputs.
+        measure: batch sizes at which latency is measured for the README, on ``check_batch`` or random inputs, beside the counts
+            of parameters and FLOPs; an empty list for the counts alone, None for nothing.
 
     Raises:
         GateError: if the directory is taken, the model's class is not a stock one, the stock form is not possible, or the
@@ -110,7 +110,7 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
     """Load a directory that :func:`save_pruned` wrote, in any form, without running code from it.
 
     Args:
-        directory: as given to :func:`save_pruned`.
+        directory: directory that :func:`save_pruned` wrote.
         model_class: stock class to load it as; by default the one it was saved from.
 
     Raises:

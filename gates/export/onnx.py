@@ -36,11 +36,11 @@ def export_onnx_files(
     for an encoder-decoder that generates, ``encoder_model.onnx`` and ``decoder_model.onnx``.
 
     Args:
-        model, example_inputs: as for :func:`export_onnx`.
-        directory: where to; must exist.
+        model, example_inputs: see :func:`export_onnx`.
+        directory: directory of the files; must exist.
 
     Raises:
-        GateError: as :func:`export_onnx`.
+        GateError: see :func:`export_onnx`.
     """
     directory = Path(directory)
     if not model.can_generate():
@@ -61,9 +61,9 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike[str], example_in
     example's and is compared with torch at all positions that are not padding.
 
     Args:
-        model: on any device and in any dtype; what is written is float32.
-        path: of the ``.onnx`` file; must not exist.
-        example_inputs: of a forward pass. The first axis is the batch and may change, as may the second axis of matrices
+        model: model on any device and in any dtype; the file is float32.
+        path: name of the ``.onnx`` file; must not exist.
+        example_inputs: inputs of a forward pass. The first axis is the batch and may change, as may the second axis of matrices
             (tokens, masks, waves of sound).
 
     Raises:

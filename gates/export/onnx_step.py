@@ -33,11 +33,11 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
 
     Args:
         model: a causal or sequence-to-sequence language model.
-        path: of the ``.onnx`` file; must not exist.
-        example_inputs: of a forward pass; for an encoder-decoder with ``decoder_input_ids``.
+        path: name of the ``.onnx`` file; must not exist.
+        example_inputs: inputs of a forward pass; for an encoder-decoder with ``decoder_input_ids``.
 
     Raises:
-        GateError: as :func:`gates.export.onnx.export_onnx`, and for a model without an ordinary key/value cache.
+        GateError: see :func:`gates.export.onnx.export_onnx`; also for a model without an ordinary key/value cache.
     """
     if not model.can_generate():
         raise GateError(f"{type(model).__name__} does not generate text, so it has no decoding step; use export_onnx")

@@ -18,8 +18,8 @@ class OutputHooks:
     """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place.
 
     Args:
-        model: any model, never changed but for its hooks.
-        sites: its attention modules.
+        model: any model; only its hooks change.
+        sites: attention modules of the model.
     """
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
@@ -37,9 +37,9 @@ class OutputHooks:
         """Put the hooks on.
 
         Args:
-            before_call: called before every call of the model, with the model, its positional and its keyword arguments.
-            change: from the index of a site and its concatenated heads ``[batch, query, heads * head_dim]`` to what its output
-                projection is given for them.
+            before_call: function called before the model, with the model, its positional and its keyword arguments.
+            change: function from the index of a site and its concatenated heads ``[batch, query, heads * head_dim]`` to
+                what its output projection is given in their place.
 
         Raises:
             GateError: if hooks are on already, these or those of other gates.

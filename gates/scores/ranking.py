@@ -25,12 +25,12 @@ def ranking_scores(
     """The scores behind a named ranking, ``[heads]``, higher kept first.
 
     Args:
-        name: one of :data:`RANKINGS`.
+        name: name of the ranking, one of :data:`RANKINGS`.
         his: raw HIS ``[heads]``; normalised by layer here.
         entropy: mean normalised attention entropy ``[heads]``.
         layer_index: layer of each head ``[heads]``.
         alpha: weight of HIS in ``hies``; choose it on a selection split.
-        seed: of ``random``.
+        seed: seed of ``random``.
     """
     his = normalise_by_layer(his.double(), layer_index)
     entropy = entropy.double()

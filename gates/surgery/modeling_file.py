@@ -25,8 +25,8 @@ def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str],
     Without that file a stock class would find a layer's weights missing and draw new ones.
 
     Args:
-        model: after :func:`gates.surgery.remove.remove_heads_`.
-        directory, more: as for ``PreTrainedModel.save_pretrained``.
+        model: model after :func:`gates.surgery.remove.remove_heads_`.
+        directory, more: arguments of ``PreTrainedModel.save_pretrained``.
     """
     Path(directory).mkdir(parents=True, exist_ok=True)
     stock = type(model)

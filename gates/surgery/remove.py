@@ -40,7 +40,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     ``model.config.pruned_attention``. A site that keeps no head keeps its output projection's bias.
 
     Args:
-        model: a Transformers model without attached gates.
+        model: Transformers model without attached gates.
         mask: 0/1 per head, ``[heads]`` in site order.
         values: gate values to fold into the output projection, ``[heads]``; ones by default.
 
