@@ -45,9 +45,9 @@ class GatedTrainer(Trainer):
     Args:
         model: gated model.
         args: everything else, by position or name, is :class:`transformers.Trainer`'s.
-        price: of one open gate in expectation; see :meth:`gates.model.GatedModel.penalty`.
+        price: price of one open gate in expectation; see :meth:`gates.model.GatedModel.penalty`.
         price_warm_up: share of all steps over which the price rises linearly from 0.
-        gate_learning_rate: of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
+        gate_learning_rate: learning rate of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
             optimiser is given (``optimizers``): then use :meth:`gates.model.GatedModel.parameter_groups`.
 
     Raises:
