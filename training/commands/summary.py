@@ -22,12 +22,13 @@ from gates.errors import GateError
 from gates.files import replacing
 from training.cli import finish
 from training.stats.numbers import IN_PERCENT, kinds_kept, shown
+from training.stats.stages import STAGES
 
 BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
-    """The rows of all ``comparison.csv`` files: of comparisons as they are, of single runs with their budget and seed.
+    """The rows of all ``comparison.csv`` files.
 
     Raises:
         GateError: for a directory without a finished comparison, or if two have results of the same seed.
@@ -42,8 +43,6 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
         except (OSError, ValueError) as error:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
         try:
-            if "seed" not in table:
-                table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
             known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
             kinds = [known.get(budget, "") for budget in table["budget"]]
             tables.append(
@@ -83,7 +82,8 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
         for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
     ]
     table = values.pivot(index=["stage", "method"], columns=["heads", "kinds"], values="text")
-    order = list(dict.fromkeys(zip(values["stage"], values["method"], strict=True)))
+    pairs = dict.fromkeys(zip(values["stage"], values["method"], strict=True))
+    order = sorted(pairs, key=lambda pair: STAGES.index(pair[0]) if pair[0] in STAGES else len(STAGES))
     return table.reindex(order)[sorted(table.columns, reverse=True)].fillna("")
 
 

@@ -82,6 +82,10 @@ class Experiments:
         world_size = self.trainer().world_size
         self.dense_is = identity_of_dense(setup, self.pruner, data, processes=world_size)
 
+    def show_in(self, progress: ExperimentProgress) -> None:
+        """From now on what is being done shows there."""
+        self.progress = progress
+
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
         return make_trainer(self.setup, *callbacks, **overrides)
@@ -256,9 +260,7 @@ class Experiments:
         if found is not None:
             return found
         with self.progress.experiment(f"seed {self.seed}, {name}") as shown:
-            experiment = self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
-        gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
-        return experiment
+            return self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
 
     def _pruner(self, options: PrunerOptions) -> HeadPruner:
         """A module with these options and whatever weights; the last one built is kept."""
@@ -287,6 +289,7 @@ class Experiments:
         before = CostInCheckpoints.read(last) if goes_on else NOTHING
         with measured(trainer.strategy.root_device, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if goes_on else start, weights_only=True)
+        gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
         if processes.is_first():
             last.unlink(missing_ok=True)
         first = 0 if start is None else torch.load(start, map_location="cpu", weights_only=True, mmap=True)["global_step"]
