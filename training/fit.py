@@ -101,7 +101,7 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
         curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
     methods = [planned.method for planned in plan]
     if compares:
-        results.scores.append(score_columns(experiments, selector, methods, results.rankings))
+        results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
         described = describe_run(results, own, mask, seconds=seconds, wandb_mode=setup.wandb.resolved_mode())
         run.join_logs()
