@@ -38,6 +38,7 @@ _MODULE_OF = {
     "rescaled_gates": "gates.recovery.rescale",
     "save_mask": "gates.surgery.masks",
     "save_pruned": "gates.export.checkpoint",
+    "top_k_mask": "gates.budget",
     "zero_heads_": "gates.surgery.remove",
 }
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "rescaled_gates",
     "save_mask",
     "save_pruned",
+    "top_k_mask",
     "zero_heads_",
 ]
 

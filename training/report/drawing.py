@@ -46,7 +46,9 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, count=1, flags=re.DOTALL)  # it would hold for the whole page
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", re.sub(r">\s+<", "><", svg))  # names of groups, to which nothing refers
+    svg, referred = re.sub(r">\s+<", "><", svg), set(re.findall(r'#([^")]+)', svg))
+    # Nothing refers to names of groups and of images, and equal images would have equal ones.
+    svg = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in referred else "", svg)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)

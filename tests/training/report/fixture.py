@@ -11,7 +11,7 @@ from scipy import stats
 
 METHODS = ("learned", "his", "random")
 GAIN = {"learned": 0.02, "his": 0.01, "random": -0.10}
-VERDICT = """**learned** has the best mean at both budgets, *settled*.
+VERDICT = """**learned** has the best mean at both budgets, *retrained*.
 
 | budget | best |
 | --- | --- |
@@ -46,7 +46,7 @@ def write_comparison(
     rows, masks, courses = [], [], []
     for seed in seeds:
         cells = [("dense", gates), *((method, budget) for budget in budgets for method in methods)]
-        for stage in ("post hoc", "settled"):
+        for stage in ("post hoc", "retrained"):
             for method, budget in cells:
                 gain = GAIN.get(method, 0.03 * np.cos(len(method))) if method != "dense" else 0.0
                 lost = (0.10 if stage == "post hoc" else 0.03) * (1 - budget / gates)
@@ -58,7 +58,12 @@ def write_comparison(
                 )
                 row = {"seed": seed, "method": method, "stage": stage, "budget": budget, "heads": budget}
                 row |= {"select_loss": 0.4, "select_accuracy": test + 0.01, "test_loss": 1 - test, "test_accuracy": test}
-                row |= {"test_f1": test - 0.01, **took, "peak_memory_mb": 512.5, "cell": f"{seed}-{method}-{budget}-{stage}"}
+                row |= {
+                    "test_f1": test - 0.01,
+                    **took,
+                    "peak_memory_mb": 512.5,
+                    "experiment": f"{seed}-{method}-{budget}-{stage}",
+                }
                 rows.append(row)
         for budget in budgets:
             for method in methods:
@@ -114,7 +119,7 @@ def write_comparison(
             "stage": stage, "budget": budget, "method": methods[0], "rival": rival, "difference": 0.01 * index - 0.004,
             "low": 0.01 * index - 0.02, "high": 0.01 * index + 0.012, "p": 0.0004 * 10**index,
         }
-        for stage in ("post hoc", "settled")
+        for stage in ("post hoc", "retrained")
         for budget in budgets
         for index, rival in enumerate(methods[1:])
     ]  # fmt: skip
@@ -136,7 +141,7 @@ def write_samples(folder: Path, **texts: list[str]) -> Path:
     rows = range(20)
     systems = {
         f"{method}.{stage}.{budget}": [f"{method} {stage} {budget}: {row}" for row in rows]
-        for stage in ("post hoc", "settled")
+        for stage in ("post hoc", "retrained")
         for method, budget in [("dense", 8), *((method, budget) for budget in (4, 2) for method in METHODS)]
     }
     generated = {"source": [f"source {row}" for row in rows], "reference": [f"reference {row}" for row in rows], **systems}
@@ -163,47 +168,21 @@ def summarise(comparison: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_run(folder: Path, *, heads: int = 4) -> Path:
-    """Write what a single ``training.fit`` run of two layers leaves, as far as a report reads it."""
-    for part in ("scores", "masks"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(1)
-    gates = 2 * heads
-    masks = {"learned": [0, 1, gates - 1], "his": [0, 1, 2], "random": [3, 4, 5]}
-    cells = [("dense", "post hoc", gates), ("dense", "settled", gates)]
-    cells += [(method, stage, 3) for stage in ("post hoc", "settled") for method in masks]
-    rows = [
-        {"method": method, "stage": stage, "heads": kept, "select_loss": 0.3, "select_accuracy": rng.uniform(0.6, 0.9),
-         "test_loss": 0.3, "test_accuracy": rng.uniform(0.6, 0.9), "steps": 32 * (stage == "settled"), "seconds": 1.5}
-        for method, stage, kept in cells
-    ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(folder / "comparison.csv", index=False)
+    """Write what a single ``training.fit`` run of two layers leaves, as far as a report reads it: a comparison of one seed and
+    budget, its curve, and what is said of the run itself."""
+    write_comparison(folder, budgets=(3,), seeds=(7,), heads=heads, name="run")
+    (folder / "verdict.md").unlink()
     curve = [
-        {"method": method, "stage": "post hoc", "heads": kept, "select_accuracy": 0.9 - 0.1 / kept - 0.01 * index}
+        {
+            "seed": 7, "method": method, "stage": "post hoc", "budget": kept, "heads": kept,
+            "select_accuracy": 0.9 - 0.1 / kept - 0.01 * index,
+        }
         for kept in (6, 4, 2)
-        for index, method in enumerate(masks)
-    ]
+        for index, method in enumerate(METHODS)
+    ]  # fmt: skip
     pd.DataFrame(curve).to_csv(folder / "curve.csv", index=False)
-    for method, kept in masks.items():
-        by_layer = [[gate % heads for gate in kept if gate // heads == layer] for layer in range(2)]
-        sites = [
-            {"name": f"layer.{layer}", "kind": "encoder", "layer": layer, "heads": heads, "kept": own}
-            for layer, own in enumerate(by_layer)
-        ]
-        (folder / "masks" / f"{method}.json").write_text(json.dumps({"method": method, "sites": sites}))
-    scores = {
-        "kind": "encoder",
-        "layer": [gate // heads for gate in range(gates)],
-        "head": [gate % heads for gate in range(gates)],
-    }
-    pd.DataFrame(scores | {"his": rng.uniform(0.1, 1, gates), "entropy": rng.uniform(0, 1, gates)}).to_csv(
-        folder / "scores" / "heads.csv", index=False
-    )
-    values = np.clip(np.linspace(1, -0.5, 6)[:, None] + rng.uniform(0, 0.3, gates), 0, 1)
-    values[:, masks["learned"]] = 1
-    course = pd.DataFrame(values, columns=[f"encoder.{gate // heads}.{gate % heads}" for gate in range(gates)])
-    course.insert(0, "step", range(0, 60, 10))
-    course.to_csv(folder / "scores" / "gates_over_time.csv", index=False)
-    metrics = {"heads": {"total": gates, "kept": 3}, "seed": 7, "machine": {"cpu_cores": 2}, "versions": {"torch": "2.13.0"}}
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["run"] = {"method": "learned", "kept": 3}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     (folder / "config.yaml").write_text("name: tiny\n")
     return folder

@@ -93,7 +93,11 @@ def test_it_opens_without_errors_and_asks_no_network_for_anything(browser, folde
 
 def test_the_numbers_are_those_of_the_tables(page, folder):
     cells, summary = pd.read_csv(folder / "comparison.csv"), pd.read_csv(folder / "summary.csv")
-    for table, name, expected in (("cells", "test_accuracy", cells), ("results", "mean", summary), ("results", "low", summary)):
+    for table, name, expected in (
+        ("experiments", "test_accuracy", cells),
+        ("results", "mean", summary),
+        ("results", "low", summary),
+    ):
         found = column(page, f"fixture-table-{table}", name)
         assert [row[0] for row in found] == expected["method"].tolist()
         assert [row[1] for row in found] == expected[name].tolist()
@@ -126,10 +130,10 @@ def test_a_title_sorts_by_click_and_by_key(page, key):
 
 def test_numbers_sort_as_numbers_and_what_is_missing_comes_last(page):
     open_all(page)
-    title(page, "fixture-table-cells", "seconds").click()
-    values = [row[1] for row in column(page, "fixture-table-cells", "seconds")]
+    title(page, "fixture-table-experiments", "seconds").click()
+    values = [row[1] for row in column(page, "fixture-table-experiments", "seconds")]
     assert values == sorted(values, reverse=True)  # 140.25 before 60.25 before 0.5; as text 60.25 would be first
-    table = "fixture-table-by_budget_settled"  # the dense model has a mean with all heads only
+    table = "fixture-table-by_budget_retrained"  # the dense model has a mean with all heads only
     for _ in range(2):
         title(page, table, "mean:2").click()
         assert column(page, table, "mean:2")[-1][:2] == ["dense", None]
@@ -164,7 +168,7 @@ def test_nothing_is_wider_than_the_screen(page, width):
 
 def test_dark_mode_turns_page_and_pictures(page):
     colours = """
-        const svg = document.querySelector("#fixture-figure-quality_settled svg text");
+        const svg = document.querySelector("#fixture-figure-quality_retrained svg text");
         const body = getComputedStyle(document.body);
         return [body.backgroundColor, body.color, getComputedStyle(svg).fill];
     """

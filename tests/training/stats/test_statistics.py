@@ -295,7 +295,7 @@ def test_chance_knows_the_quotas_of_kinds():
 # -- tables of a comparison ----------------------------------------------------------------------------------------
 
 
-def comparison(accuracies, *, seeds=3, examples=800, budget=4, stage="settled"):
+def comparison(accuracies, *, seeds=3, examples=800, budget=4, stage="retrained"):
     """A comparison of methods of these accuracies, with its predictions; errors are independent."""
     random = np.random.default_rng(4)
     targets = random.integers(2, size=examples)
@@ -305,7 +305,13 @@ def comparison(accuracies, *, seeds=3, examples=800, budget=4, stage="settled"):
             cell = f"{method}-{seed}"
             made = np.where(random.random(examples) < accuracy, targets, 1 - targets)
             predictions[cell] = {"test_prediction": made, "test_target": targets}
-            row = {"seed": seed, "method": method, "stage": stage, "budget": 8 if method == "dense" else budget, "cell": cell}
+            row = {
+                "seed": seed,
+                "method": method,
+                "stage": stage,
+                "budget": 8 if method == "dense" else budget,
+                "experiment": cell,
+            }
             cost = {"steps": 10 + seed, "seconds": 1.5, "peak_memory_mb": 100.0}
             metrics = {"select_accuracy": accuracy, "test_accuracy": (made == targets).mean()}
             rows.append(row | metrics | cost)
@@ -349,10 +355,10 @@ def test_the_tests_between_methods_are_paired_bootstraps_corrected_for_all_pairs
 def test_predictions_must_be_there_and_of_the_same_examples():
     table, predictions = comparison(CLEAR)
     other = {**predictions, "his-1": {**predictions["his-1"], "test_target": 1 - predictions["his-1"]["test_target"]}}
-    with pytest.raises(GateError, match="the cell 'his-1' was tested on other examples than 'learned-0'"):
+    with pytest.raises(GateError, match="the experiment 'his-1' was tested on other examples than 'learned-0'"):
         compare_methods(table, other, "accuracy", resamples=10)
     del predictions["his-1"]
-    with pytest.raises(GateError, match="the cell 'his-1' has no predictions"):
+    with pytest.raises(GateError, match="the experiment 'his-1' has no predictions"):
         compare_methods(table, predictions, "accuracy", resamples=10)
 
 
@@ -368,7 +374,7 @@ def test_a_clear_winner_is_named():
     assert "Significantly behind: his (-" in text
     assert "Level" not in text
     assert "learned wins." in text
-    assert "at or above every rival's at 1 of 1 budget settled" in text
+    assert "at or above every rival's at 1 of 1 budget retrained" in text
     assert "Average ranks are not tested: 3 methods and 3 cells" in text
 
 
@@ -385,14 +391,14 @@ def test_a_learned_method_that_is_behind_is_said_to_be():
     assert "his has the best mean" in text
     assert "The best of this project's own methods, learned, is below his by" in text
     assert "(significantly)" in text
-    assert "at 0 of 1 budget settled" in text
+    assert "at 0 of 1 budget retrained" in text
 
 
 def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival_on_test():
     rows = {"learned": (0.80, 0.90), "learned+swap": (0.95, 0.85), "his": (0.85, 0.80), "random": (0.7, 0.99)}
     summary = pd.DataFrame(
         [
-            {"stage": "settled", "method": name, "budget": 4, "seeds": 1, "mean": test, "select_mean": select}
+            {"stage": "retrained", "method": name, "budget": 4, "seeds": 1, "mean": test, "select_mean": select}
             for name, (test, select) in rows.items()
         ]
     )
@@ -400,7 +406,7 @@ def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival
     text = verdict(summary, tests, ours=ours)
     assert "highest mean on the selection split" in text
     assert "The best of this project's own methods, learned, is below his by 5.0." in text
-    assert "at 0 of 1 budget settled" in text
+    assert "at 0 of 1 budget retrained" in text
     text = verdict(summary.drop(columns="select_mean"), tests, ours=ours)
     assert "no result on a selection split, so the best of this project's own methods is chosen on test" in text
     assert "own methods, learned+swap, is 10.0 above the best rival, his." in text
@@ -439,7 +445,7 @@ def test_methods_with_the_same_predictions_share_the_best_mean():
 def test_ranks_over_enough_cells():
     parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 3, 2)]
     table = pd.concat(parts, ignore_index=True)
-    ranks, test = rank_methods(table, "accuracy")["settled"]
+    ranks, test = rank_methods(table, "accuracy")["retrained"]
     assert list(ranks["method"]) == ["learned", "his", "random"]
     assert list(ranks["average_rank"]) == [1, 2, 3]
     assert test.cells == 9
@@ -447,33 +453,33 @@ def test_ranks_over_enough_cells():
     cells = {name: rows["test_accuracy"].to_numpy() for name, rows in table.groupby("method")}
     p = [stats.wilcoxon(cells["learned"] - cells[name], method="exact").pvalue for name in ("his", "random")]
     np.testing.assert_allclose(ranks["p_holm"], [np.nan, *holm(p)])
-    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks={"settled": (ranks, test)})
+    text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks={"retrained": (ranks, test)})
     assert "Average ranks over 9 cells (budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
     assert "with Holm's correction his, random rank behind learned." in text
     assert "Not tested against it: his" in text
 
 
 def test_ranks_are_tested_at_each_stage_alone():
-    """A method that is best post hoc and worst settled is so in the one test and in the other; its cells are not pooled."""
+    """A method that is best post hoc and worst retrained is so in the one test and in the other; its cells are not pooled."""
     turned = {"learned": 0.6, "his": 0.8, "random": 0.94}
     parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 2)]
     parts += [comparison(turned, budget=budget, stage="post hoc")[0] for budget in (4, 2)]
     table = pd.concat(parts, ignore_index=True)
     found = rank_methods(table, "accuracy")
     assert {stage: list(ranks["method"]) for stage, (ranks, _) in found.items()} == {
-        "settled": ["learned", "his", "random"],
+        "retrained": ["learned", "his", "random"],
         "post hoc": ["random", "his", "learned"],
     }
     assert all(test.cells == 6 for _, test in found.values())
     text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks=found)
-    settled, post_hoc = text.index("learned 1.0, his 2.0"), text.index("random 1.0, his 2.0")
-    assert text.index("## Settled") < settled < text.index("## Post hoc") < post_hoc
+    retrained, post_hoc = text.index("learned 1.0, his 2.0"), text.index("random 1.0, his 2.0")
+    assert text.index("## Retrained") < retrained < text.index("## Post hoc") < post_hoc
 
 
 def test_ranks_without_a_common_cell():
     table, _ = comparison({"learned": 0.9, "his": 0.8})
     apart = table["seed"] == table["method"].map({"learned": 0, "his": 1})
-    ranks, test = rank_methods(table[apart], "accuracy")["settled"]
+    ranks, test = rank_methods(table[apart], "accuracy")["retrained"]
     assert set(ranks["method"]) == {"learned", "his"}
     assert test.reason == "no cell has all methods"
     assert rank_methods(table.iloc[:0], "accuracy") == {}
