@@ -1,8 +1,11 @@
 """What all tests need of the process that they run in."""
 
+import gc
 import os
 import signal
 from pathlib import Path
+
+import hypothesis  # noqa: F401 (its plugins look at what refers to them, which is not seen of what is frozen)
 
 ROOT = Path(__file__).parents[1]
 
@@ -12,3 +15,9 @@ def pytest_sessionstart():
     in them, although a shell starts what it runs in the background with SIGINT ignored, which child processes inherit."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: collections of garbage need not go over it again and again."""
+    gc.collect()
+    gc.freeze()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from training.config import PrunerOptions
 from training.data.synthetic_translation import SyntheticTranslationData
 from training.pruner.module import HeadPruner
 
@@ -51,7 +52,8 @@ def make_pruner(data: SyntheticTranslationData | None = None, **settings: object
     """A built pruner with reproducible weights."""
     data = data or make_data()
     torch.manual_seed(0)
-    pruner = HeadPruner(from_scratch=settings.pop("from_scratch", MODEL), **(SETTINGS | settings))
+    seed = settings.pop("seed", 0)
+    pruner = HeadPruner(PrunerOptions(**({"from_scratch": MODEL} | SETTINGS | settings)), seed=seed)
     pruner.build(data.task, data.tokenizer)
     return pruner
 

@@ -257,7 +257,8 @@ class Experiments:
             return found
         with self.progress.experiment(f"seed {self.seed}, {name}") as shown:
             experiment = self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
-        gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
+        if experiment.result.get("steps"):
+            gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
         return experiment
 
     def _pruner(self, options: PrunerOptions) -> HeadPruner:

@@ -6,13 +6,14 @@ Lightning starts the others when a trainer first trains or evaluates; until then
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import pytorch_lightning as pl
-from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import distributed
 
 from gates.errors import GateError
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 T = TypeVar("T")
 
@@ -23,6 +24,8 @@ def start(trainer: pl.Trainer) -> None:
     Raises:
         GateError: for a strategy whose processes end with each training.
     """
+    from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher  # takes seconds
+
     strategy = trainer.strategy
     if trainer.world_size == 1 or world_size() > 1:
         return
