@@ -46,11 +46,11 @@ class GateConfig:
 
     Args:
         unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.head_gates.HeadGates`.
-        temperature: of the Hard-Concrete distribution.
+        temperature: temperature of the Hard-Concrete distribution.
         stretch_low: lower end of the interval it is stretched to, below 0.
         stretch_high: upper end, above 1.
-        initial_log_alpha: where every gate starts; 2.5 is near-open, so that nothing changes at first.
-        straight_through: train with gates rounded to 0 and 1.
+        initial_log_alpha: start of every gate; 2.5 is near-open, so that nothing changes at first.
+        straight_through: whether gates are rounded to 0 and 1 in training.
         draw_per: one draw of the gates per ``batch`` or per ``example``.
         base_model: name of the model the gates belong to, for the reader.
         family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
@@ -155,9 +155,9 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     """Write the artefact of some gates; each file is complete or not there, and files of other kinds stay.
 
     Args:
-        directory: created if it is missing.
-        gates: whose ``log_alpha``, mask and mode are kept.
-        config: they were built from.
+        directory: directory of the files, created if it is missing.
+        gates: gates whose ``log_alpha``, mask and mode are kept.
+        config: configuration that the gates were built from.
         card: text of the model card; a ``README.md`` that is not such a card is left as it is.
 
     Raises:
@@ -184,8 +184,8 @@ def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: Gat
 
     Args:
         directory: a local folder that :func:`save_gates` wrote.
-        gates: of the same model.
-        config: they were built from.
+        gates: gates of the same model.
+        config: configuration that the gates were built from.
 
     Raises:
         GateError: if a file is missing or damaged, or the artefact is of other gates or of another model.
@@ -267,8 +267,8 @@ def gate_card(gates: HeadGates, config: GateConfig, open_heads: dict[str, list[i
     """The text of a model card.
 
     Args:
-        gates: of the model.
-        config: they were built from; its ``base_model`` is the only text that a user wrote.
+        gates: gates of the model.
+        config: configuration that the gates were built from; its ``base_model`` is the only text that a user wrote.
         open_heads: open heads of each kind, by layer.
     """
     name, front_matter = stated_base_model(config.base_model, default="not stated")

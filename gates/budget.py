@@ -85,8 +85,8 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
     """The mask of exactly the budgeted number of highest scores; ties go to the earlier head.
 
     Args:
-        scores: ``[heads]``, higher is kept first.
-        budget: in total or per kind.
+        scores: scores ``[heads]``; higher is kept first.
+        budget: heads to keep, in total or per kind.
         kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
 
     Returns:
@@ -107,10 +107,10 @@ def budget_mask(
     """The mask of the highest scores within a budget.
 
     Args:
-        scores: ``[heads]``.
+        scores: scores ``[heads]``; higher is kept first.
         budget: heads to keep, in total or per kind.
-        kind_index, layer_index: of each head, ``[heads]``.
-        minimum_per_layer: the best heads of every layer are kept first, this many, whatever their scores.
+        kind_index, layer_index: kind and layer of each head, ``[heads]``.
+        minimum_per_layer: number of heads of every layer that are kept first, the best ones, whatever their scores.
 
     Returns:
         0/1 mask ``[heads]`` with exactly the budgeted number of ones.

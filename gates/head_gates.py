@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.base import GateFamily, LearnedGates
-from gates.families.clamped_linear import ClampedLinear
+from gates.families.base import GateFamily
+from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
-from gates.families.relaxed_topk import RelaxedTopK
-from gates.families.straight_through import StraightThroughTopK
+from gates.hooks.output_hooks import OutputHooks
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
@@ -46,7 +43,7 @@ class HeadGates(nn.Module):
         unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
             closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
         stretch, initial_log_alpha, straight_through, anneal, straight_through_from: see
-            :class:`gates.hard_concrete.HardConcrete`; without effect on other families.
+            :class:`gates.families.hard_concrete.HardConcrete`; without effect on other families.
         family: how gates are learned: ``hard-concrete``, ``relaxed-top-k`` (:class:`gates.families.relaxed_topk.RelaxedTopK`),
             ``straight-through-top-k`` (:class:`gates.families.straight_through.StraightThroughTopK`) or ``clamped-linear``
             (:class:`gates.families.clamped_linear.ClampedLinear`).
@@ -106,11 +103,11 @@ class HeadGates(nn.Module):
         self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
         self.family: GateFamily = family
         self.register_buffer("mask", torch.ones(self.size))
-        self.register_buffer("is_learned", self._of_kinds(kinds), persistent=False)
-        # Named after the first family, of whatever family it is: checkpoints know log_alpha by this name.
-        self.hard_concrete = self._learned_of(
+        self.register_buffer("is_learned", _of_kinds(kinds, self.kind_sizes(), self.kind_index()), persistent=False)
+        self.learned = learned_gates(
             family,
             Budget(self.size, {}) if budget is None else Budget.parse(budget, self.kind_sizes()),
+            self.kind_index(),
             HardConcrete(
                 self.size,
                 stretch=stretch,
@@ -122,69 +119,27 @@ class HeadGates(nn.Module):
         )
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
-        self._roots = (model,)  # in a tuple, so that it does not become a submodule
-        self._handles: list[RemovableHandle] = []
+        self._hooks = OutputHooks(model, self.sites)
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
         self._probe: tuple[Granularity, list[Tensor | None]] | None = None
-        self._fired: set[int] = set()
-        self._gated: set[int] = set()  # in the present call of each attention module
         self.to(next(model.parameters()).device)
-
-    def _of_kinds(self, kinds: Collection[str] | None) -> Tensor | None:
-        """Which gates are of these kinds, ``[gates]``; None if all are."""
-        sizes = self.kind_sizes()
-        for kind in kinds or ():
-            if kind not in sizes:
-                raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
-        if kinds is None or set(sizes) <= set(kinds):
-            return None
-        learned = torch.tensor([kind in kinds for kind in KINDS])
-        return learned.to(self.mask.device)[self.kind_index()]
-
-    def _learned_of(self, family: GateFamily, budget: Budget, hard_concrete: HardConcrete) -> LearnedGates:
-        match family:
-            case "hard-concrete":
-                return hard_concrete
-            case "relaxed-top-k":
-                return RelaxedTopK(budget, self.kind_index())
-            case "straight-through-top-k":
-                return StraightThroughTopK(budget, self.kind_index())
-            case "clamped-linear":
-                return ClampedLinear(self.size)
-        raise GateError(f"the gate family is {family!r}; expected one of {', '.join(get_args(GateFamily))}")
 
     # -- attaching ---------------------------------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
-        return bool(self._handles)
+        return self._hooks.is_attached
 
     def attach(self) -> Self:
         """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
-        if self.is_attached:
-            raise GateError("these gates are attached already; detach() them before attaching again")
-        root = self._roots[0]
-        taken = [site.name for site in self.sites if getattr(site.output, "_head_gates", False)]
-        if taken:
-            raise GateError(f"{type(root).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
-        self._handles.append(root.register_forward_pre_hook(self._on_call, with_kwargs=True))
-        for index, site in enumerate(self.sites):
-            self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, index)))
-            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
-            object.__setattr__(site.output, "_head_gates", True)
+        self._hooks.attach(self._before_call, self._gated)
         return self
 
     def detach(self) -> None:
         """Take the hooks off; the model is again as it was before :meth:`attach`."""
-        for handle in self._handles:
-            handle.remove()
-        if self._handles:
-            for site in self.sites:
-                object.__delattr__(site.output, "_head_gates")
-        self._handles.clear()
+        self._hooks.detach()
         self._drawn = None
-        self._fired.clear()
 
     @contextmanager
     def attached(self) -> Iterator[Self]:
@@ -209,11 +164,6 @@ class HeadGates(nn.Module):
     def heads(self) -> int:
         """Heads in the whole model; as many as gates, if the unit is the head."""
         return sum(site.heads for site in self.sites)
-
-    @property
-    def learned(self) -> LearnedGates:
-        """What holds ``log_alpha`` and makes gates of it, according to the family."""
-        return self.hard_concrete
 
     @property
     def log_alpha(self) -> nn.Parameter:
@@ -244,7 +194,7 @@ class HeadGates(nn.Module):
         """Values per gate as values per head: each gate's for all heads it scales.
 
         Args:
-            values: ``[..., gates]``, a mask for example.
+            values: values of the gates, ``[..., gates]``, a mask for example.
 
         Returns:
             ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` and
@@ -258,7 +208,7 @@ class HeadGates(nn.Module):
         """Scores per head (attention entropy, for example) as scores per gate: the mean over the heads it scales.
 
         Args:
-            scores: floating point, ``[..., heads]``.
+            scores: floating-point scores of the heads, ``[..., heads]``.
 
         Returns:
             ``[..., gates]`` in site order.
@@ -309,7 +259,7 @@ class HeadGates(nn.Module):
         """Gate values in force for the length of a ``with`` block, gradients included.
 
         Args:
-            values: ``[gates]``, or ``[batch, gates]`` for a copy per example.
+            values: values of the gates, ``[gates]``, or ``[batch, gates]`` for a copy per example.
         """
         if values.dim() not in (1, 2) or values.shape[-1] != self.size:
             raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
@@ -338,11 +288,11 @@ class HeadGates(nn.Module):
 
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
-        return [site.name for index, site in enumerate(self.sites) if index not in self._fired]
+        return self._hooks.unreached()
 
-    # -- hooks -------------------------------------------------------------------------------------------------
+    # -- while the model runs ----------------------------------------------------------------------------------
 
-    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for name in IGNORED_MASKS:
             if kwargs.get(name) is not None:
                 raise GateError(
@@ -355,27 +305,12 @@ class HeadGates(nn.Module):
             self._probe[1][:] = [None] * len(self.sites)
         self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
 
-    def _on_output(self, index: int, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not torch.compiler.is_compiling():
-            self._fired.add(index)
-            self._gated.add(index)
-        heads = args[0]
+    def _gated(self, index: int, heads: Tensor) -> Tensor:
+        """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
         values = self._values_at(index)
         if values is not None:
             heads = scale_heads(heads, values)
-        if self._probe is not None:
-            heads = scale_heads(heads, self._leaf(index, heads))
-        return None if heads is args[0] else (heads, *args[1:])
-
-    def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if index not in self._gated:
-            raise GateError(
-                f"{type(module).__name__} at {self.sites[index].name!r} goes round its output projection, so its gates have no "
-                "effect; detach() them, and use another model or attention implementation"
-            )
-        self._gated.discard(index)
+        return heads if self._probe is None else scale_heads(heads, self._leaf(index, heads))
 
     def _values_at(self, index: int) -> Tensor | None:
         if self._override is not None:
@@ -412,16 +347,7 @@ class HeadGates(nn.Module):
         return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        unit, expected = state.get("unit", "head"), self._site_sizes()  # no unit: a checkpoint from before there were two
-        if unit != self.unit:
-            raise GateError(
-                f"the checkpoint holds gates per {unit}, but these gates are per {self.unit}; build them with unit={unit!r}"
-            )
-        if state["sites"] != expected:
-            raise GateError(
-                f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(expected)}; "
-                "use the model it was trained with"
-            )
+        _check_saved(state, self.unit, self._site_sizes())
         self.mode = state["mode"]
 
     def _site_sizes(self) -> dict[str, int]:
@@ -448,12 +374,54 @@ def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
 
     Args:
         heads: concatenated heads ``[batch, query, heads * head_dim]``.
-        values: ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
+        values: gates, ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
     """
     if values.dim() == 2:
         values = values.unsqueeze(1)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
     return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
+
+
+def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_index: Tensor) -> Tensor | None:
+    """Which gates are of these kinds, ``[gates]``; None if all are.
+
+    Args:
+        kinds: names of the kinds; None for all.
+        sizes: gates of each kind in the model.
+        kind_index: kind of each gate as a position in :data:`gates.sites.KINDS`, ``[gates]``.
+
+    Raises:
+        GateError: for a kind that the model lacks.
+    """
+    for kind in kinds or ():
+        if kind not in sizes:
+            raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
+    if kinds is None or set(sizes) <= set(kinds):
+        return None
+    return torch.tensor([kind in kinds for kind in KINDS]).to(kind_index.device)[kind_index]
+
+
+def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) -> None:
+    """Whether a saved state is of such gates.
+
+    Args:
+        state: extra state of some gates.
+        unit: what a gate scales here.
+        sites: gates of each site here.
+
+    Raises:
+        GateError: for another unit, or the sites of another model.
+    """
+    saved = state.get("unit", "head")  # no unit: a checkpoint from before there were two
+    if saved != unit:
+        raise GateError(
+            f"the checkpoint holds gates per {saved}, but these gates are per {unit}; build them with unit={saved!r}"
+        )
+    if state["sites"] != sites:
+        raise GateError(
+            f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
+            "use the model it was trained with"
+        )
 
 
 def _batch_size(inputs: Sequence[Any]) -> int | None:

@@ -45,9 +45,9 @@ class GatedTrainer(Trainer):
     Args:
         model: gated model.
         args: everything else, by position or name, is :class:`transformers.Trainer`'s.
-        price: of one open gate in expectation; see :meth:`gates.model.GatedModel.penalty`.
-        price_warm_up: share of all steps over which the price rises linearly from 0.
-        gate_learning_rate: of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
+        price: price of one open gate in expectation; see :meth:`gates.model.GatedModel.penalty`.
+        price_ramp: share of all steps over which the price rises linearly from 0.
+        gate_learning_rate: learning rate of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
             optimiser is given (``optimizers``): then use :meth:`gates.model.GatedModel.parameter_groups`.
 
     Raises:
@@ -74,7 +74,7 @@ class GatedTrainer(Trainer):
         model: GatedModel,
         *args: Any,
         price: float = 0.01,
-        price_warm_up: float = 0.3,
+        price_ramp: float = 0.3,
         gate_learning_rate: float = 0.05,
         **kwargs: Any,
     ) -> None:
@@ -84,7 +84,7 @@ class GatedTrainer(Trainer):
             )
         for name, value, limit in (
             ("price", price, math.inf),
-            ("price_warm_up", price_warm_up, 1.0),
+            ("price_ramp", price_ramp, 1.0),
             ("gate_learning_rate", gate_learning_rate, math.inf),
         ):
             if not 0 <= value <= limit or value == math.inf:
@@ -102,7 +102,7 @@ class GatedTrainer(Trainer):
         if self.label_smoother is not None and type(model.base_model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             self.label_smoother = partial(self.label_smoother, shift_labels=True)  # type: ignore[assignment]
         self.price = price
-        self.price_warm_up = price_warm_up
+        self.price_ramp = price_ramp
         self.gate_learning_rate = gate_learning_rate
         model.gates.to(model.base_model.device)
         self.model = self.model_wrapped = self.callback_handler.model = model
@@ -110,8 +110,8 @@ class GatedTrainer(Trainer):
 
     @property
     def gate_price(self) -> float:
-        """The price at this step of its warm-up."""
-        steps = self.price_warm_up * self.state.max_steps
+        """The price at this step of its ramp."""
+        steps = self.price_ramp * self.state.max_steps
         return self.price * min(1.0, (self.state.global_step + 1) / max(1.0, steps))
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:

@@ -30,8 +30,8 @@ def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) ->
     """Put a gate on every head of a model.
 
     Args:
-        model: a Transformers model; it is wrapped, not copied.
-        config: how to gate it; the defaults of :class:`GateConfig` if None.
+        model: Transformers model, which is wrapped and not copied.
+        config: configuration of the gates; None for the defaults of :class:`GateConfig`.
 
     Raises:
         GateError: if the model's attention is unknown or covered only in part, or gated already.
@@ -55,8 +55,8 @@ class GatedModel(nn.Module):
     In training mode the gates are drawn anew for each call; in evaluation mode they take their evaluation values.
 
     Args:
-        model: wrapped, not copied; in the mode (training or evaluation) that it is in.
-        config: how to gate it.
+        model: Transformers model, which is wrapped and not copied; it stays in its mode (training or evaluation).
+        config: configuration of the gates.
 
     One step of a plain loop:
 
@@ -109,7 +109,7 @@ class GatedModel(nn.Module):
         The two top-k families always keep as many heads as their budget says, so that it is a constant for them.
 
         Args:
-            price: of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
+            price: price of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
         """
         return l0_penalty(self.gates.open_probability(), price)
 
@@ -137,9 +137,9 @@ class GatedModel(nn.Module):
         """Which gates to keep: 0/1, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
 
         Args:
-            budget: None for the gates that are above 0 in evaluation mode; or exactly how many to keep, the highest
-                ``log_alpha`` first: a count (18), a fraction (0.25) or one of these per kind ({"encoder": 10}).
-            minimum_per_layer: with a budget, gates that every layer keeps.
+            budget: number of gates to keep, the highest ``log_alpha`` first; None for those above 0 in evaluation
+                mode. A count (18), a fraction (0.25) or one of these per kind ({"encoder": 10}).
+            minimum_per_layer: number of gates that every layer keeps; without effect where no budget is given.
 
         Raises:
             GateError: for a budget that the model cannot have, or one beside a mask that is fixed already.
@@ -191,8 +191,8 @@ class GatedModel(nn.Module):
         """The base model without the closed heads: they are physically gone, and the gates with them.
 
         Args:
-            budget: None for what this model computes in evaluation mode, gates between 0 and 1 folded into the output
-                projections; or how many gates to keep, which then count fully (as after ``set_mask_(mask(budget))``).
+            budget: number of gates to keep, which then count fully (as after ``set_mask_(mask(budget))``); None for what this
+                model computes in evaluation mode, gates between 0 and 1 folded into the output projections.
 
         Raises:
             GateError: for a budget that the model cannot have, or attention that cannot be cut; nothing is changed then.

@@ -33,9 +33,9 @@ def project_to_budget(log_alpha: Tensor, expected: float, stretch: Stretch) -> T
     The differences between heads, and so their ranking, stay as they are, but for the limits on ``|log_alpha|``.
 
     Args:
-        log_alpha: ``[heads]``.
+        log_alpha: parameters of the gates, ``[heads]``.
         expected: open heads to have in expectation; brought into the range that the limits allow.
-        stretch: of the gates.
+        stretch: temperature and stretch interval of the gates.
 
     Returns:
         New ``log_alpha`` ``[heads]`` within its limits.
@@ -63,11 +63,11 @@ class TargetBudget(nn.Module):
     one for each kind of a per-kind budget.
 
     Args:
-        budget: what to reach.
+        budget: budget to reach.
         heads: heads of each kind in the model.
-        stretch: of the gates. With ``|log_alpha|`` limited, a lone gate's open probability can be neither 0 nor 1,
-            so the target is the expectation when exactly the budgeted gates are at one limit and the rest at the
-            other.
+        stretch: temperature and stretch interval of the gates. With ``|log_alpha|`` limited, a lone gate's open
+            probability can be neither 0 nor 1, so the target is the expectation when exactly the budgeted gates are at one
+            limit and the rest at the other.
         start: open fraction from which the target sets out; 1 in the papers.
     """
 
@@ -91,8 +91,8 @@ class TargetBudget(nn.Module):
         """The penalty, a scalar.
 
         Args:
-            open_probability: ``[heads]``.
-            kind_index: ``[heads]``.
+            open_probability: P(z > 0) of each head, ``[heads]``.
+            kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
             progress: 0 to 1, how far the target has gone on its way from all heads to the budget.
         """
         excess = self.expected(open_probability, kind_index) / self.heads - self.target(progress)

@@ -1,4 +1,5 @@
-"""The import rule: the library stands alone, and importing anything has no side effects."""
+"""The import rules: the library stands alone, the application's packages build on each other in one direction, and importing
+anything has no side effects."""
 
 import ast
 import subprocess
@@ -8,26 +9,116 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = sorted((ROOT / "gates").glob("*.py"))
+LIBRARY = sorted((ROOT / "gates").rglob("*.py"))
+APPLICATION = sorted((ROOT / "training").rglob("*.py"))
 FORBIDDEN = {"training", "pytorch_lightning", "lightning", "wandb"}
+LAYERS = (
+    ("__main__", "fit", "commands"),
+    ("comparison", "analysis", "sweeps", "coverage"),
+    ("setup",),
+    ("pruner", "report"),
+    ("scoring", "plotting"),
+    ("data", "stats"),
+    ("tasks",),
+    ("runs", "config", "cli"),
+    ("gates",),
+)
+"""Packages and modules from top to bottom: a file imports from its own layer and from those below."""
+LONGEST = 350
+LONGER_FILES = {"gates/head_gates.py", "training/coverage/architectures.py"}
+"""The one hook with its checks, and a table."""
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
+def name_of(path):
+    """The dotted name of a module; a package's is that of its folder."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path, *, at_top=False):
+    """Dotted names that a file imports of this project, ``from a import b`` as ``a.b``; at the top of the file alone, or
+    anywhere."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body if at_top else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def graph():
+    """For every module of the project the modules it imports."""
+    modules = {name_of(path): path for path in [*LIBRARY, *APPLICATION]}
+    found = {}
+    for name, path in modules.items():
+        found[name] = set()
+        for target in imported(path):
+            while target and target not in modules:
+                target = target.rpartition(".")[0]
+            if target and target != name:
+                found[name].add(target)
+    return found
+
+
+def layer_of(name):
+    place = name if name.startswith("gates") else name.removeprefix("training.")
+    part = place.split(".")[0]
+    return next((depth for depth, parts in enumerate(LAYERS) if part in parts), None)
+
+
+def test_every_module_has_its_layer():
+    assert [name for name in graph() if name not in ("training", "training.data") and layer_of(name) is None] == []
+
+
+def test_imports_run_downwards_only():
+    upwards = {
+        (name, target)
+        for name, targets in graph().items()
+        for target in targets
+        if layer_of(name) is not None and layer_of(target) is not None and layer_of(target) < layer_of(name)
+    }
+    assert upwards == set()
+
+
+def test_there_is_no_circle():
+    left = graph()
+    while leaves := {name for name, targets in left.items() if not targets & left.keys()}:
+        left = {name: targets for name, targets in left.items() if name not in leaves}
+    assert left == {}
+
+
+@pytest.mark.parametrize("path", [*LIBRARY, *APPLICATION], ids=name_of)
+def test_nothing_is_imported_to_dodge_a_circle(path):
+    """Neither for type checkers alone nor inside a function; a command of the command line is imported by its name."""
+    assert "TYPE_CHECKING" not in path.read_text()
+    ours = {name for name in imported(path) if name.split(".")[0] in ("gates", "training")}
+    assert ours == {name for name in imported(path, at_top=True) if name.split(".")[0] in ("gates", "training")}
+
+
+@pytest.mark.parametrize("path", [*LIBRARY, *APPLICATION], ids=name_of)
+def test_files_and_classes_can_be_read_in_one_sitting(path):
+    text = path.read_text()
+    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+    assert {node.name for node in classes if node.end_lineno - node.lineno + 1 > LONGEST} == set()
+    assert len(text.splitlines()) <= LONGEST or str(path.relative_to(ROOT)) in LONGER_FILES
+
+
+def test_few_files_lie_at_the_top():
+    assert len(list((ROOT / "training").glob("*.py"))) <= 8
+    assert len(list((ROOT / "gates").glob("*.py"))) <= 11
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
 def test_the_library_imports_neither_application_nor_lightning_nor_wandb(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        assert not {name.split(".")[0] for name in names} & FORBIDDEN
+    assert not {name.split(".")[0] for name in imported(path)} & FORBIDDEN
 
 
 def test_importing_the_whole_library_loads_none_of_them():
-    modules = [f"gates.{path.stem}" for path in LIBRARY if path.stem != "__init__"]
-    code = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
+    code = f"import sys, {', '.join(map(name_of, LIBRARY))}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & FORBIDDEN
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LIBRARY, ids=name_of)
 def test_the_library_prints_only_when_asked_to(path):
     functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
     printing = {
@@ -40,13 +131,7 @@ def test_the_library_prints_only_when_asked_to(path):
 
 
 def test_importing_has_no_side_effects(tmp_path):
-    modules = [
-        str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
-        for folder in ("gates", "training")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.stem != "__init__"
-    ]
-    code = f"import {', '.join(modules)}"
+    code = f"import {', '.join(map(name_of, [*LIBRARY, *APPLICATION]))}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []

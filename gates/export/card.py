@@ -30,7 +30,7 @@ class ModelCard:
 
     Args:
         base_model: hub name or description of the dense model.
-        method: how the mask was found.
+        method: name of the method that chose the mask.
         metrics: results to state, by name.
         versions: package versions, by name.
         cost: parameters, FLOPs and latency, if they were measured already.
@@ -58,10 +58,10 @@ def card_text(
     Args:
         dense: the model before pruning.
         mask: 0/1 per head, ``[heads]``.
-        form: of the export.
-        card: what to state.
+        form: form of the export.
+        card: what the text states.
         auto: the Auto class that loads the export.
-        parameters: of the export.
+        parameters: number of parameters of the export.
         files: the ONNX graphs in it.
     """
     sizes = {site.label: site.heads for site in find_attention(dense)}

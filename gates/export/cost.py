@@ -42,12 +42,13 @@ class Cost:
     """A dense model beside a pruned one.
 
     Args:
-        dense_parameters, pruned_parameters: shared ones counted once.
-        dense_flops, pruned_flops: of one forward pass of one example, a multiplication and an addition counted as two.
-        shapes: of the inputs of that example.
-        latency: by batch size; empty if it was not measured.
-        hardware: where latency was measured.
-        versions: of what it was measured with.
+        dense_parameters, pruned_parameters: numbers of parameters, shared ones counted once.
+        dense_flops, pruned_flops: operations of one forward pass of one example; a multiplication with its addition
+            counts as two.
+        shapes: shapes of the inputs of that example.
+        latency: latency by batch size; empty if it was not measured.
+        hardware: processor or accelerator that latency was measured on.
+        versions: versions of the packages that it was measured with.
     """
 
     dense_parameters: int
@@ -77,7 +78,7 @@ def measure_cost(
 
     Args:
         dense, pruned: on the same device.
-        inputs: of a forward pass; their rows are repeated to make up a batch.
+        inputs: inputs of a forward pass; their rows are repeated to make up a batch.
         batch_sizes: to measure latency at; empty for none.
 
     Raises:

@@ -72,7 +72,7 @@ def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False
     """A checkpoint that Transformers 4 pruned, as the stock dense model and the mask ``[heads]`` of what it kept.
 
     Args:
-        directory: with a config.json that holds ``pruned_heads``, and weights.
+        directory: directory with a config.json that holds ``pruned_heads``, and weights.
         allow_pickle: whether ``pytorch_model.bin`` may be read; see :func:`gates.export.safe_load.read_weights`.
 
     Raises:
@@ -106,9 +106,9 @@ def parse_pruned_heads(value: Any, *, layers: int, heads: int) -> PrunedHeads:
     """``pruned_heads`` of a config.json, checked; layers that lost no head are left out.
 
     Args:
-        value: as read from JSON: lists of head numbers by layer number, the latter strings.
-        layers: of the dense model.
-        heads: per layer of the dense model.
+        value: value read from JSON: lists of head numbers by layer number, the latter strings.
+        layers: number of layers of the dense model.
+        heads: heads per layer of the dense model.
 
     Raises:
         GateError: naming the layer or head that the dense model does not have.
@@ -139,10 +139,10 @@ def expand_pruned_state_dict(
     one did.
 
     Args:
-        state_dict: as Transformers 4 wrote it; it is not changed.
+        state_dict: state dict that Transformers 4 wrote; it is not changed.
         pruned_heads: heads removed from each layer.
         layout: key names of the family.
-        heads: per layer of the dense model.
+        heads: heads per layer of the dense model.
         head_dim: width of one head.
 
     Raises:

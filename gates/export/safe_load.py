@@ -39,7 +39,7 @@ def read_weights(directory: str | os.PathLike[str], *, allow_pickle: bool = Fals
     """All tensors of a saved model by name, on the CPU, without running code from its files.
 
     Args:
-        directory: with ``model.safetensors`` or ``pytorch_model.bin``, in one file or in shards with an index; or one
+        directory: directory with ``model.safetensors`` or ``pytorch_model.bin``, in one file or in shards with an index; or one
             weights file. Safetensors are preferred where both are there.
         allow_pickle: whether ``.bin``, ``.pt``, ``.pth`` and ``.ckpt`` files may be read, with PyTorch's
             ``weights_only`` unpickler.

@@ -38,9 +38,9 @@ def stock_model(
     """The pruned model rebuilt as the stock class of the dense one, with a config of its own; neither is changed.
 
     Args:
-        cut: after :func:`gates.surgery.remove.remove_heads_`.
+        cut: model after :func:`gates.surgery.remove.remove_heads_`.
         dense: the model it was cut from, as it was before.
-        inputs: of a forward pass, to compare the rebuilt model with ``cut``.
+        inputs: inputs of a forward pass, to compare the rebuilt model with ``cut``.
         tolerance: largest difference, relative to the largest output.
 
     Raises:

@@ -21,7 +21,7 @@ def uniform_noise(like: Tensor, *, draws: int | None = None, generator: torch.Ge
     """Uniform noise inside (0, 1), float32.
 
     Args:
-        like: ``[gates]``, whose device it is drawn on.
+        like: tensor ``[gates]`` on the device that the noise is drawn on.
         draws: independent draws; None for one without a dimension of its own.
         generator: source of the noise, on that device; the global one by default.
 
@@ -44,8 +44,8 @@ class LearnedGates(nn.Module):
     into another. A call gives float32 gates in [0, 1], also under autocast and for half-precision models.
 
     Args:
-        gates: how many.
-        initial_log_alpha: where all of them start.
+        gates: number of gates.
+        initial_log_alpha: value at which all of them start.
 
     ``progress`` says how far the pruning has come, 0 to 1, for families that change on the way; whoever trains sets it. A
     module that nobody leads is at the end of its way.
@@ -62,7 +62,7 @@ class LearnedGates(nn.Module):
 
         Args:
             generator: source of the noise; the global one by default.
-            draws: gates for so many examples, drawn independently where they are drawn at all.
+            draws: number of examples, for each of which gates are drawn where a family is random; None for one draw for all.
         """
         raise NotImplementedError
 

@@ -37,7 +37,7 @@ class ClampedLinear(LearnedGates):
     """Gates ``clamp(log_alpha, 0, 1)``, fully open at the start; nothing is drawn, and ``log_alpha`` is no logarithm here.
 
     Args:
-        gates: how many.
+        gates: number of gates.
     """
 
     def __init__(self, gates: int) -> None:

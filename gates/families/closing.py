@@ -13,8 +13,9 @@ def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tens
     """Closing steps after one more optimiser step.
 
     Args:
-        closing_step: before it, int64 ``[gates]``: the step since which a gate has been closed, :data:`NOT_CLOSED` if open.
-        values: of the gates in evaluation after the step, ``[gates]``; a gate is closed at 0.
+        closing_step: state before the step, int64 ``[gates]``: the step since which a gate has been closed,
+            :data:`NOT_CLOSED` if it is open.
+        values: values of the gates in evaluation after the step, ``[gates]``; a gate is closed at 0.
         step: number of the step.
 
     Returns:
@@ -29,8 +30,8 @@ def closing_ranking(closing_step: Tensor, log_alpha: Tensor) -> Tensor:
     """Scores that keep open gates first, then those that closed last; of equals the higher ``log_alpha``, then the earlier.
 
     Args:
-        closing_step: ``[gates]``, from :func:`update_closing_step`.
-        log_alpha: ``[gates]``.
+        closing_step: closing steps ``[gates]`` from :func:`update_closing_step`.
+        log_alpha: parameters of the gates, ``[gates]``.
 
     Returns:
         Ranks ``[gates]``, float64: 0 for the gate to give up first.

@@ -51,7 +51,7 @@ def sample_gates(
     """Draw gates: reparametrised, so gradients reach ``log_alpha``.
 
     Args:
-        log_alpha: ``[gates]``.
+        log_alpha: parameters of the gates, ``[gates]``.
         stretch: temperature and stretch interval.
         draws: independent draws of all gates; None for one without a dimension of its own.
         generator: source of the noise, on ``log_alpha``'s device; the global one by default.
@@ -93,15 +93,15 @@ class HardConcrete(LearnedGates):
     """A vector of Hard-Concrete gates with one trainable ``log_alpha`` each.
 
     Args:
-        gates: how many.
+        gates: number of gates.
         stretch: temperature and stretch interval; the temperature at the start, if it is annealed.
-        initial_log_alpha: the default, 2.5, is *near-open*: every evaluation gate is exactly 1, so attaching
-            gates does not change a trained model.
-        straight_through: round every gate that is above 0 up to 1 in the forward pass and keep the gradient of
-            the soft gate, so that training sees only the hard values 0 and 1.
+        initial_log_alpha: start of every gate. The default, 2.5, is *near-open*: every evaluation gate is exactly 1, so
+            attaching gates does not change a trained model.
+        straight_through: whether every gate above 0 is rounded up to 1 in the forward pass, with the gradient of the soft
+            gate, so that training sees only the hard values 0 and 1.
         anneal: temperature at ``progress`` 1, reached log-linearly; the lower, the more often training gates are 0 or 1.
-            None: it stays as it is.
-        straight_through_from: the ``progress`` from which on gates are rounded as by ``straight_through``; 1 is never.
+            None for a temperature that stays as it is.
+        straight_through_from: ``progress`` from which on gates are rounded as by ``straight_through``; 1 for never.
 
     In ``train()`` mode a call draws fresh gates, in ``eval()`` mode it returns the evaluation gates. All
     arithmetic is float32, also under autocast and for half-precision models.

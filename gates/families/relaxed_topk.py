@@ -36,9 +36,9 @@ def relaxed_top_k(scores: Tensor, count: int, temperature: float) -> Tensor:
     exceeds 1 is handed to the other gates in proportion to the room they have.
 
     Args:
-        scores: ``[..., gates]``, with noise for a random choice.
+        scores: scores ``[..., gates]``, with noise for a random choice.
         count: K, from 0 to the number of gates.
-        temperature: above 0; the limit 0 is the hard mask.
+        temperature: temperature above 0; the limit 0 is the hard mask.
 
     Returns:
         ``[..., gates]``, float64, each in [0, 1]; the last dimension sums to K.
@@ -61,7 +61,7 @@ class TopKGates(LearnedGates):
     """Gates of which a fixed number is open, in the whole model or among the heads of each kind.
 
     Args:
-        budget: how many.
+        budget: number of gates to keep, in total or per kind.
         kind_index: kind of each gate as a position in :data:`gates.sites.KINDS`, ``[gates]``.
 
     In ``eval()`` mode a call gives the 0/1 mask of the highest ``log_alpha`` that :meth:`current_budget` allows.
@@ -92,8 +92,8 @@ class RelaxedTopK(TopKGates):
 
     Args:
         budget, kind_index: see :class:`TopKGates`.
-        start_temperature: at progress 0.
-        end_temperature: at progress 1; it is reached log-linearly.
+        start_temperature: temperature at progress 0.
+        end_temperature: temperature at progress 1; it is reached log-linearly.
     """
 
     def __init__(

@@ -40,9 +40,9 @@ def attention_function(model: PreTrainedModel, function: Callable[..., Any]) -> 
     """Make ``function`` the model's attention function for a while, with masks as for PyTorch's attention.
 
     Args:
-        model: whose attention goes through Transformers' attention interface.
-        function: takes ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``,
-            and returns ``[batch, query, heads, head_dim]`` and attention weights or None.
+        model: model whose attention goes through Transformers' attention interface.
+        function: function that takes ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens,
+            head_dim]``, and returns ``[batch, query, heads, head_dim]`` and attention weights or None.
     """
     ALL_ATTENTION_FUNCTIONS.register(OBSERVER, function)
     ALL_MASK_ATTENTION_FUNCTIONS.register(OBSERVER, sdpa_mask)
@@ -75,10 +75,10 @@ def attention_matrices(
     """Run ``model`` with explicit attention matrices inside the block and hand out each one.
 
     Args:
-        model: in evaluation mode.
-        sites: its sites.
-        take: called with the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the forward
-            pass, whenever it runs.
+        model: model in evaluation mode.
+        sites: attention modules of the model.
+        take: function called with the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the
+            forward pass, whenever it runs.
 
     Raises:
         GateError: if the model is in training mode, where dropout changes the matrices.
@@ -120,8 +120,8 @@ def observe_head_outputs(sites: Sequence[AttentionSite], take: Callable[[int, Te
     """Hand out what the heads of each site give to its output projection, before any gate.
 
     Args:
-        sites: of a model.
-        take: called with the index of a site and its concatenated heads ``[batch, query, heads * head_dim]``.
+        sites: attention modules of a model.
+        take: function called with the index of a site and its concatenated heads ``[batch, query, heads * head_dim]``.
     """
 
     def seen(position: int, module: nn.Module, args: tuple[Any, ...]) -> None:

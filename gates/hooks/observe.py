@@ -61,9 +61,9 @@ def observe_attention(
 
     Args:
         model: any model whose attention :func:`gates.sites.find_attention` covers, but block-sparse attention.
-        sites: its sites.
-        metrics: each receives its measure of every site.
-        valid: for each kind, the queries that are not padding ``[batch, query]``, or None if all count.
+        sites: attention modules of the model.
+        metrics: Metrics, each of which receives its measure of every site.
+        valid: queries that are not padding for each kind, ``[batch, query]``; None if all count.
 
     Raises:
         GateError: for block-sparse attention; if the attention of some site was not seen; or if a model that has to give its

@@ -33,8 +33,8 @@ class MeanHeadOutput(Metric):
     Fed by :func:`gates.hooks.intercept.observe_head_outputs`.
 
     Args:
-        sites: of the model that is observed.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        sites: attention modules of the model that is observed.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -51,8 +51,8 @@ class MeanHeadOutput(Metric):
         """Add one forward pass of one site.
 
         Args:
-            site: its index.
-            heads: ``[batch, query, heads * head_dim]``.
+            site: index of the site.
+            heads: concatenated heads, ``[batch, query, heads * head_dim]``.
             valid: queries that are not padding, ``[batch, query]``.
         """
         keep = torch.ones(heads.shape[:2], dtype=torch.bool, device=heads.device) if valid is None else valid.bool()
@@ -69,8 +69,8 @@ def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None
     """Replace closed heads by their mean output for the length of a ``with`` block.
 
     Args:
-        gates: attached.
-        means: for each site ``[heads * head_dim]``, of :class:`MeanHeadOutput`.
+        gates: attached gates.
+        means: mean output of the heads of each site, ``[heads * head_dim]``, from :class:`MeanHeadOutput`.
 
     Raises:
         GateError: for gates that are not attached, or means of other sizes.
@@ -89,8 +89,8 @@ def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[No
     The model's own attention function runs a second time with queries of zero, whose scores are all equal.
 
     Args:
-        model: whose attention goes through Transformers' attention interface.
-        gates: attached to it.
+        model: model whose attention goes through Transformers' attention interface.
+        gates: gates attached to the model.
 
     Raises:
         GateError: for gates that are not attached, and where queries of zero do not give uniform attention that can be taken
@@ -145,7 +145,7 @@ def _replaced(gates: HeadGates, replacement: Callable[[int, Tensor], Tensor]) ->
     """Hooks around the gates' own, so that a head's output is ``z * head + (1 - z) * replacement``.
 
     Args:
-        gates: attached.
+        gates: attached gates.
         replacement: of a site's heads ``[batch, query, heads * head_dim]``, broadcastable to them.
     """
     if not gates.is_attached:

@@ -28,8 +28,8 @@ class ReconstructionMoments(Metric):
     """Second moments of a site's input in the pruned model, and with the dense model's; exact under DDP.
 
     Args:
-        features: of the output projection's input.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        features: width of the output projection's input.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -71,11 +71,11 @@ def rescaled_gates(
     The model runs twice over the batches for every site that keeps heads.
 
     Args:
-        gates: of a model in evaluation mode, whose weights are those the mask is for.
+        gates: gates of a model in evaluation mode, with the weights that the mask is for.
         mask: 0/1 mask ``[gates]``.
         batches: the calibration batches, the same ones at every call.
-        forward: runs the model on a batch.
-        valid: for each kind of attention, a batch's queries that are not padding ``[batch, query]``, or None if all count.
+        forward: function that runs the model on a batch.
+        valid: function from a batch to its queries that are not padding, ``[batch, query]`` for each kind; None if all count.
 
     Returns:
         ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.

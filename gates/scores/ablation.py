@@ -23,11 +23,11 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     """What ``per_example`` finds of every example under every mask.
 
     Args:
-        gates: of the model; attached for as long as this runs.
+        gates: gates of the model, attached for as long as this runs.
         masks: gate values ``[masks, gates]``, 0/1 or between.
-        batches: gone through once; every batch is run with all masks in turn.
-        per_example: runs the model on a batch and returns a value per example ``[examples]``, such as its loss or whether its
-            answer is right, or several ``[examples, values]``.
+        batches: batches, each run once with every mask.
+        per_example: function that runs the model on a batch and returns a value per example ``[examples]``, such as its
+            loss or whether its answer is right, or several ``[examples, values]``.
 
     Returns:
         ``[masks, examples]`` or ``[masks, examples, values]``, examples in the order of the batches.

@@ -26,7 +26,7 @@ def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
 
     Args:
         weights: attention weights ``[batch, heads, query, key]``.
-        gradient: of each example's loss with respect to them.
+        gradient: gradient of each example's loss with respect to them, ``[batch, heads, query, key]``.
     """
     return torch.where(weights > 0, gradient.abs(), 0.0).sum((-2, -1))
 
@@ -35,9 +35,9 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
     """The score of every head for every example of a batch.
 
     Args:
-        model: in evaluation mode.
-        sites: its sites.
-        losses: runs the model once and returns the per-example losses ``[batch]``.
+        model: model in evaluation mode.
+        sites: attention modules of the model.
+        losses: function that runs the model once and returns the per-example losses ``[batch]``.
 
     Returns:
         ``[batch, heads]``, float32; a shared module has the sum over all its passes.

@@ -20,8 +20,8 @@ def score_blocks(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, 
     """Attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time.
 
     Args:
-        query: ``[batch, heads, query, head_dim]``.
-        key: ``[batch, heads, key, head_dim]``.
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]``.
         scale, bias, softcap: see :func:`gates.scores.entropy.attention_entropy`.
     """
     for start in range(0, query.shape[2], BLOCK):
@@ -49,8 +49,8 @@ class AttentionMetric(Metric):
     Padded queries do not count, nor do those that see fewer than ``least_keys`` keys.
 
     Args:
-        sites: of the model that is observed.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        sites: attention modules of the model that is observed.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False

@@ -27,10 +27,10 @@ def attention_confidence(
     """The largest attention weight of each query, ``[batch, heads, query]``, float32, in memory linear in the number of keys.
 
     Args:
-        query: ``[batch, heads, query, head_dim]``.
-        key: ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
         scale: factor of the scores.
-        bias: what is added to the scores, broadcastable to ``[batch, heads, query, key]``.
+        bias: summand of the scores, broadcastable to ``[batch, heads, query, key]``.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the bias (Gemma 2).
         sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); its own weight is no confidence.
     """

@@ -29,10 +29,10 @@ def attention_entropy(
     """Entropy in nats of each query's attention distribution, ``[batch, heads, query]``, float32.
 
     Args:
-        query: ``[batch, heads, query, head_dim]``.
-        key: ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
         scale: factor of the scores.
-        bias: what is added to the scores, broadcastable to ``[batch, heads, query, key]``: ``-inf`` or the
+        bias: summand of the scores, broadcastable to ``[batch, heads, query, key]``: ``-inf`` or the
             dtype's lowest value at invisible keys, anything finite elsewhere.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the bias (Gemma 2).
         sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); it counts as one more key.
@@ -108,7 +108,7 @@ def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
     """Entropy over its maximum, the log of the number of visible keys; in [0, 1].
 
     Args:
-        entropy: ``[batch, heads, query]``.
+        entropy: entropy of every query, ``[batch, heads, query]``.
         visible: keys each query may attend to, broadcastable to ``entropy``; where fewer than two, the result is 0
             and should not be counted.
     """

@@ -31,7 +31,7 @@ class FisherInformation(Metric):
 
     Args:
         gates: gates in the model.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -59,7 +59,7 @@ def removal_cost(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
 
     Args:
         mask: 0/1, ``[..., gates]``; c is its complement.
-        fisher: ``[gates, gates]``; blocks between layers are left out, as in the paper.
+        fisher: Fisher information of the gates, ``[gates, gates]``; blocks between layers are left out, as in the paper.
         layer_index: layer of each gate, ``[gates]``.
 
     Returns:
@@ -78,7 +78,7 @@ def rearrange(mask: Tensor, fisher: Tensor, layer_index: Tensor) -> Tensor:
 
     Args:
         mask: 0/1 mask ``[gates]`` from the search.
-        fisher: ``[gates, gates]``.
+        fisher: Fisher information of the gates, ``[gates, gates]``.
         layer_index: layer of each gate, ``[gates]``.
 
     Returns:
@@ -129,7 +129,7 @@ def gram_and_cross(second: Tensor, cross: Tensor, weight: Tensor, gates: int) ->
     Args:
         second: ``sum x x^T`` over positions, ``[features, features]``, of the concatenated heads before their gates.
         cross: ``sum x d^T``, with d the same position in the dense model.
-        weight: of the output projection, ``[out, features]``.
+        weight: weight of the output projection, ``[out, features]``.
         gates: gates of the site, each with ``features / gates`` neighbouring features.
 
     Returns:
@@ -148,8 +148,8 @@ def rescale(mask: Tensor, gram: Tensor, cross: Tensor, *, damping: float = 1e-6)
 
     Args:
         mask: 0/1 mask of the site, ``[gates]``.
-        gram, cross: of :func:`gram_and_cross`.
-        damping: relative to the mean squared contribution of a kept gate.
+        gram, cross: results of :func:`gram_and_cross`.
+        damping: ridge, relative to the mean squared contribution of a kept gate.
 
     Returns:
         Gate values ``[gates]``, float64, 0 where closed. Where one leaves [-10, 10], the fit is not to be trusted and the mask

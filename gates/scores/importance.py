@@ -25,7 +25,7 @@ def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: 
 
     Args:
         gates: attached gates.
-        losses: runs the model once and returns the per-example losses ``[batch]``.
+        losses: function that runs the model once and returns the per-example losses ``[batch]``.
         granularity: ``example`` (the definition), ``token`` (the absolute value is later taken per position, as
             in Michel et al.'s released code) or ``batch`` (per batch, as in DSP and TextPruner).
 
@@ -60,7 +60,7 @@ def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Seque
     """:func:`head_gradients` in all granularities at once: the gradient of an example is the sum of its positions'.
 
     Args:
-        gates, losses: as of :func:`head_gradients`.
+        gates, losses: see :func:`head_gradients`.
         weights: further tensors to differentiate with respect to, each requiring gradients.
     """
     by_position, of_weights, examples = _gradients(gates, losses, "token", weights)
@@ -104,7 +104,7 @@ class Importance(NamedTuple):
 
     Args:
         his: E |g|, unnormalised.
-        standard_error: of ``his``.
+        standard_error: standard error of ``his``.
         signed: E g; positive where closing the head would lower the loss, to first order.
         fisher: E g^2, the diagonal Fisher information of the gates (Kwon et al. 2022).
     """
@@ -132,7 +132,7 @@ def normalise_by_layer(scores: Tensor, layer_index: Tensor) -> Tensor:
     """Divide each head's score by the l2 norm over its layer, as Michel et al. do (after Molchanov et al. 2017).
 
     Args:
-        scores: ``[heads]``.
+        scores: scores of the heads, ``[heads]``.
         layer_index: layer of each head, ``[heads]``. A layer of zeros stays zero.
     """
     norms = torch.zeros(int(layer_index.max()) + 1, dtype=scores.dtype, device=scores.device)
@@ -145,9 +145,10 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
     """Remove gates in steps and score those that are left again before every step (Michel et al. 2019, section 4.2).
 
     Args:
-        scores_at: the scores ``[gates]`` of the model with a 0/1 mask ``[gates]`` in force; those of closed gates do not count.
+        scores_at: function from a 0/1 mask ``[gates]`` to the scores ``[gates]`` of the model with it in force; those of closed
+            gates do not count.
         gates: gates in the model.
-        share: of all gates, removed in each step; about 10 % in the paper, and at least one gate.
+        share: share of all gates that is removed in each step; about 10 % in the paper, and at least one gate.
 
     Returns:
         ``[gates]``, float64: the position of each gate in the order of removal, 0 for the first to go. So higher is kept first,
@@ -174,7 +175,7 @@ class HeadImportance(Metric):
 
     Args:
         heads: heads in the model.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False

@@ -19,18 +19,18 @@ RANKINGS: tuple[RankingName, ...] = get_args(RankingName)
 """``entropy-low-first`` gives up the heads of lowest entropy first, ``entropy-high-first`` those of highest."""
 
 
-def keep_scores(
+def ranking_scores(
     name: RankingName, *, his: Tensor, entropy: Tensor, layer_index: Tensor, alpha: float = 0.5, seed: int = 0
 ) -> Tensor:
     """The scores behind a named ranking, ``[heads]``, higher kept first.
 
     Args:
-        name: one of :data:`RANKINGS`.
+        name: name of the ranking, one of :data:`RANKINGS`.
         his: raw HIS ``[heads]``; normalised by layer here.
         entropy: mean normalised attention entropy ``[heads]``.
         layer_index: layer of each head ``[heads]``.
         alpha: weight of HIS in ``hies``; choose it on a selection split.
-        seed: of ``random``.
+        seed: seed of ``random``.
     """
     his = normalise_by_layer(his.double(), layer_index)
     entropy = entropy.double()

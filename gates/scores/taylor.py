@@ -29,8 +29,8 @@ def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bo
     """The score of every gate, ``[gates]``, float64.
 
     Args:
-        gates: of the model.
-        gradients: of the loss with respect to :func:`output_weights`, in their order and shapes.
+        gates: gates of the model.
+        gradients: gradients of the loss with respect to :func:`output_weights`, in their order and shapes.
         absolute: whether to take ``|w * dL/dw|``; without it the result is the signed gradient of the gate.
     """
     scores = []
@@ -45,8 +45,8 @@ class MeanGradients(Metric):
     """The gradient of the mean loss over all examples with respect to some tensors; exact under DDP.
 
     Args:
-        tensors: what is differentiated with respect to; only their shapes are used.
-        kwargs: passed to :class:`torchmetrics.Metric`.
+        tensors: tensors that the loss is differentiated with respect to; only their shapes are used.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     full_state_update = False

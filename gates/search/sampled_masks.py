@@ -27,8 +27,8 @@ class BestDraw:
 
     Args:
         mask: 0/1 ``[gates]``.
-        losses: on all calibration data, of the mask to start from and of the best.
-        passes: over the calibration data that it took.
+        losses: losses on all calibration data, of the mask to start from and of the best.
+        passes: number of passes over the calibration data that it took.
     """
 
     mask: Tensor
@@ -38,7 +38,7 @@ class BestDraw:
 
 def spread_ranks(scores: Tensor) -> Tensor:
     """A ranking on the scale of ``log_alpha``, for scores without a scale of their own: ranks ``[gates]`` as evenly spaced
-    numbers from minus to plus :data:`gates.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
+    numbers from minus to plus :data:`gates.families.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
     last = max(1, len(scores) - 1)
     return LOG_ALPHA_LIMIT * (2 * ranks(scores).double() / last - 1)
 
@@ -59,9 +59,9 @@ def draw_masks(
     Args:
         scores: log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
         budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.budget.budget_mask`.
-        count: of draws.
-        temperature: the scores are divided by it; near 0 every draw is the mask of the ranking.
-        seed: of the noise.
+        count: number of draws.
+        temperature: divisor of the scores, above 0; near 0 every draw is the mask of the ranking.
+        seed: seed of the noise.
 
     Returns:
         0/1 masks ``[gates]``, each once: at most ``count`` of them.

@@ -32,9 +32,9 @@ class Refinement:
 
     Args:
         mask: 0/1 ``[gates]``, with as many ones as the mask it came from.
-        losses: on the calibration data: of the mask it came from, then after every swap taken; falls strictly.
-        swaps: what was swapped, as pairs (added, given up) of gate numbers.
-        passes: over the calibration data that it took.
+        losses: losses on the calibration data: of the mask it came from, then after every swap taken; falls strictly.
+        swaps: pairs (added, given up) of gate numbers, in their order.
+        passes: number of passes over the calibration data that it took.
     """
 
     mask: Tensor
@@ -49,9 +49,9 @@ class Limits:
 
     Args:
         within: a number per gate, ``[gates]``; only gates with equal numbers are swapped for one another (their kind, where
-            each kind has a budget of its own); None: any.
+            each kind has a budget of its own); None for no such limit.
         layer_index: layer of each gate ``[gates]``; needed with a minimum per layer.
-        minimum_per_layer: a layer with so few heads gives none up, unless for another of its own.
+        minimum_per_layer: number of heads that every layer keeps; a layer with so few swaps them only among its own.
     """
 
     within: Tensor | None = None
@@ -85,10 +85,10 @@ def refine_by_swaps(
     Args:
         mask: 0/1 ``[gates]`` to start from.
         loss: see :data:`gates.search.successive_halving.Loss`.
-        gradient: of the loss with respect to the gates at a mask, ``[gates]``, on other data.
-        limits: which swaps are allowed; any by default.
-        passes: over the calibration data after which nothing new is tried, though a race that has begun ends; the search ends
-            earlier when no proposed swap helps.
+        gradient: function from a mask to the gradient of the loss with respect to the gates there, ``[gates]``, on other data.
+        limits: swaps that are allowed; any by default.
+        passes: number of passes over the calibration data after which nothing new is tried, though a race that has begun
+            ends; the search ends earlier when no proposed swap helps.
 
     Raises:
         GateError: for fewer than :data:`LEAST_PASSES`.

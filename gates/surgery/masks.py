@@ -12,7 +12,12 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.files import replacing
 from gates.sites import AttentionSite
-from gates.surgery.remove import kept_heads
+
+
+def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:
+    """The indices of the heads each site keeps under a flat mask ``[heads]``."""
+    parts = mask.split([site.heads for site in sites])
+    return {site.name: part.nonzero().flatten().tolist() for site, part in zip(sites, parts, strict=True)}
 
 
 def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[AttentionSite, ...], *, method: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
 from gates.sites import AttentionSite, find_attention, weight_by_output
+from gates.surgery.modeling_file import save_pruned_shape
 from gates.surgery.pruned import reshape_
 from gates.surgery.slices import (
     Cut,
@@ -39,7 +40,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     ``model.config.pruned_attention``. A site that keeps no head keeps its output projection's bias.
 
     Args:
-        model: a Transformers model without attached gates.
+        model: Transformers model without attached gates.
         mask: 0/1 per head, ``[heads]`` in site order.
         values: gate values to fold into the output projection, ``[heads]``; ones by default.
 
@@ -75,7 +76,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     before = getattr(model.config, "pruned_attention", {})
     reshape_(model, shapes)
     model.config.pruned_attention = {**before, **shapes}
-    model.save_pretrained = partial(_save_pretrained, model)  # type: ignore[method-assign]
+    model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
     for cut, weights, tensors, has_changed in zip(cuts, projections, per_head, changed, strict=True):
         for path, (weight, bias) in weights.items():
             _fill_(_projection_after(model, cut, path), weight, bias)
@@ -96,12 +97,6 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
         columns = weight_by_output(site.output)
         columns.mul_(gate.to(columns).repeat_interleave(site.head_dim))
     return model
-
-
-def _save_pretrained(model: PreTrainedModel, directory: str, **more: Any) -> None:
-    from gates.export.checkpoint import save_pruned_shape  # which imports this module
-
-    save_pruned_shape(model, directory, **more)
 
 
 def check_removable(sites: tuple[AttentionSite, ...]) -> None:
@@ -142,12 +137,6 @@ def _checked_values(values: Tensor, mask: Tensor) -> Tensor:
     if values.shape != mask.shape:
         raise GateError(f"the gate values have shape {list(values.shape)}; expected one for each of {len(mask)} heads")
     return values.detach().cpu()
-
-
-def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:
-    """The indices of the heads each site keeps under a flat mask ``[heads]``."""
-    parts = mask.split([site.heads for site in sites])
-    return {site.name: part.nonzero().flatten().tolist() for site, part in zip(sites, parts, strict=True)}
 
 
 def _base_name(model: PreTrainedModel) -> str:

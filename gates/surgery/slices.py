@@ -69,8 +69,8 @@ def _fused(fusion: Fusion, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """One projection's features in the order its family keeps them.
 
     Args:
-        query: ``[heads, head_dim]``.
-        key, value: ``[kv_heads, head_dim]``.
+        query: rows of the queries, ``[heads, head_dim]``.
+        key, value: rows of keys and values, ``[kv_heads, head_dim]``.
     """
     if fusion == "groups":
         grouped = query.unflatten(0, (len(key), len(query) // max(1, len(key))))
@@ -127,11 +127,11 @@ class PerHead:
     """A parameter, or a list of modules, with an axis of heads beside the projections.
 
     Args:
-        path: of the parameter, or of the module.
-        follows: whose heads it belongs to.
+        path: path of the parameter, or of the module.
+        follows: ``query`` or ``key``, the projection whose heads it belongs to.
         form: ``rows``: its first axis counts heads; ``modules``: one module per head; ``spanning``: a norm over the features
             of all heads together, which has to go on seeing them.
-        before: for a spanning norm, the path of the projection before it.
+        before: path of the projection before a spanning norm.
     """
 
     path: str

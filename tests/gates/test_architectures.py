@@ -1,4 +1,7 @@
-"""Every architecture of the coverage table: found, gated, scored, pruned, saved."""
+"""Every architecture of the coverage table: found, gated, scored, pruned, saved.
+
+Those of :data:`FAST` stand for the others: one of each way to hold projections, keys and biases. The rest is slow.
+"""
 
 import pytest
 import torch
@@ -16,7 +19,24 @@ from gates.surgery.pruned import Headless
 from gates.surgery.remove import remove_heads_, zero_heads_
 from training.coverage import architectures as zoo
 
-ALL = pytest.mark.parametrize("name", zoo.BY_NAME)
+FAST = (
+    "Bert",
+    "Albert",  # one module for all layers
+    "GPT2",  # fused in blocks
+    "Llama",  # grouped queries
+    "Falcon (new decoder)",  # fused in groups, grouped queries
+    "T5",  # position biases with an axis of heads
+    "Bart",
+    "ViT",
+    "Longformer",  # gated only
+)
+
+
+def by_name(names):
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n not in FAST else []) for n in names])
+
+
+ALL = by_name(zoo.BY_NAME)
 PRUNABLE = [name for name, architecture in zoo.BY_NAME.items() if not architecture.gate_only]
 GROUPED = [name for name in PRUNABLE if zoo.BY_NAME[name].kv_heads == 2]
 GENERATING = [name for name in PRUNABLE if zoo.BY_NAME[name].generates]
@@ -166,7 +186,7 @@ def test_entropy_equals_that_of_the_attention_matrices(name):
 
 
 @pytest.mark.parametrize("seed", [2, 3])
-@pytest.mark.parametrize("name", PRUNABLE)
+@by_name(PRUNABLE)
 def test_pruned_equals_masked(name, seed):
     architecture = zoo.BY_NAME[name]
     mask = zoo.random_mask(architecture, seed=seed)
@@ -179,7 +199,7 @@ def test_pruned_equals_masked(name, seed):
     torch.testing.assert_close(output(again, batch), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", PRUNABLE)
+@by_name(PRUNABLE)
 def test_without_any_head_only_biases_remain(name):
     mask = torch.zeros(zoo.BY_NAME[name].heads)
     expected, pruned, batch = masked_and_pruned(name, mask)
@@ -187,7 +207,7 @@ def test_without_any_head_only_biases_remain(name):
     assert sum(isinstance(module, Headless) for module in pruned.modules()) == len(mask) // 4
 
 
-@pytest.mark.parametrize("name", PRUNABLE)
+@by_name(PRUNABLE)
 def test_pruning_in_two_steps_equals_one(name):
     heads = zoo.BY_NAME[name].heads
     first = torch.ones(heads)
@@ -205,7 +225,7 @@ def test_pruning_in_two_steps_equals_one(name):
 
 
 @pytest.mark.parametrize(("keep", "kv_heads"), [([1, 1, 1, 0], 3), ([1, 0, 0, 1], 2), ([1, 1, 0, 0], 1), ([0, 0, 0, 1], 1)])
-@pytest.mark.parametrize("name", GROUPED)
+@by_name(GROUPED)
 def test_uneven_groups_under_grouped_query_attention(name, keep, kv_heads):
     mask = torch.tensor(keep * 2, dtype=torch.float32)
     expected, pruned, batch = masked_and_pruned(name, mask)
@@ -214,7 +234,7 @@ def test_uneven_groups_under_grouped_query_attention(name, keep, kv_heads):
 
 
 @pytest.mark.parametrize("seed", [2, 3])
-@pytest.mark.parametrize("name", GENERATING)
+@by_name(GENERATING)
 def test_generation_is_the_same_with_and_without_caches(name, seed):
     architecture, model, batch = make(name)
     mask = zoo.random_mask(architecture, seed=seed)
@@ -229,7 +249,7 @@ def test_generation_is_the_same_with_and_without_caches(name, seed):
         assert torch.equal(generate(model, batch, **way), text), way
 
 
-@pytest.mark.parametrize("name", PRUNABLE)
+@by_name(PRUNABLE)
 def test_saved_and_reloaded_it_is_the_same(name, tmp_path):
     architecture, model, batch = make(name)
     mask = zoo.random_mask(architecture)
@@ -240,7 +260,7 @@ def test_saved_and_reloaded_it_is_the_same(name, tmp_path):
     torch.testing.assert_close(output(load_pruned(tmp_path / "out").eval(), batch), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.BY_NAME if name not in PRUNABLE])
+@by_name([name for name in zoo.BY_NAME if name not in PRUNABLE])
 def test_what_can_only_be_gated_refuses_to_be_pruned_and_can_be_masked(name):
     architecture, model, batch = make(name)
     mask = zoo.random_mask(architecture)

@@ -110,7 +110,7 @@ def test_gates_survive_a_round_trip(tmp_path, name, unit):
     assert sum(path.stat().st_size for path in (tmp_path / "gates").iterdir()) < 8192
     again = GatedModel.from_pretrained(build(name), tmp_path / "gates")
     assert torch.equal(again.gates.log_alpha, gated.gates.log_alpha)
-    assert again.gates.hard_concrete.stretch.temperature == 0.5
+    assert again.gates.learned.stretch.temperature == 0.5
     assert torch.equal(logits(again, inputs(name)), logits(gated, inputs(name)))
 
 

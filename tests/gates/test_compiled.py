@@ -10,7 +10,7 @@ from gates.surgery.pruned import Headless
 from gates.surgery.remove import remove_heads_
 from training.coverage import architectures as zoo
 
-NAMES = ("Bert", "Llama", "T5", "Bart")
+ALL = pytest.mark.parametrize("name", ["Bert", "Llama", "Bart", pytest.param("T5", marks=pytest.mark.slow)])
 
 
 def pruned(name):
@@ -29,7 +29,7 @@ def inputs(name, **sizes):
     return zoo.inputs(zoo.BY_NAME[name], padding=False, **sizes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@ALL
 def test_torch_export_equals_eager_at_another_size(name):
     model, given = pruned(name), inputs(name)
     settings = {"use_cache": False} if name != "Bert" else {}
@@ -43,7 +43,7 @@ def test_torch_export_equals_eager_at_another_size(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("name", NAMES)
+@ALL
 @pytest.mark.parametrize(
     "backend",
     [

@@ -13,7 +13,10 @@ from gates.hf_trainer import GateCallback, GatedTrainer
 from gates.model import GateConfig, GatedModel, get_gated_model
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 20}
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")  # on a machine without a GPU
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),  # on a machine without a GPU
+    pytest.mark.usefixtures("frozen_imports"),
+]
 
 
 def gated_bert(*, dropout=0.0, seed=0, **config):
@@ -66,7 +69,7 @@ def test_the_price_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_pa
     losses = {}
     for price in (0.0, 5.0):
         trainer = GatedTrainer(
-            gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_warm_up=0.0
+            gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_ramp=0.0
         )
         inputs = trainer.data_collator(batch)
         torch.manual_seed(3)
@@ -101,7 +104,7 @@ def test_the_gradient_of_the_penalty_is_independent_of_gradient_accumulation(tmp
             train_dataset=examples(8 * 5),  # with 2 and 3, the second step has fewer micro-batches
             callbacks=[callback],
             price=price,
-            price_warm_up=0.0,
+            price_ramp=0.0,
             gate_learning_rate=0.0,
         )
         assert callback.trainer.model_accepts_loss_kwargs is accepts_loss_kwargs
@@ -139,7 +142,7 @@ def test_the_price_rises_over_its_warm_up(tmp_path):
         train_dataset=examples(64),
         callbacks=[callback],
         price=2.0,
-        price_warm_up=0.5,
+        price_ramp=0.5,
     )
     callback.trainer.train()
     assert callback.prices == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0])
@@ -148,7 +151,7 @@ def test_the_price_rises_over_its_warm_up(tmp_path):
 def test_a_fixed_mask_has_no_price(tmp_path):
     gated, batch = gated_bert(), examples(8)
     gated.set_mask_(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]))
-    trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, price=5.0, price_warm_up=0.0)
+    trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, price=5.0, price_ramp=0.0)
     inputs = trainer.data_collator(batch)
     assert trainer.compute_loss(gated.train(), inputs).item() == pytest.approx(gated(**inputs).loss.item())
 
@@ -213,7 +216,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path, family):
     assert expected.keys() == found.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], msg=name)
-    assert not torch.equal(expected["gates.hard_concrete.log_alpha"], gated_bert().gates.log_alpha)
+    assert not torch.equal(expected["gates.learned.log_alpha"], gated_bert().gates.log_alpha)
 
 
 def test_a_checkpoint_is_the_base_model_with_the_gates_beside_it(tmp_path):
@@ -324,7 +327,7 @@ def test_it_mixes_with_other_trainers(tmp_path):
     [
         ({"price": -1.0}, "price is -1.0"),
         ({"price": float("nan")}, "price is nan"),
-        ({"price_warm_up": 1.5}, "price_warm_up is 1.5; expected a number from 0 to 1"),
+        ({"price_ramp": 1.5}, "price_ramp is 1.5; expected a number from 0 to 1"),
         ({"gate_learning_rate": float("inf")}, "gate_learning_rate is inf"),
     ],
 )

@@ -46,8 +46,8 @@ def test_the_configuration_reaches_the_gates(unit):
     )
     gates = get_gated_model(build("llama"), config).gates
     assert (gates.unit, gates.size, gates.draw_per) == (unit, {"head": 8, "group": 4}[unit], "example")
-    assert gates.hard_concrete.stretch == Stretch(0.5, -0.2, 1.2)
-    assert gates.hard_concrete.straight_through
+    assert gates.learned.stretch == Stretch(0.5, -0.2, 1.2)
+    assert gates.learned.straight_through
     assert gates.log_alpha.tolist() == [1.0] * gates.size
 
 
@@ -68,10 +68,10 @@ def test_everything_else_is_the_base_models():
 def test_parameters_state_and_mode_cover_model_and_gates():
     gated = gated_model("bert")
     names = dict(gated.named_parameters())
-    assert names.pop("gates.hard_concrete.log_alpha") is gated.gates.log_alpha
+    assert names.pop("gates.learned.log_alpha") is gated.gates.log_alpha
     assert names.keys() == {f"base_model.{name}" for name, _ in gated.base_model.named_parameters()}
     gated.train()
-    assert gated.gates.hard_concrete.training
+    assert gated.gates.learned.training
     assert gated.base_model.training
     other = gated_model("bert")
     with torch.no_grad():

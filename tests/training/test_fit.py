@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from training.comparison.run_comparison import METHODS
 
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import make_pruner, run_fit, write_config
-from training.comparison.run_comparison import METHODS
 from training.fit import build_parser, main
 from training.pruner.module import HeadPruner
 

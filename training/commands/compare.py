@@ -29,7 +29,6 @@ from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method, par
 from training.comparison.options import check_budgets, parse_budget, parse_prices, parse_seeds, parse_stages, split
 from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
-from training.comparison.stages import FROM_SCRATCH, STAGES
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
 from training.config import BudgetOption, PrunerOptions
 from training.report.contents import Contents
@@ -43,6 +42,7 @@ from training.scoring.mask_search import DrawSearch, SwapSearch
 from training.scoring.scorers import SCORERS, Scorer
 from training.setup import Setup, draws_bars, make_trainer, open_data, quiet_libraries
 from training.setup import build_parser as build_fit_parser
+from training.stats.stages import FROM_SCRATCH, STAGES
 
 OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""

@@ -32,7 +32,7 @@ from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
 from training.cli import finish, stdout
-from training.commands.trained import LEARNED, TrainedModel, choose_mask, load_trained
+from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
@@ -58,7 +58,10 @@ def build_parser() -> ArgumentParser:
         help="Heads to keep: a count, a fraction, or one of these per kind (default: the ranking's own mask in the run).",
     )
     parser.add_argument(
-        "--ranking", type=str, default=LEARNED, help="Whose order of heads: learned (log_alpha), or a ranking the run compared."
+        "--ranking",
+        type=str | None,
+        default=None,
+        help="Whose order of heads: a ranking the run compared (default: the run's own method, by log_alpha).",
     )
     parser.add_argument(
         "--minimum_per_layer",
@@ -101,7 +104,7 @@ def export(
     mask: Tensor,
     format: Format,
     out: Path,
-    ranking: str = LEARNED,
+    ranking: str | None = None,
     *,
     measure: Sequence[int] = (),
     length: int = 128,
@@ -113,7 +116,7 @@ def export(
         mask: 0/1 per head, ``[heads]``.
         format: of the export.
         out: directory to write; must not exist or be empty.
-        ranking: that the mask is of, for the model card.
+        ranking: that the mask is of, for the model card; the run's own by default.
         measure: batch sizes to measure latency at.
         length: tokens per example of the check and the measurement.
 
@@ -130,7 +133,7 @@ def export(
     if format != "masked":
         remove_heads_(cut, mask)
         cost = measure_cost(model, cut, inputs, batch_sizes=measure)
-    card = _card(trained, mask, ranking, cost)
+    card = _card(trained, mask, ranking or trained.method, cost)
     if format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)
     else:
@@ -180,11 +183,11 @@ def _export_onnx(
 
 def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) -> ModelCard:
     """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
-    own = load_mask(trained.run.path / "masks" / f"{LEARNED}.json", trained.gates.sites)
+    own = load_mask(trained.run.path / "masks" / f"{trained.method}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
-        results = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["learned"]
+        results = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["run"]["result"]
         metrics = {name.removeprefix("test_"): value for name, value in results.items() if name.startswith("test_")}
-        method = trained.mask_found_by
+        method = trained.options.mask_found_by
     else:
         metrics = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, not trained on with this mask"

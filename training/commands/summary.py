@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
-    """The rows of all ``comparison.csv`` files: of comparisons as they are, of single runs with their budget and seed.
+    """The rows of all ``comparison.csv`` files.
 
     Raises:
         GateError: for a directory without a finished comparison, or if two have results of the same seed.
@@ -42,8 +42,6 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
         except (OSError, ValueError) as error:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
         try:
-            if "seed" not in table:
-                table = table.assign(budget=metrics["heads"]["kept"], seed=metrics["seed"])
             known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
             kinds = [known.get(budget, "") for budget in table["budget"]]
             tables.append(

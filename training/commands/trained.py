@@ -19,14 +19,14 @@ from gates.errors import GateError
 from gates.head_gates import TOP_K_FAMILIES, HeadGates
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
+from training.comparison.methods import own_method
+from training.config import PrunerOptions
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
-from training.pruner.options import mask_found_by
 from training.runs.run_directory import RunDirectory
 from training.tasks import base_model_name
 
-LEARNED = "learned"
-SCORES = "scores/heads.csv"
+SCORES = "scores.csv"
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class TrainedModel:
         model: dense, with the weights of the checkpoint.
         gates: of the end of the run, not attached.
         gate_config: how the run gated it; ``base_model`` is a hub name as it is, and of a local folder the last part.
-        minimum_per_layer: heads that every layer keeps.
-        mask_found_by: see :func:`training.pruner.options.mask_found_by`.
+        options: of the run.
+        method: the run's own, such as ``learned``.
         checkpoint: its name, such as ``final``.
         tokenizer: None if the run saved none.
     """
@@ -48,8 +48,8 @@ class TrainedModel:
     model: PreTrainedModel
     gates: HeadGates
     gate_config: GateConfig
-    minimum_per_layer: int
-    mask_found_by: str
+    options: PrunerOptions
+    method: str
     checkpoint: str
     tokenizer: PreTrainedTokenizerBase | None
 
@@ -70,16 +70,16 @@ def load_trained(path: str) -> TrainedModel:
     final = read_checkpoint(run.checkpoint("final"))
     content = read_checkpoint(path) if is_checkpoint else final
     model = _dense_model(run, content, path)
-    settings, state = final["hyper_parameters"], final["state_dict"]
+    options, state = options_of(final, path), final["state_dict"]
     config = GateConfig(
         unit=state["gates._extra_state"].get("unit", "head"),
-        temperature=settings["temperature"],
-        initial_log_alpha=settings["initial_log_alpha"],
-        straight_through=settings["straight_through"],
-        draw_per=settings["draw_per"],
-        family=settings.get("gate", "hard-concrete"),
-        budget=settings["budget"] if settings.get("gate") in TOP_K_FAMILIES else None,
-        base_model=base_model_name(settings),
+        temperature=options.temperature,
+        initial_log_alpha=options.initial_log_alpha,
+        straight_through=options.straight_through,
+        draw_per=options.draw_per,
+        family=options.gate,
+        budget=options.budget if options.gate in TOP_K_FAMILIES else None,
+        base_model=base_model_name(options),
     )
     gates = config.gates_for(model)
     gates.load_state_dict({name.removeprefix("gates."): value for name, value in state.items() if name.startswith("gates.")})
@@ -88,12 +88,26 @@ def load_trained(path: str) -> TrainedModel:
     except (OSError, ValueError, KeyError):  # a run without text has none
         tokenizer = None
     name = Path(path).stem if is_checkpoint else "final"
-    return TrainedModel(run, model, gates, config, settings["minimum_per_layer"], mask_found_by(settings), name, tokenizer)
+    return TrainedModel(run, model, gates, config, options, own_method(options).name, name, tokenizer)
+
+
+def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
+    """The options that a checkpoint was trained with.
+
+    Raises:
+        GateError: if it does not say, as of another version.
+    """
+    try:
+        settings = dict(checkpoint["hyper_parameters"])
+        settings.pop("seed", None)
+        return PrunerOptions(**settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise GateError(f"the run of {path!r} does not say with which options it was trained; run fit again") from error
 
 
 def choose_mask(
     trained: TrainedModel,
-    ranking: str = LEARNED,
+    ranking: str | None = None,
     budget: int | float | Mapping[str, int | float] | None = None,
     *,
     minimum_per_layer: int | None = None,
@@ -102,38 +116,38 @@ def choose_mask(
 
     Args:
         trained: what a run left.
-        ranking: ``learned``, or one that the run compared.
+        ranking: the run's own method by default, whose order is that of log_alpha, or one that the run compared.
         budget: see :class:`gates.budget.Budget`.
         minimum_per_layer: with a budget, heads that every layer keeps; as in the run by default.
 
     Raises:
         GateError: for an unknown ranking or a budget the model cannot have.
     """
-    run, gates = trained.run, trained.gates
+    run, gates, ranking = trained.run, trained.gates, ranking or trained.method
     table = _scores(run)
-    known = list(dict.fromkeys([LEARNED, *(name.removeprefix("ranking:") for name in table if name.startswith("ranking:"))]))
+    compared = [name.removeprefix("ranking:") for name in table if name.startswith("ranking:")]
+    known = list(dict.fromkeys([trained.method, *compared]))
     if ranking not in known:
         raise GateError(f"this run has no ranking {ranking!r}; expected one of {', '.join(known)}")
     if budget is None:
         if minimum_per_layer is not None:
             raise GateError("a minimum per layer needs a budget; give --budget too")
         return load_mask(run.path / "masks" / f"{ranking}.json", gates.sites)
-    if ranking == LEARNED:
-        scores = gates.log_alpha.detach()
-    else:
-        scores = gates.to_gates(torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64))
+    own = ranking == trained.method
     mask = budget_mask(
-        scores,
+        gates.log_alpha.detach() if own else torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64),
         Budget.parse(budget, gates.kind_sizes()),
         kind_index=gates.kind_index(),
         layer_index=gates.layer_index(),
-        minimum_per_layer=trained.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,
+        minimum_per_layer=trained.options.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,
     )
     return gates.to_heads(mask)
 
 
 def _scores(run: RunDirectory) -> dict[str, list[float]]:
-    """The columns of the run's table of scores, by name."""
+    """The columns of the run's table of scores, by name; none if it compared nothing."""
+    if not (run.path / SCORES).is_file():
+        return {}
     try:
         table = pd.read_csv(run.path / SCORES)
     except (OSError, ValueError) as error:

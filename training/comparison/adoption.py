@@ -67,7 +67,11 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
 
     def evaluated(folder: Path) -> dict[str, Any]:
         write_predictions(folder, run.predictions)
-        spent = cost("retrain") if pruner.options.prune > 0 else NOTHING.as_row()
+        if pruner.options.prune == 0:
+            return dict(run.metrics) | NOTHING.as_row()
+        spent = cost("retrain")
+        if pruner.search is not None and spent["steps"] > 0:  # the search began the retrain phase, and is counted by itself
+            spent["seconds"] = max(0.0, round(spent["seconds"] - pruner.search["seconds"], 2))
         return dict(run.metrics) | spent
 
     makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}

@@ -10,8 +10,8 @@ import yaml
 
 from gates.budget import Budget
 from gates.errors import GateError
-from training.comparison.stages import STAGES
 from training.config import LARGEST_SEED, BudgetOption, PriceOption
+from training.stats.stages import STAGES
 
 
 def split(value: Any) -> list[Any]:

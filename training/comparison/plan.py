@@ -16,9 +16,9 @@ from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, Experiments
 from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector, Selection
-from training.comparison.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
+from training.stats.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
 
 DENSE = Method("dense")
 

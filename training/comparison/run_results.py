@@ -16,13 +16,13 @@ from gates.export.card import ModelCard
 from gates.export.checkpoint import save_pruned
 from gates.surgery.masks import save_mask
 from training.comparison.methods import Method
-from training.comparison.stages import POST_HOC, RETRAINED, STAGES
 from training.comparison.tables import Results
 from training.data.base import TaskData
 from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
 from training.pruner.module import HeadPruner
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import versions
+from training.stats.stages import POST_HOC, RETRAINED, STAGES
 from training.tasks import base_model_name
 
 BATCH_SIZES = (1, 8, 32)
@@ -49,7 +49,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
             gates.to_heads(gates.mask).cpu(),
             tokenizer=data.tokenizer,
             card=ModelCard(
-                base_model=base_model_name({"backbone": options.backbone, "from_scratch": options.from_scratch}),
+                base_model=base_model_name(options),
                 method=options.mask_found_by,
                 metrics={name: metrics[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
                 versions=versions(),

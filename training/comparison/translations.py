@@ -43,6 +43,7 @@ def save_translations(run: RunDirectory, results: Results) -> None:
             systems[search][system] = lines
     if not systems["greedy"]:
         return
+    (run.path / FOLDER).mkdir(exist_ok=True)
     named = {f"{system}.{search}": lines for search, own in systems.items() for system, lines in own.items()}
     for name, lines in {"source": pairs.source, "reference": pairs.target, **named}.items():
         run.write_text(f"{FOLDER}/{name}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))

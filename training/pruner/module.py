@@ -162,7 +162,7 @@ class HeadPruner(pl.LightningModule):
         phase = self.phase(self.global_step)
         if self.global_step == self.schedule.finetune and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._start_pruning()
-        self._lead_gates(phase)
+        self.gates.learned.progress = self.schedule.progress(self.global_step, on_ramp=self.options.gate in TOP_K_FAMILIES)
         if phase == "finetune":
             self.teacher = None  # of an earlier fit that did not end
         if self._fixed is not None:
@@ -195,16 +195,6 @@ class HeadPruner(pl.LightningModule):
             if self.steering.starts_from_his:
                 subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
                 self.steering.start_from_his_(importance_of(subject).his)
-
-    def _lead_gates(self, phase: Phase) -> None:
-        """Tell the gates how far the pruning has come."""
-        step, start, end = self.global_step, self.schedule.finetune, self.schedule.prune
-        if phase != "prune":
-            self.gates.learned.progress = float(phase == "retrain")
-        elif self.options.gate in TOP_K_FAMILIES:
-            self.gates.learned.progress = self.schedule.ramp(step)
-        else:
-            self.gates.learned.progress = (step - start) / max(1, end - start - 1)
 
     def on_train_end(self) -> None:
         """Where no retrain phase has begun, the mask is made here."""
@@ -346,10 +336,7 @@ class HeadPruner(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip the backbone's gradients only: the gates' have another scale and must not shrink with them."""
         if gradient_clip_val:

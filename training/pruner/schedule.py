@@ -76,6 +76,18 @@ class Schedule:
             return 0.0
         return min(1.0, (step - self.finetune + 1) / max(1.0, self.ramp_share * (self.prune - self.finetune)))
 
+    def progress(self, step: int, *, on_ramp: bool) -> float:
+        """How far pruning has come, 0 before the prune phase and 1 after it.
+
+        Args:
+            step: of the optimiser.
+            on_ramp: whether it ends with the ramp, or else with the phase.
+        """
+        phase = self.phase(step)
+        if phase != "prune":
+            return float(phase == "retrain")
+        return self.ramp(step) if on_ramp else (step - self.finetune) / max(1, self.prune - self.finetune - 1)
+
     def backbone_rate(self, step: int) -> float:
         """Factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
         if self.second_peak is None or self.finetune == 0:

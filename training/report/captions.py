@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from training.comparison.stages import is_post_hoc
 from training.report.contents import Contents, Course, Site, Values, is_dense
 from training.stats.numbers import counted, duration, listed, p_value, quantity
+from training.stats.stages import is_post_hoc
 
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",
     "post hoc with means": "With the mask alone and the mean output of closed heads (post hoc with means)",
     "post hoc with uniform attention": "With the mask alone and uniform attention of closed heads (post hoc with uniform "
     "attention)",
-    "settled": "Trained on with the mask (settled)",
+    "retrained": "Retrained with the mask",
     "from scratch": "Trained from scratch with the mask",
 }
 
@@ -272,7 +272,7 @@ def cost(contents: Contents) -> str:
         steps = sorted(set(of_stage["steps"])) if "steps" in of_stage else []
         said = "" if not steps else f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
         most = f", most for {means.idxmax()} ({duration(float(means.max()))})" if len(means) > 1 else ""
-        taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per cell in the mean"
+        taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per experiment in the mean"
         parts.append(f"{STAGE_WORDS.get(stage, stage)}: {taken}{most}")
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from training.comparison.stages import STAGES, is_post_hoc
 from training.stats.numbers import budget_label, in_brackets
+from training.stats.stages import STAGES, is_post_hoc
 from training.stats.verdict import are_dense
 
 Kind = Literal["comparison", "run"]
@@ -121,8 +121,8 @@ class Contents:
         searched_again: methods and budgets whose masks without training are other ones, found by a search on the dense weights.
         courses: of each learned method and budget its gates over training.
         prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
-        samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET (of a run as
-            METHOD.STAGE.greedy), what each system made of them.
+        samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, what each system
+            made of them.
         significance: of a run, the paired bootstrap of its translations against the dense model's.
         signatures: settings and version of sacrebleu for each of its metrics.
         missing: what the report leaves out and why.
@@ -162,8 +162,7 @@ class Contents:
     @property
     def size(self) -> int | None:
         """Of the dense model, in the unit of budgets."""
-        heads = self.metrics.get("heads")
-        stated = heads.get("total") if isinstance(heads, dict) else self.metrics.get("gates", heads)
+        stated = self.metrics.get("gates", self.metrics.get("heads"))
         dense = self.summary[is_dense(self.summary)] if len(self.summary) else self.summary
         return int(stated) if stated is not None else int(dense["budget"].max()) if len(dense) else None
 

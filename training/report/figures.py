@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from training.comparison.stages import is_post_hoc
 from training.plotting import COLOURS, INK, MAP, MARKERS, line_style, styled
 from training.report.contents import Contents, Course, Site, Values, is_dense
 from training.stats.numbers import IN_PERCENT, shown, unit
+from training.stats.stages import is_post_hoc
 
 STAGE_TITLES = {
     "post hoc": "mask only (post hoc)",
     "post hoc with means": "mask only, closed heads at their mean",
     "post hoc with uniform attention": "mask only, closed heads attend uniformly",
-    "settled": "trained on with the mask (settled)",
+    "retrained": "retrained with the mask",
 }
 WIDTH = 4.6
 """Inches of most pictures: at this width their text is as large as a phone's screen allows."""
@@ -62,7 +62,7 @@ def quality_against_heads(contents: Contents, stage: str) -> Figure:
 
 @styled
 def quality_of_methods(contents: Contents) -> Figure:
-    """The main metric on the test split at the one budget: open markers post hoc, filled ones settled, with intervals."""
+    """The main metric on the test split at the one budget: open markers post hoc, filled ones retrained, with intervals."""
     metric = contents.metric
     rows = contents.summary[~is_dense(contents.summary)]
     last = rows[rows["stage"] == rows["stage"].iloc[-1]].set_index("method")["mean"]

@@ -166,7 +166,7 @@ def _tables(contents: Contents) -> dict[str, Table]:
     if len(contents.summary) and contents.kind == "comparison":
         found.append(tables.results_table(contents, captions.results(contents)))
     if len(contents.comparison):
-        found.append(tables.cells_table(contents, shown=contents.kind == "run"))
+        found.append(tables.experiments_table(contents, shown=contents.kind == "run"))
         found.append(tables.cost_table(contents, captions.cost(contents)))
     if contents.statistics is not None and len(contents.statistics):
         found.append(tables.statistics_table(contents))

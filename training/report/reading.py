@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from gates.errors import GateError, first_line
-from training.report.contents import COMBINATION, Contents, Course, Site, Values, group_labels
+from training.report.contents import COMBINATION, Contents, Course, Site, group_labels
 from training.runs.run_directory import UNFINISHED
-from training.stats.statistics import overlap
 from training.stats.verdict import is_dense
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
@@ -31,14 +28,13 @@ def read_contents(path: Path) -> Contents:
     unfinished = comparison is None
     if unfinished:
         comparison = _table(path, UNFINISHED)
-    is_table = comparison is not None and {"method", "stage", "heads"} <= set(comparison.columns)
+    is_table = comparison is not None and {"seed", "method", "stage", "budget", "heads"} <= set(comparison.columns)
     if not is_table and not (isinstance(metrics, dict) and "heads" in metrics):
         raise GateError(
-            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns method, stage and "
-            "heads; give a directory that training compare or training.fit wrote"
+            f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns seed, method, "
+            "stage, budget and heads; give a directory that training compare or training.fit wrote"
         )
-    compared = "seed" in comparison.columns if comparison is not None else isinstance(metrics["heads"], int)
-    contents = Contents(path, "comparison" if compared else "run", metrics=metrics)
+    contents = Contents(path, "run" if "run" in metrics else "comparison", metrics=metrics)
     if comparison is None:
         contents.missing.append("There is no comparison.csv, so there is no table of results.")
     else:
@@ -70,23 +66,20 @@ def _main_metric(contents: Contents) -> str:
 
 
 def _read_tables(contents: Contents) -> None:
-    """Results over seeds; of a single run, the run's own."""
+    """Results over seeds; of a single run also its curve."""
     path, rows = contents.path, contents.comparison
-    if len(rows) and contents.kind == "run":
-        rows = rows.assign(seed=contents.metrics.get("seed", 0), budget=rows["heads"])
-        contents.comparison = rows
+    if contents.kind == "run":
         contents.curve = _table(path, "curve.csv")
         if contents.curve is None or not len(contents.curve):
             contents.curve = None
             contents.missing.append("There is no curve.csv, so quality at other budgets is not shown.")
-    if contents.kind == "comparison":
-        contents.statistics = _optional(contents, "statistics.csv", "differences between methods are not tested")
-        contents.agreement = _optional(contents, "agreement.csv", "the agreement of methods over seeds is not shown")
-        contents.verdict = _text(path, "verdict.md")
-        summary = _optional(contents, "summary.csv", "means are shown without intervals")
-        if summary is not None:
-            contents.summary = summary
-            return
+    contents.statistics = _optional(contents, "statistics.csv", "differences between methods are not tested")
+    contents.agreement = _optional(contents, "agreement.csv", "the agreement of methods is not shown")
+    contents.verdict = _text(path, "verdict.md")
+    summary = _optional(contents, "summary.csv", "means are shown without intervals")
+    if summary is not None:
+        contents.summary = summary
+        return
     main = f"test_{contents.metric}"
     if len(rows):
         costs = {name: (name, "mean") for name in ("steps", "seconds", "peak_memory_mb") if name in rows}
@@ -95,50 +88,39 @@ def _read_tables(contents: Contents) -> None:
 
 
 def _read_heads(contents: Contents) -> None:
-    """Scores, masks and gates over time, which the two kinds of directory hold in different files."""
-    compared = contents.kind == "comparison"
-    scores = _optional(contents, "scores.csv" if compared else "scores/heads.csv", "HIS and entropy are not shown")
+    """Scores, masks and gates over time."""
+    scores = _optional(contents, "scores.csv", "HIS and entropy are not shown")
     if scores is not None:
-        if "seed" not in scores:
-            scores = scores.assign(seed=contents.metrics.get("seed", 0))
         contents.scores = scores.assign(label=[f"{k}.{n}" for k, n in zip(scores["kind"], scores["layer"], strict=True)])
         if contents.mean_score("his") is None or contents.mean_score("entropy") is None:
             contents.missing.append("HIS and entropy were not both scored, so one is not drawn against the other.")
-    contents.masks = dict(_comparison_masks(contents) if compared else _run_masks(contents))
+    contents.masks = dict(_masks(contents))
     if not contents.masks:
-        contents.missing.append(f"There are no masks ({'masks.json' if compared else 'masks/*.json'}), so they are not shown.")
+        contents.missing.append("There are no masks (masks.json), so they are not shown.")
     _read_kinds(contents)
-    if not compared and contents.masks:
-        contents.agreement = _run_agreement(contents)
     contents.prices = _table(contents.path, "prices.csv")
     if contents.prices is not None and contents.masks:
         labels = {site.label for site in next(iter(contents.masks.values()))[0]}
         _check_columns(contents, "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
-    name = "gates_over_time.csv" if compared else "scores/gates_over_time.csv"
-    gates = _optional(contents, name, "open heads over training are not shown")
+    gates = _optional(contents, "gates_over_time.csv", "open heads over training are not shown")
     if gates is not None and len(gates):
-        if not compared:
-            learned = [budget for method, budget in contents.masks if method == "learned"] or contents.budgets[:1] or [0]
-            gates = gates.assign(seed=0, method="learned", budget=learned[0])
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
             key, course = (str(method), int(str(budget))), _course(rows)
             sites, masks = contents.masks.get(key, ((), np.empty(0)))
-            # A run's own file goes on to its end, with the mask.
-            contents.courses[key] = course.ending_in(masks.mean(axis=0)) if compared and sites == course.sites else course
+            contents.courses[key] = course.ending_in(masks.mean(axis=0)) if sites == course.sites else course
 
 
 def _read_translations(contents: Contents) -> None:
     """For translation, sample sentences with the signatures of their metrics; of a run also the tests of its systems."""
-    compared = contents.kind == "comparison"
-    name = "samples.tsv" if compared else "translations/samples.tsv"
+    name = "samples.tsv"
     contents.samples = _table(contents.path, name, sep="\t", dtype=str, keep_default_na=False)
     _check_columns(contents, name, contents.samples, {"source", "reference"})
     if contents.samples is None and contents.metric == "bleu":
         contents.missing.append(f"There is no {name}, so no translations are shown.")
-    stated = contents.metrics.get("signatures") if compared else _json(contents.path, "translations/signatures.json")
+    stated = contents.metrics.get("signatures")
     if isinstance(stated, dict):
         contents.signatures = {str(metric): str(signature) for metric, signature in stated.items()}
-    if not compared:
+    if contents.kind == "run":
         contents.significance = _table(contents.path, "translations/significance.csv")
         needed = {"search", "baseline", "system", "bleu", "bleu_p"}
         _check_columns(contents, "translations/significance.csv", contents.significance, needed)
@@ -159,7 +141,7 @@ def _course(rows: pd.DataFrame) -> Course:
     return Course(sites, values.index.to_numpy(), values.to_numpy(), is_open.to_numpy(), rows["seed"].nunique())
 
 
-def _comparison_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
+def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
     masks, sites = _json(contents.path, "masks.json"), _json(contents.path, "sites.json")
     if not masks or not sites:
         return
@@ -182,61 +164,15 @@ def _comparison_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Mas
         ) from error
 
 
-def _run_masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
-    found = {}
-    for file in sorted((contents.path / "masks").glob("*.json")):
-        content = _json(contents.path, f"masks/{file.name}")
-        try:
-            sites = tuple(Site(f"{site['kind']}.{site['layer']}", int(site["heads"])) for site in content["sites"])
-            mask = [float(head in site["kept"]) for site in content["sites"] for head in range(int(site["heads"]))]
-        except (KeyError, TypeError, ValueError) as error:
-            raise GateError(
-                f"{str(file)!r} is not a mask file: expected JSON as gates.surgery.masks.save_mask writes it"
-            ) from error
-        found[file.stem] = ((file.stem, int(sum(mask))), (sites, np.array([mask])))
-    order = [method for method in contents.methods if method in found]
-    for method in [*order, *(name for name in found if name not in order)]:
-        yield found[method]
-
-
-def _run_agreement(contents: Contents) -> pd.DataFrame:
-    """How much the masks of a run's methods share, beside what random masks of their sizes would."""
-    rows, per_kind = [], bool(contents.kinds)
-    for ((method, budget), (sites, mask)), ((other, _), (_, others)) in combinations(contents.masks.items(), 2):
-        kept, theirs = (mask[0] > 0).astype(int), (others[0] > 0).astype(int)
-        if len(kept) == len(theirs) and kept.sum() == theirs.sum() > 0:
-            kinds = np.repeat([site.kind for site in sites], [site.gates for site in sites]) if per_kind else None
-            jaccard, chance = overlap(kept, theirs, kinds)
-            rows.append({"budget": budget, "method": method, "other": other, "jaccard": jaccard, "chance_jaccard": chance})
-    return pd.DataFrame(rows, columns=["budget", "method", "other", "jaccard", "chance_jaccard"])
-
-
 def _read_kinds(contents: Contents) -> None:
-    """What budgets per kind keep of the kinds that they prune: a comparison says it, a run's masks show it."""
-    if contents.kind == "comparison":
-        stated = contents.metrics.get("budgets_by_kind") or {}
-        try:
-            contents.kinds = {int(budget): {kind: int(kept) for kind, kept in of.items()} for budget, of in stated.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise GateError(
-                f"budgets_by_kind in metrics.json in {str(contents.path)!r} is {stated!r}; expected heads by kind by budget"
-            ) from error
-    elif named := _kinds_of_budget(contents):
-        for (_, budget), (sites, masks) in contents.masks.items():
-            parts = list(zip(sites, Values(sites, masks[0]).by_site(), strict=True))
-            contents.kinds[budget] = {kind: int(sum(part.sum() for site, part in parts if site.kind == kind)) for kind in named}
-
-
-def _kinds_of_budget(contents: Contents) -> list[str]:
-    """The kinds that a run's configuration gives a budget; none for one budget of all."""
+    """What budgets per kind keep of the kinds that they prune."""
+    stated = contents.metrics.get("budgets_by_kind") or {}
     try:
-        config = yaml.safe_load(contents.config or "")
-    except (yaml.YAMLError, ValueError):  # shown as it is, and read for nothing else
-        return []
-    match config:
-        case {"model": {"budget": dict(budget)}}:
-            return list(budget)
-    return []
+        contents.kinds = {int(budget): {kind: int(kept) for kind, kept in of.items()} for budget, of in stated.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise GateError(
+            f"budgets_by_kind in metrics.json in {str(contents.path)!r} is {stated!r}; expected heads by kind by budget"
+        ) from error
 
 
 def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame | None:

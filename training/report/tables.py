@@ -108,8 +108,8 @@ def _source(contents: Contents) -> str:
     return "summary.csv" if {"low", "high"} <= set(contents.summary.columns) else "comparison.csv, means over seeds"
 
 
-def cells_table(contents: Contents, *, shown: bool) -> Table:
-    """Every evaluated cell: all that ``comparison.csv`` says."""
+def experiments_table(contents: Contents, *, shown: bool) -> Table:
+    """Every experiment: all that ``comparison.csv`` says."""
     rows, metric = contents.comparison, contents.metric
     first = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), Column("heads", "heads")]
     if contents.kind == "comparison":
@@ -117,12 +117,12 @@ def cells_table(contents: Contents, *, shown: bool) -> Table:
     measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
     order = sorted(measured, key=lambda name: (name.endswith("_loss"), not name.startswith("test_"), not name.endswith(metric)))
     columns = first + [Column(name, name.replace("_", " ") + unit(name.split("_", 1)[1])) for name in order] + _costs(rows)
-    caption = "Every evaluated cell: choices are made on the selection split, results are those of the test split."
-    return plain_table("cells", caption, "comparison.csv", columns, rows, metric, shown=shown)
+    caption = "Every experiment: choices are made on the selection split, results are those of the test split."
+    return plain_table("experiments", caption, "comparison.csv", columns, rows, metric, shown=shown)
 
 
 def cost_table(contents: Contents, caption: str) -> Table:
-    """Mean cost of a cell of each stage and method, over seeds and budgets."""
+    """Mean cost of an experiment of each stage and method, over seeds and budgets."""
     rows = contents.comparison
     costs = _costs(rows)
     means = rows.groupby(["method", "stage"], sort=False, as_index=False)[[column.name for column in costs]].mean()

@@ -35,8 +35,7 @@ def samples_table(contents: Contents, samples: pd.DataFrame) -> Table:
     caption = (
         f"The first {counted(len(rows), 'sentence')} of the test split with their references{chosen}: greedy decoding{seed}."
     )
-    source = "samples.tsv" if contents.kind == "comparison" else "translations/samples.tsv"
-    return Table("samples", caption, source, columns, rows, prose=True)
+    return Table("samples", caption, "samples.tsv", columns, rows, prose=True)
 
 
 def systems_shown(contents: Contents) -> dict[str, str]:
@@ -46,14 +45,13 @@ def systems_shown(contents: Contents) -> dict[str, str]:
     assert contents.samples is not None
     names, stage = list(contents.samples.columns), _stage(contents)
     dense = [name for at in (stage, "post hoc") for name in names if name.startswith(f"dense.{at}.")]
-    place = str(contents.focus) if contents.kind == "comparison" else "greedy"
     chosen = [next((name for name in contents.methods if name.startswith("learned")), ""), _best_rival(contents, stage)]
     found = {"dense" if name.startswith(f"dense.{stage}.") else "dense (post hoc)": name for name in dense[:1]}
-    return found | {name: column for name in chosen if (column := f"{name}.{stage}.{place}") in names}
+    return found | {name: column for name in chosen if (column := f"{name}.{stage}.{contents.focus}") in names}
 
 
 def _stage(contents: Contents) -> str:
-    return "settled" if "settled" in contents.stages or not contents.stages else contents.stages[-1]
+    return "retrained" if "retrained" in contents.stages or not contents.stages else contents.stages[-1]
 
 
 def _best_rival(contents: Contents, stage: str) -> str:

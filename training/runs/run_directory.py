@@ -30,13 +30,13 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.config import Existing
+from training.config import Existing, RunOptions
 
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
 FOLDERS = ("scores", "masks", "plots", "checkpoints")
-
-
+RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
+"""Environment variable by which the first process tells those that Lightning starts where it writes."""
 EARLIER_LOG = "metrics-before-resuming.csv"
 
 
@@ -83,8 +83,8 @@ class RunDirectory:
                 raise GateError(f"--run_dir {str(chosen)!r} is or lies in a file ({str(place)!r}); give a directory")
         taken = chosen.is_dir() and any(chosen.iterdir())
         if existing == "resume":
-            if not (chosen / "checkpoints" / "last.ckpt").is_file():
-                raise GateError(f"there is nothing to resume in {str(chosen)!r}: it has no checkpoints/last.ckpt")
+            if not (chosen / "config.yaml").is_file():
+                raise GateError(f"there is nothing to resume in {str(chosen)!r}: it does not hold a run; check --run_dir")
             return cls(chosen, resumes=True)
         if taken and existing == "refuse":
             raise GateError(
@@ -169,3 +169,32 @@ class RunDirectory:
         """A temporary path that takes its name when the block succeeds."""
         with replacing(self.path / name) as partial:
             yield partial
+
+
+def claim(options: RunOptions) -> tuple[RunDirectory, bool]:
+    """The run directory, and whether this is the first of the processes that share it."""
+    if int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0:
+        name = options.name
+        if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
+            name = f"{name}-{os.environ['WANDB_RUN_ID']}"
+        run = RunDirectory.claim(options.run_dir, name, options.existing)
+        os.environ[RUN_DIR_OF_FIRST] = str(run.path)
+        return run, True
+    if RUN_DIR_OF_FIRST not in os.environ and options.run_dir is None:
+        raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
+    path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
+    return RunDirectory.of_other_process(path, options.name, options.existing), False
+
+
+def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
+    """The checkpoint that a run goes on from; None for one that begins, or that was stopped before its first.
+
+    Raises:
+        GateError: for one that would be overwritten.
+    """
+    if options.ckpt_path is None:
+        kept = [run.checkpoint(name) for name in ("last", "dense") if run.resumes]
+        return next((str(path) for path in kept if path.is_file()), None)
+    if first and not run.resumes and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
+        raise GateError(f"--ckpt_path {options.ckpt_path!r} lies in the run that would be overwritten; give another --run_dir")
+    return options.ckpt_path

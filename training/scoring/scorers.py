@@ -15,7 +15,7 @@ from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import RankingName, keep_scores
+from gates.scores.ranking import RankingName, ranking_scores
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import Subject
@@ -168,7 +168,7 @@ def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -
     def rank(scores: Scores, alpha: float, seed: int) -> Tensor:
         layers = scores.layer_index
         found = {raw: scores.raw(raw) if raw in raws else torch.zeros(len(layers)) for raw in ("his", "entropy")}
-        return keep_scores(name, his=found["his"], entropy=found["entropy"], layer_index=layers, alpha=alpha, seed=seed)
+        return ranking_scores(name, his=found["his"], entropy=found["entropy"], layer_index=layers, alpha=alpha, seed=seed)
 
     return Scorer(name, source, what, raws, rank)
 

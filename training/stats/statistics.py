@@ -23,7 +23,7 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     """Mean, standard deviation and 95 % interval (Student's t) over seeds, for each stage, method and budget.
 
     Args:
-        comparison: one row per cell: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
+        comparison: one row per experiment: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
             and ``peak_memory_mb``; ``select_METRIC`` where there is a selection split.
         main_metric: such as ``accuracy``.
 
@@ -58,7 +58,7 @@ def compare_methods(
 
     Args:
         comparison: see :func:`summarise`, with the column ``experiment``.
-        predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each cell, in the same order of examples.
+        predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each experiment, in the same order of examples.
         metric: see :func:`training.stats.bootstrap.metric_values`.
         resamples: of the bootstrap.
 
@@ -67,7 +67,7 @@ def compare_methods(
         corrected for all distinct pairs in this table at the same stage and budget.
 
     Raises:
-        GateError: if a cell has no predictions, or cells were tested on different examples.
+        GateError: if an experiment has no predictions, or some were tested on different examples.
     """
     rows: list[dict[str, Any]] = []
     for stage, of_stage in comparison.groupby("stage", sort=False):
@@ -201,17 +201,17 @@ def _metric_column(comparison: pd.DataFrame, metric: str) -> str:
     return column
 
 
-def _stacked(cells: pd.DataFrame, predictions: Mapping[str, Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Predictions ``[cells, examples]`` and their common targets ``[examples]``."""
+def _stacked(rows: pd.DataFrame, predictions: Mapping[str, Mapping[str, Any]]) -> tuple[Any, Any]:
+    """Predictions ``[rows, examples]`` and their common targets ``[examples]``."""
     found = []
-    for cell in cells["experiment"]:
-        if cell not in predictions:
-            raise GateError(f"the cell {cell!r} has no predictions on the test split; run the comparison again")
-        found.append((np.asarray(predictions[cell]["test_prediction"]), np.asarray(predictions[cell]["test_target"])))
+    for key in rows["experiment"]:
+        if key not in predictions:
+            raise GateError(f"the experiment {key!r} has no predictions on the test split; run the comparison again")
+        found.append((np.asarray(predictions[key]["test_prediction"]), np.asarray(predictions[key]["test_target"])))
     targets = found[0][1]
-    for cell, (_, other) in zip(cells["experiment"], found, strict=True):
+    for key, (_, other) in zip(rows["experiment"], found, strict=True):
         if not np.array_equal(targets, other):
             raise GateError(
-                f"the cell {cell!r} was tested on other examples than {cells['cell'].iloc[0]!r}; use one test split"
+                f"the experiment {key!r} was tested on other examples than {rows['experiment'].iloc[0]!r}; use one test split"
             )
     return np.stack([prediction for prediction, _ in found]), targets

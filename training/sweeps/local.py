@@ -153,7 +153,7 @@ class LocalSweep:
             told = f"trial {number} failed after {seconds:.0f} s ({options}): {reason}"
         else:
             metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-            result = metrics["learned"] | {"all_heads": metrics["heads"]["total"]}
+            result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}
             job.trial.set_user_attr("result", result)
             if self.sweep.column not in result:
                 found = ", ".join(name.replace("_", "/", 1) for name in result if name.startswith("select_"))

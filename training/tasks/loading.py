@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 from gates.errors import GateError, first_line
 from gates.export.safe_load import check_pruned_config, verify_checksums
 from gates.surgery.pruned import pruned_class
+from training.config import Source
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
@@ -82,10 +83,10 @@ def from_config(auto: Any, fields: Mapping[str, Any]) -> PreTrainedModel:
     return model
 
 
-def base_model_name(settings: Mapping[str, Any]) -> str:
-    """What a run's model is called, from its settings: a hub name as it is; a local folder by its last part alone, since
-    paths mean nothing elsewhere; a new model by its type."""
-    if settings["backbone"] is None:
-        return str(settings["from_scratch"].get("model_type", "a new model"))
-    name = str(settings["backbone"])
+def base_model_name(source: Source) -> str:
+    """What a run's model is called: a hub name as it is; a local folder by its last part alone, since paths mean nothing
+    elsewhere; a new model by its type."""
+    if source.backbone is None:
+        return str((source.from_scratch or {}).get("model_type", "a new model"))
+    name = source.backbone
     return Path(name).name if Path(name).exists() else name

@@ -1,5 +1,4 @@
 import copy
-import time
 
 import pytest
 import torch
@@ -7,6 +6,7 @@ import transformers
 from torch import nn
 
 from gates.errors import GateError
+from gates.export import cost
 from gates.export.cost import count_flops, count_parameters, hardware, measure_cost, measure_latency
 from gates.export.example_inputs import example_inputs, resized
 from gates.surgery.remove import remove_heads_
@@ -51,51 +51,70 @@ def test_shared_parameters_count_once():
     assert count_parameters(model) == 15
 
 
-class Sleeper(nn.Module):
-    def __init__(self, name, seconds, calls):
+class Clock:
+    """A clock that stands still, except while a model runs."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(cost, "time", clock := Clock())
+    return clock
+
+
+class Taking(nn.Module):
+    """Takes its time, and notes what it was called with."""
+
+    def __init__(self, name, seconds, calls, clock):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self.name, self.seconds, self.calls = name, seconds, calls
+        self.name, self.seconds, self.calls, self.clock = name, seconds, calls, clock
 
     def forward(self, x):
         self.calls.append((self.name, len(x), self.training))
-        time.sleep(self.seconds)
+        self.clock.now += self.seconds * len(x)
 
 
-def test_latency_by_batch_size_with_both_models_in_turns():
+def test_latency_by_batch_size_with_both_models_in_turns(clock):
     calls = []
-    slow, fast = Sleeper("slow", 0.03, calls), Sleeper("fast", 0.005, calls)
+    slow, fast = Taking("slow", 0.03, calls, clock), Taking("fast", 0.005, calls, clock)
     found = measure_latency(slow, fast, {"x": torch.zeros(2, 4)}, batch_sizes=[1, 5], repeats=6, warm_up=2)
     assert [row.batch_size for row in found] == [1, 5]
     for row in found:
-        assert row.dense_ms >= 30
-        assert row.pruned_ms >= 5
-        assert row.ratio > 1.5
+        assert row.dense_ms == pytest.approx(30 * row.batch_size)
+        assert row.pruned_ms == pytest.approx(5 * row.batch_size)
+        assert row.ratio == pytest.approx(6)
     turns = ["slow", "fast"] * 2 + ["slow", "fast", "fast", "slow"] * 3
     assert calls == [(name, size, False) for size in (1, 5) for name in turns]
     assert slow.training  # left as they were
     assert fast.training
 
 
-def test_a_slow_model_is_measured_less_often():
+@pytest.mark.parametrize(("seconds", "pairs"), [(0.3, 8), (0.1, 4)])
+def test_a_slow_model_is_measured_less_often_but_four_times(clock, seconds, pairs):
     calls = []
-    model = Sleeper("slow", 0.02, calls)
-    measure_latency(model, model, {"x": torch.zeros(1, 1)}, batch_sizes=[1], repeats=500, warm_up=0, seconds=0.1)
-    assert 8 <= len(calls) < 100
+    model = Taking("slow", 0.02, calls, clock)
+    measure_latency(model, model, {"x": torch.zeros(1, 1)}, batch_sizes=[1], repeats=500, warm_up=0, seconds=seconds)
+    assert len(calls) == 2 * pairs
 
 
 def test_cost_of_a_pruned_model():
     model = build_bert()
     cut = remove_heads_(copy.deepcopy(model), torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))
-    cost = measure_cost(model, cut, example_inputs(model, batch=2, length=LENGTH), batch_sizes=[2])
+    found = measure_cost(model, cut, example_inputs(model, batch=2, length=LENGTH), batch_sizes=[2])
     head = 3 * (8 * 32 + 8) + 8 * 32
-    assert cost.dense_parameters - cost.pruned_parameters == 7 * head
-    assert (cost.dense_flops, cost.pruned_flops) == (bert_flops((4, 4)), bert_flops((1, 0)))
-    assert cost.flop_ratio == pytest.approx(bert_flops((4, 4)) / bert_flops((1, 0)))
-    assert cost.shapes["input_ids"] == (1, LENGTH)
-    assert cost.hardware == hardware(torch.device("cpu"))
-    assert str(torch.get_num_threads()) in cost.hardware
-    assert cost.versions["transformers"] == transformers.__version__
+    assert found.dense_parameters - found.pruned_parameters == 7 * head
+    assert (found.dense_flops, found.pruned_flops) == (bert_flops((4, 4)), bert_flops((1, 0)))
+    assert found.flop_ratio == pytest.approx(bert_flops((4, 4)) / bert_flops((1, 0)))
+    assert found.shapes["input_ids"] == (1, LENGTH)
+    assert found.hardware == hardware(torch.device("cpu"))
+    assert str(torch.get_num_threads()) in found.hardware
+    assert found.versions["transformers"] == transformers.__version__
 
 
 @pytest.mark.parametrize("size", [0, -3])

@@ -1,3 +1,4 @@
+import copy
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ import torch
 import transformers
 
 from gates.errors import GateError
-from gates.export.onnx import export_onnx, export_onnx_files, export_onnx_step
+from gates.export.onnx import export_onnx
+from gates.export.onnx_step import export_onnx_step
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
@@ -19,6 +21,8 @@ CONFIGS = {
     "T5": zoo.T5, "ViT": zoo.VIT,
 }  # fmt: skip
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+ONE_LAYER = {**zoo.BERT, "num_hidden_layers": 1}
+"""For what does not depend on the number of layers; the exporter takes seconds for each."""
 
 
 def build(class_name):
@@ -64,19 +68,35 @@ def check(model, mask, path, batches, prepare):
             torch.testing.assert_close(output, expected[name], **CLOSE)
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A dense classifier, a mask, and the file of the classifier pruned by it."""
+    model, mask = build("BertForSequenceClassification")
+    path = tmp_path_factory.mktemp("classifier") / "model.onnx"
+    export_onnx(remove_heads_(copy.deepcopy(model), mask), path, texts(2, 7, seed=1))
+    return model, mask, path
+
+
+def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
+    model, mask, path = classifier
+    batches = [texts(batch, length, seed=2) for batch, length in ((2, 7), (1, 4), (5, 12), (3, 3))]
+    check(model, mask, path, batches, lambda model: model)
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+
+
 @pytest.mark.parametrize(
     "class_name",
     [
-        "BertForSequenceClassification",
+        "BertModel",
+        "BertForTokenClassification",
+        "BertForQuestionAnswering",
+        "BertForMaskedLM",
         "LlamaForSequenceClassification",
-        pytest.param("BertModel", marks=pytest.mark.slow),
-        pytest.param("BertForTokenClassification", marks=pytest.mark.slow),
-        pytest.param("BertForQuestionAnswering", marks=pytest.mark.slow),
-        pytest.param("BertForMaskedLM", marks=pytest.mark.slow),
-        pytest.param("GPT2ForSequenceClassification", marks=pytest.mark.slow),
-        pytest.param("T5EncoderModel", marks=pytest.mark.slow),
+        "GPT2ForSequenceClassification",
+        "T5EncoderModel",
     ],
 )
+@pytest.mark.slow
 def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)
@@ -86,7 +106,9 @@ def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("class_name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.slow)]
+)
 def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)
@@ -103,72 +125,9 @@ def test_pictures_have_a_dynamic_batch(tmp_path):
     check(dense, mask, path, [{"pixel_values": torch.randn(batch, 3, 8, 8)} for batch in (1, 4)], lambda model: model)
 
 
-def empty_cache(session, batch):
-    """One tensor without tokens for every key and value that the graph takes."""
-    values = (value for value in session.get_inputs() if value.name.startswith("past_key_values"))
-    return {value.name: torch.zeros(batch, value.shape[1], 0, value.shape[3]) for value in values}
-
-
-def kept(found):
-    return {name.replace("present", "past_key_values"): tensor for name, tensor in found.items() if "present" in name}
-
-
-def greedy(step, first, cache, tokens):
-    """Greedy decoding: ``step`` maps new tokens, those before them and a cache to the graph's outputs."""
-    ids, new = first, first
-    for _ in range(tokens):
-        found = step(new, ids, cache)
-        new, cache = found["logits"][:, -1].argmax(-1, keepdim=True), kept(found)
-        ids = torch.cat([ids, new], dim=1)
-    return ids
-
-
-@pytest.mark.parametrize("class_name", ["LlamaForCausalLM", pytest.param("GPT2LMHeadModel", marks=pytest.mark.slow)])
-def test_a_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
-    model, mask = build(class_name)
-    dense, _ = build(class_name)
-    (path,) = export_onnx_files(remove_heads_(model, mask), tmp_path, texts(2, 8, seed=1))
-    session = onnxruntime.InferenceSession(path)
-    prompt = texts(3, 5, seed=4, padded=False)
-
-    def step(new, ids, cache):
-        positions = torch.arange(ids.shape[1] - new.shape[1], ids.shape[1]).expand(len(ids), -1)
-        return run(session, {"input_ids": new, "attention_mask": torch.ones_like(ids), "position_ids": positions, **cache})
-
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    expected = masked(dense, mask, lambda: dense.generate(**prompt, **options))
-    assert torch.equal(greedy(step, prompt["input_ids"], empty_cache(session, 3), 6), expected)
-    if class_name == "LlamaForCausalLM":
-        widths = {value.name: value.shape[1::2] for value in session.get_inputs() if value.name.endswith("key")}
-        assert widths == {"past_key_values.0.key": [1, 1], "past_key_values.1.key": [3, 8]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("class_name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
-def test_an_encoder_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
-    model, mask = build(class_name)
-    dense, _ = build(class_name)
-    inputs = texts(2, 8, seed=1)
-    decoder_ids = texts(2, 6, seed=5)["input_ids"]
-    encoder, decoder = export_onnx_files(remove_heads_(model, mask), tmp_path, inputs | {"decoder_input_ids": decoder_ids})
-    assert (encoder.name, decoder.name) == ("encoder_model.onnx", "decoder_model.onnx")
-    prompt = texts(3, 5, seed=4)
-    hidden = run(onnxruntime.InferenceSession(encoder), prompt)["last_hidden_state"]
-    session = onnxruntime.InferenceSession(decoder)
-    given = {"encoder_hidden_states": hidden, "encoder_attention_mask": prompt["attention_mask"]}
-    found = greedy(
-        lambda new, _, cache: run(session, {"input_ids": new, **given, **cache}),
-        torch.full((3, 1), dense.config.decoder_start_token_id),
-        empty_cache(session, 3),
-        6,
-    )
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    assert torch.equal(found, masked(dense, mask, lambda: dense.generate(**prompt, **options)))
-
-
 def test_weights_of_another_dtype_are_written_as_float32_and_the_model_stays_as_it_was(tmp_path):
-    model, mask = build("BertForSequenceClassification")
-    remove_heads_(model, mask).to(torch.bfloat16).train()
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**ONE_LAYER))
+    remove_heads_(zoo.randomise_(model), torch.tensor([0.0, 1, 1, 0])).to(torch.bfloat16).train()
     path = export_onnx(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.training
@@ -179,7 +138,7 @@ def test_weights_of_another_dtype_are_written_as_float32_and_the_model_stays_as_
 
 
 def test_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
-    monkeypatch.setattr("gates.export.onnx.LARGEST_FILE", 0)
+    monkeypatch.setattr("gates.export.onnx_file.LARGEST_FILE", 0)
     model, mask = build("ViTForImageClassification")
     dense, _ = build("ViTForImageClassification")
     path = export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", {"pixel_values": torch.randn(2, 3, 8, 8)})
@@ -200,7 +159,7 @@ class Counting(transformers.BertForSequenceClassification):
 
 
 def test_nothing_is_kept_of_an_export_that_differs(tmp_path):
-    model = Counting(transformers.BertConfig(**zoo.BERT)).eval()
+    model = Counting(transformers.BertConfig(**ONE_LAYER)).eval()
     with pytest.raises(GateError, match=r"differs from torch by .* nothing was kept"):
         export_onnx(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +176,7 @@ class Branching(transformers.BertForSequenceClassification):
 
 
 def test_what_the_exporter_does_not_take_is_refused_in_one_sentence(tmp_path):
-    model = Branching(transformers.BertConfig(**zoo.BERT)).eval()
+    model = Branching(transformers.BertConfig(**ONE_LAYER)).eval()
     with pytest.raises(GateError, match=r"torch.onnx.export does not take Branching: \w+") as caught:
         export_onnx(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
     assert "\n" not in str(caught.value)
@@ -230,20 +189,6 @@ def test_missing_packages_are_named_with_what_to_install(tmp_path, monkeypatch, 
     model, _ = build("BertModel")
     with pytest.raises(GateError, match=rf"'{package}'.*head-gates\[onnx\]"):
         export_onnx(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
-    assert list(tmp_path.iterdir()) == []
-
-
-class Forgetful(transformers.LlamaForCausalLM):
-    """Keeps nothing for the next step."""
-
-    def forward(self, *args, past_key_values=None, use_cache=None, **inputs):
-        return super().forward(*args, use_cache=False, **inputs)
-
-
-def test_a_model_that_fills_no_cache_has_no_decoding_step(tmp_path):
-    model = Forgetful(transformers.LlamaConfig(**zoo.GROUPED)).eval()
-    with pytest.raises(GateError, match="key/value cache"):
-        export_onnx_step(model, tmp_path / "model.onnx", texts(2, 7, seed=1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -274,15 +219,12 @@ numpy.save(sys.argv[3], session.run(None, given)[0])
 """
 
 
-def test_onnx_runtime_alone_in_a_fresh_process(tmp_path):
-    model, mask = build("BertForSequenceClassification")
+def test_onnx_runtime_alone_in_a_fresh_process(tmp_path, classifier):
+    model, mask, path = classifier
     batch = texts(3, 9, seed=1)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask), torch.no_grad():
-        expected = model(**batch).logits
-    export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", texts(2, 6, seed=0))
+    expected = masked(model, mask, lambda: model(**batch).logits)
     np.savez(tmp_path / "inputs.npz", **{name: tensor.numpy() for name, tensor in batch.items()})
-    paths = [str(tmp_path / name) for name in ("model.onnx", "inputs.npz", "found.npy")]
+    paths = [str(path), *(str(tmp_path / name) for name in ("inputs.npz", "found.npy"))]
     done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, *paths], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "found.npy")), expected, **CLOSE)

@@ -96,7 +96,7 @@ def test_a_checkpoint_of_one_family_loads_into_every_other(family):
     for other in FAMILIES:
         gates = gates_of(other)
         gates.load_state_dict(state)
-        assert torch.equal(gates.log_alpha, state["hard_concrete.log_alpha"])
+        assert torch.equal(gates.log_alpha, state["learned.log_alpha"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

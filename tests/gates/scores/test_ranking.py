@@ -4,19 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.scores.ranking import RANKINGS, hies, jaccard, keep_scores, ranks
-from gates.sites import KINDS
+from gates.scores.ranking import RANKINGS, hies, jaccard, ranking_scores, ranks
 
 LAYERS = torch.tensor([0] * 4 + [1] * 4 + [2] * 4)
-KINDS_ = torch.zeros(12, dtype=torch.long)
 
 
 def scores(name, **more):
     generator = torch.Generator().manual_seed(0)
     his, entropy = torch.rand(12, generator=generator), torch.rand(12, generator=generator)
-    return keep_scores(name, his=his, entropy=entropy, layer_index=LAYERS, **more)
+    return ranking_scores(name, his=his, entropy=entropy, layer_index=LAYERS, **more)
 
 
 def test_opposite_rankings_are_opposite():
@@ -26,8 +23,8 @@ def test_opposite_rankings_are_opposite():
 
 def test_entropy_low_first_gives_up_the_lowest():
     entropy = torch.arange(12.0)
-    keep = keep_scores("entropy-low-first", his=torch.ones(12), entropy=entropy, layer_index=LAYERS)
-    assert budget_mask(keep, Budget(3, {}), kind_index=KINDS_, layer_index=LAYERS).nonzero().flatten().tolist() == [9, 10, 11]
+    ranking = ranking_scores("entropy-low-first", his=torch.ones(12), entropy=entropy, layer_index=LAYERS)
+    assert ranking.argsort().tolist() == list(range(12))
 
 
 def test_hies_ends_are_his_and_entropy():
@@ -55,26 +52,9 @@ def test_unknown_ranking_is_named():
 
 
 @pytest.mark.parametrize("name", RANKINGS)
-@pytest.mark.parametrize("budget", [0, 1, 5, 12])
-def test_masks_hold_the_budget(name, budget):
-    mask = budget_mask(scores(name), Budget(budget, {}), kind_index=KINDS_, layer_index=LAYERS)
-    assert mask.sum() == budget
-
-
-def test_a_minimum_per_layer_is_kept():
-    keep = torch.tensor([9.0] * 4 + [5.0] * 4 + [0.0, 0.1, 0.2, 0.3])
-    mask = budget_mask(keep, Budget(5, {}), kind_index=KINDS_, layer_index=LAYERS, minimum_per_layer=1)
-    assert [int(part.sum()) for part in mask.split(4)] == [3, 1, 1]
-    assert mask[11] == 1
-    with pytest.raises(GateError, match="needs 6 heads"):
-        budget_mask(keep, Budget(5, {}), kind_index=KINDS_, layer_index=LAYERS, minimum_per_layer=2)
-
-
-def test_a_minimum_per_layer_that_does_not_fit_into_the_budget_of_a_kind_names_it():
-    kinds, layers = torch.tensor([0] * 4 + [1] * 4), torch.arange(4).repeat_interleave(2)
-    budget = Budget.parse({KINDS[0]: 1}, {KINDS[0]: 4, KINDS[1]: 4})
-    with pytest.raises(GateError, match=f"needs 2 {KINDS[0]} heads, more than the {KINDS[0]} budget of 1;"):
-        budget_mask(torch.arange(8.0), budget, kind_index=kinds, layer_index=layers, minimum_per_layer=1)
+def test_every_ranking_scores_every_head(name):
+    assert scores(name).shape == (12,)
+    assert scores(name).isfinite().all()
 
 
 def test_agreement():

@@ -4,8 +4,9 @@ import torch
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
+from gates.surgery.masks import kept_heads
 from gates.surgery.pruned import Headless
-from gates.surgery.remove import kept_heads, remove_heads_, zero_heads_
+from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import FAMILIES, GENERATING, build, inputs, logits, random_mask
 
 TOLERANCE = {"atol": 3e-6, "rtol": 1e-5}

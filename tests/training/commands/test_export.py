@@ -127,7 +127,7 @@ def test_the_gates_alone_belong_to_the_dense_weights(run, tmp_path, capsys):
     assert torch.equal(gated.mask(), written(run, tmp_path / "gates"))
     assert int(gated.mask().sum()) == 4
     final = torch.load(run / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
-    assert torch.equal(gated.gates.log_alpha.detach(), final["gates.hard_concrete.log_alpha"])
+    assert torch.equal(gated.gates.log_alpha.detach(), final["gates.learned.log_alpha"])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Watch(pl.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.modes.append(pl_module.gates.mode)
-        self.open.append(float(pl_module.gates.hard_concrete.open_probability().sum().detach()))
+        self.open.append(float(pl_module.gates.learned.open_probability().sum().detach()))
 
 
 def fit(pruner=None, trainer=None, **more):
@@ -305,7 +305,7 @@ def test_frozen_parameters_stay_and_gates_still_learn():
     for name, tensor in state(pruner).items():
         if name.startswith("backbone."):
             assert torch.equal(tensor, before[name])
-    assert not torch.equal(pruner.gates.log_alpha, before["gates.hard_concrete.log_alpha"])
+    assert not torch.equal(pruner.gates.log_alpha, before["gates.learned.log_alpha"])
 
 
 def test_freezing_by_pattern():
@@ -406,7 +406,7 @@ def test_a_resumed_run_has_its_own_learning_rates(tmp_path):
 
 def test_the_seed_decides_the_run():
     first, again, other = (state(fit(make_pruner(seed=seed))) for seed in (0, 0, 1))
-    log_alpha = "gates.hard_concrete.log_alpha"
+    log_alpha = "gates.learned.log_alpha"
     assert torch.equal(first[log_alpha], again[log_alpha])
     assert not torch.equal(first[log_alpha], other[log_alpha])
 

@@ -1,0 +1,89 @@
+"""Hooks on the input of every site's output projection, and the check that attention goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gates.errors import GateError
+from gates.sites import AttentionSite
+
+
+class OutputHooks:
+    """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place.
+
+    Args:
+        model: any model; only its hooks change.
+        sites: attention modules of the model.
+    """
+
+    def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
+        self._model = model
+        self._sites = sites
+        self._handles: list[RemovableHandle] = []
+        self._fired: set[int] = set()
+        self._passed: set[int] = set()  # in the present call of each attention module
+
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self, before_call: Callable[..., None], change: Callable[[int, Tensor], Tensor]) -> None:
+        """Put the hooks on.
+
+        Args:
+            before_call: function called before the model, with the model, its positional and its keyword arguments.
+            change: function from the index of a site and its concatenated heads ``[batch, query, heads * head_dim]`` to
+                what its output projection is given in their place.
+
+        Raises:
+            GateError: if hooks are on already, these or those of other gates.
+        """
+        if self.is_attached:
+            raise GateError("these gates are attached already; detach() them before attaching again")
+        taken = [site.name for site in self._sites if getattr(site.output, "_head_gates", False)]
+        if taken:
+            raise GateError(f"{type(self._model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
+        for index, site in enumerate(self._sites):
+            self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
+            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
+            object.__setattr__(site.output, "_head_gates", True)
+
+    def detach(self) -> None:
+        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            for site in self._sites:
+                object.__delattr__(site.output, "_head_gates")
+        self._handles.clear()
+        self._fired.clear()
+
+    def unreached(self) -> list[str]:
+        """Names of the sites whose attention has not run since :meth:`attach`, outside compiled code."""
+        return [site.name for index, site in enumerate(self._sites) if index not in self._fired]
+
+    def _on_output(
+        self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        if not torch.compiler.is_compiling():
+            self._fired.add(index)
+            self._passed.add(index)
+        heads = change(index, args[0])
+        return None if heads is args[0] else (heads, *args[1:])
+
+    def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if index not in self._passed:
+            raise GateError(
+                f"{type(module).__name__} at {self._sites[index].name!r} goes round its output projection, so its gates have "
+                "no effect; detach() them, and use another model or attention implementation"
+            )
+        self._passed.discard(index)

@@ -1,0 +1,70 @@
+import ast
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from gates.errors import GateError
+from gates.export.checkpoint import ModelCard, load_pruned, save_pruned
+from gates.surgery import pruned
+from gates.surgery.remove import remove_heads_
+from tests.models import build, inputs, logits, random_mask
+
+HOSTILE = 'evil"\'\n"""; __import__("os").system("boom") #'
+
+
+def test_the_modeling_file_holds_no_text_of_the_user(tmp_path):
+    model = build("bert")
+    model.config._name_or_path = HOSTILE
+    model.config.id2label, model.config.label2id = {0: HOSTILE, 1: "b"}, {HOSTILE: 0, "b": 1}
+    directory = tmp_path / HOSTILE.replace("/", "")
+    save_pruned(model, directory, random_mask("bert"), card=ModelCard(base_model=HOSTILE, method=HOSTILE))
+    text = (directory / "modeling_pruned.py").read_text()
+    assert "evil" not in text
+    library = Path(pruned.__file__).read_text().replace("import torch\n", "import torch\nimport transformers\n", 1)
+    assert text.startswith(library.rstrip("\n"))
+    generated = ast.parse(text[len(library.rstrip("\n")) :])
+    for node in generated.body:  # if hasattr(transformers, "Name"): class Name(transformers.Name)
+        assert isinstance(node, ast.If)
+        (definition,) = node.body
+        assert isinstance(definition, ast.ClassDef)
+        assert hasattr(transformers, definition.name)
+        assert ast.unparse(node.test) == f"hasattr(transformers, {definition.name!r})"
+        assert ast.unparse(definition.bases[0]) == f"transformers.{definition.name}"
+    assert load_pruned(directory).config.id2label[0] == HOSTILE
+
+
+def test_a_class_with_a_hostile_name_is_not_written(tmp_path):
+    model = build("bert")
+    model.__class__ = type(HOSTILE, (type(model),), {})
+    with pytest.raises(GateError, match="not a class that an Auto class"):
+        save_pruned(model, tmp_path / "out", random_mask("bert"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoder_decoders_causal_lm_class_is_not_offered(tmp_path):
+    """``BartForCausalLM`` has no encoder, so a shape that names encoder layers cannot be given to it."""
+    directory = save_pruned(build("bart"), tmp_path / "out", random_mask("bart"), check_batch=inputs("bart"))
+    offered = json.loads((directory / "config.json").read_text())["auto_map"]
+    assert "AutoModelForSeq2SeqLM" in offered
+    assert "AutoModelForCausalLM" not in offered
+    for auto in offered:
+        getattr(transformers, auto).from_pretrained(directory, trust_remote_code=True)
+
+
+def test_plain_save_pretrained_of_a_pruned_model_keeps_its_shape(tmp_path):
+    """A stock class would find the first layer's weights missing and draw new ones."""
+    model, batch = build("llama"), inputs("llama")
+    cut = remove_heads_(model, torch.tensor([0.0, 0, 0, 0, 1, 1, 1, 1]))
+    expected = logits(cut, batch)
+    for saved in (cut, copy.deepcopy(cut)):
+        directory = tmp_path / str(id(saved))
+        saved.save_pretrained(directory)
+        again = transformers.AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
+        torch.testing.assert_close(logits(again, batch), expected, atol=3e-6, rtol=1e-5)
+        torch.testing.assert_close(logits(load_pruned(directory).eval(), batch), expected, atol=3e-6, rtol=1e-5)
+    assert type(cut) is transformers.LlamaForCausalLM
+    assert not hasattr(cut.config, "auto_map")

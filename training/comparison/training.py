@@ -1,0 +1,58 @@
+"""One training of a run through all its phases, and what it leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from training.comparison.adoption import TrainedRun
+from training.data.base import TaskData
+from training.pruner.averaging import StopEarly
+from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions
+from training.pruner.checkpoints import read_checkpoint
+from training.pruner.evaluation import evaluate
+from training.pruner.gate_log import GateLog, OpenHeadsBar
+from training.pruner.module import HeadPruner
+from training.runs.run_directory import RunDirectory
+from training.setup import Setup, draws_bars, make_trainer
+
+
+def train(
+    setup: Setup, run: RunDirectory, pruner: HeadPruner, data: TaskData, loggers: list[Any], checkpoint: str | None
+) -> TrainedRun:
+    """All phases in one go, and the evaluation of what they end with."""
+    weights, interval = setup.weights, setup.trainer["val_check_interval"] or data.validation_interval(pruner.epochs)
+    gate_log, costs, dense = GateLog(), PhaseCosts(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
+    callbacks: list[pl.Callback] = [gate_log, costs, dense]
+    if weights.patience is not None:
+        callbacks.insert(0, StopEarly(pruner.task.main_metric, weights.patience))
+    callbacks.append(LastGoodCheckpoint(run.checkpoint("last"), every=setup.run.save_every))
+    if draws_bars(setup):
+        callbacks.append(OpenHeadsBar())
+    trainer = make_trainer(setup, *callbacks, logger=loggers, val_check_interval=interval)
+    trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
+    trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
+    finetune, prune, end = pruner.boundaries
+    predictions = Predictions()
+    metrics = evaluate(make_trainer(setup, predictions), pruner, data)
+    table = gate_log.table(pruner)
+    return TrainedRun(
+        dense=run.checkpoint("dense"),
+        costs=costs.costs,
+        steps={"finetune": min(finetune, trainer.global_step), "prune": prune - finetune, "retrain": end - prune},
+        gates=table[(table["step"] > finetune) & (table["step"] <= prune)],
+        metrics=metrics,
+        predictions=predictions,
+    )
+
+
+def restore(run: RunDirectory, pruner: HeadPruner) -> bool:
+    """Bring the module into the final state of a run whose training has ended; False if it has not."""
+    final = run.checkpoint("final")
+    if not final.is_file():
+        return False
+    content = read_checkpoint(final)
+    pruner.on_load_checkpoint(content)
+    pruner.load_state_dict(content["state_dict"])
+    return True
