@@ -6,14 +6,13 @@ Lightning starts the others when a trainer first trains or evaluates; until then
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import pytorch_lightning as pl
+from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import distributed
 
 from gates.errors import GateError
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
 
 T = TypeVar("T")
 
@@ -24,8 +23,6 @@ def start(trainer: pl.Trainer) -> None:
     Raises:
         GateError: for a strategy whose processes end with each training.
     """
-    from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher  # takes seconds
-
     strategy = trainer.strategy
     if trainer.world_size == 1 or world_size() > 1:
         return
