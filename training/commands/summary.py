@@ -22,6 +22,7 @@ from gates.errors import GateError
 from gates.files import replacing
 from training.cli import finish
 from training.stats.numbers import IN_PERCENT, kinds_kept, shown
+from training.stats.stages import STAGES
 
 BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
 
@@ -81,7 +82,8 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
         for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
     ]
     table = values.pivot(index=["stage", "method"], columns=["heads", "kinds"], values="text")
-    order = list(dict.fromkeys(zip(values["stage"], values["method"], strict=True)))
+    pairs = dict.fromkeys(zip(values["stage"], values["method"], strict=True))
+    order = sorted(pairs, key=lambda pair: STAGES.index(pair[0]) if pair[0] in STAGES else len(STAGES))
     return table.reindex(order)[sorted(table.columns, reverse=True)].fillna("")
 
 

@@ -256,10 +256,7 @@ class Experiments:
         if found is not None:
             return found
         with self.progress.experiment(f"seed {self.seed}, {name}") as shown:
-            experiment = self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
-        if experiment.result.get("steps"):
-            gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
-        return experiment
+            return self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
 
     def _pruner(self, options: PrunerOptions) -> HeadPruner:
         """A module with these options and whatever weights; the last one built is kept."""
@@ -280,6 +277,7 @@ class Experiments:
     def _train(self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Any]:
         """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost in all; steps that are
         made twice, since they were after the last checkpoint, count once."""
+        gc.collect()  # earlier trainers and modules refer to each other, and their optimisers hold much memory
         last = folder / "last.ckpt"
         goes_on = processes.in_first(last.is_file)
         pruner.train()  # Lightning keeps the mode it finds

@@ -5,12 +5,14 @@
     config.yaml        the resolved configuration
     metrics.json       results of the run, versions, machine
     metrics.csv        what was logged at each step
-    comparison.csv     every method at the run's budget
+    comparison.csv     every method at the run's budget; with summary.csv, statistics.csv, agreement.csv, verdict.md
     curve.csv          post hoc quality of every ranking at other budgets (selection split)
-    scores/*.csv       HIS, entropy, gates, gates over time
+    scores.csv         raw scores and rankings of every gate
+    gates_over_time.csv, masks.json, sites.json, samples.tsv
     masks/*.json       the mask of each method
     plots/*.png        gate heat map, quality by budget, agreement of masks
     checkpoints/       dense.ckpt (end of fine-tuning), last.ckpt, final.ckpt
+    experiments/       finished pieces of training and evaluation, see :mod:`training.comparison.cache`
     export/            the pruned model
     wandb/             W&B's own files
 """
@@ -34,7 +36,7 @@ from training.config import Existing, RunOptions
 
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
-FOLDERS = ("scores", "masks", "plots", "checkpoints")
+FOLDERS = ("masks", "plots", "checkpoints")
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
 EARLIER_LOG = "metrics-before-resuming.csv"

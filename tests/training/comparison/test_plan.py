@@ -79,10 +79,10 @@ def test_statistics_scores_and_gates_over_time_are_the_same_too(full_run, compar
 
 
 @pytest.fixture(scope="module")
-def swapped(tmp_path_factory, compared):
+def swapped(tmp_path_factory):
     """A run with a search by swaps, and the comparison's learned+swap."""
     folder = tmp_path_factory.mktemp("swapped")
-    common = ["--config", write_config(folder), "--model.his_start", "0"]
+    common = ["--config", write_config(folder), "--model.his_start", "0", "--model.learning_rate", "0.01"]
     own = ["--model.swaps", "12", "--compare", "posthoc", "--curve", "[]"]
     assert fit.main([*common, *own, "--run_dir", str(folder / "fit")]) == 0
     theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0"]
@@ -93,7 +93,6 @@ def swapped(tmp_path_factory, compared):
 def test_a_run_with_swaps_is_the_method_of_the_same_name(swapped):
     """Also its mask without training, which is searched on the dense weights."""
     assert_same(*swapped, "learned+swap")
-    assert_same(*swapped, "dense") if ("dense", "retrained") in rows_of(swapped[0]).index else None
     assert "learned" not in rows_of(swapped[0]).index
     entry = masks_of(swapped[0])["learned+swap"]
     assert entry.get("post_hoc_mask", entry["mask"]) != entry["mask"]
@@ -123,7 +122,8 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
 
 def test_a_price_that_leaves_what_it_leaves_is_lambda(tmp_path):
     """A comparison at just that budget finds the same; here a price that leaves some heads, not all and not none."""
-    priced = ["--config", write_config(tmp_path), "--model.price", "1", "--model.gate_learning_rate", "0.3"]
+    priced = ["--config", write_config(tmp_path), "--model.price", "1e-4", "--model.gate_learning_rate", "0.5"]
+    priced += ["--model.learning_rate", "0.01"]
     own = ["--model.budget", "null", "--model.draw_per", "batch", "--compare", "posthoc", "--curve", "[0.5]"]
     assert fit.main([*priced, *own, "--run_dir", str(tmp_path / "fit")]) == 0
     metrics = json.loads((tmp_path / "fit" / "metrics.json").read_text())
