@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis  # noqa: F401 (its plugins look at what refers to them, which is not seen of what is frozen)
 
 ROOT = Path(__file__).parents[1]
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: no test waits for what cannot be reached
 
 
 def pytest_sessionstart():

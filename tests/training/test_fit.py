@@ -114,7 +114,11 @@ def test_the_gates_over_time_are_those_of_the_prune_phase(full_run):
     assert course.columns[:4].tolist() == ["seed", "method", "budget", "step"]
     assert course["step"].between(17, 32).all()
     assert course["step"].iloc[-1] == 32
-    assert course.iloc[-1, 4:].astype(float).sum() == pytest.approx(3, abs=0.5)
+    gates = course.iloc[:, 4:].astype(float)
+    assert gates.shape[1] == 8
+    assert gates.min(axis=None) >= 0
+    assert gates.max(axis=None) <= 1
+    assert gates.iloc[-1].sum() < 3.5 < 6 < gates.iloc[0].sum()
 
 
 def test_the_summary_agrees_with_the_table(full_run):
@@ -597,12 +601,17 @@ def test_a_resumed_run_keeps_its_log(full_run, tmp_path):
     shutil.copytree(full_run[0], run)
     before = pd.read_csv(run / "metrics.csv")
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--existing", "resume"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--compare", "posthoc"]) == 0
     after = pd.read_csv(run / "metrics.csv")
     assert set(before["step"]) <= set(after["step"])
     pd.testing.assert_frame_equal(before, after)  # there was nothing left to train
     assert {path.name for path in run.iterdir()} >= SHAPE
     json.loads((run / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert main(arguments) == 0  # and compares nothing: what belongs to an earlier comparison goes
+    assert not {"scores.csv", "curve.csv"} & {path.name for path in run.iterdir()}
+    assert [path.name for path in (run / "masks").iterdir()] == ["learned.json"]
+    assert pd.read_csv(run / "comparison.csv")[["method", "stage"]].to_numpy().tolist() == [["learned", "retrained"]]
+    pd.testing.assert_frame_equal(before, pd.read_csv(run / "metrics.csv"))
 
 
 def test_an_old_run_survives_settings_that_cannot_start(full_run, tmp_path, capsys):
@@ -616,7 +625,17 @@ def test_an_old_run_survives_settings_that_cannot_start(full_run, tmp_path, caps
     assert (run / "export" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+QUICK = {"default", "sst2_minilm_local", "multi30k_scratch", "opus_mt_en_ru", "sst2_bert"}
+"""One of each kind: new weights, local files, new translators, models on the hub."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
+        for path in sorted(CONFIGS.glob("*.yaml"))
+    ],
+)
 def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_path, monkeypatch, capsys):
     """Files for local models and data and the embedded default run to the end on something tiny; those for the hub stop
     with one sentence that names what cannot be reached."""

@@ -1,4 +1,4 @@
-"""``python -m training compare`` on translation: the same cells and tables, with BLEU."""
+"""``python -m training compare`` on translation: the same experiments and tables, with BLEU."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_rows_state_the_bleu_of_their_translations(finished):
     table = pd.read_csv(finished / "comparison.csv")
     assert len(table) == 2 * (3 + 3 + 2 + 2)  # dense; learned; his and random, which are not trained from scratch
     for row in table.itertuples():
-        kept = np.load(finished / "cells" / row.cell / "predictions.npz")
+        kept = np.load(finished / "experiments" / row.experiment / "predictions.npz")
         assert kept["test_target"].tolist() == references
         assert sacrebleu.corpus_bleu(kept["test_prediction"].tolist(), [references]).score == pytest.approx(
             row.test_bleu, abs=1e-4
@@ -50,7 +50,7 @@ def test_samples_are_the_translations_of_the_first_seed(finished):
     rows = pd.read_csv(finished / "comparison.csv").query("seed == 0")
     assert set(samples.columns[2:]) == {f"{row.method}.{row.stage}.{row.budget}" for row in rows.itertuples()}
     for row in rows.itertuples():
-        kept = np.load(finished / "cells" / row.cell / "predictions.npz")["test_prediction"]
+        kept = np.load(finished / "experiments" / row.experiment / "predictions.npz")["test_prediction"]
         assert samples[f"{row.method}.{row.stage}.{row.budget}"].tolist() == kept[:20].tolist()
 
 
