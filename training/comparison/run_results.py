@@ -100,6 +100,7 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
     gates, table = pruner.gates, pd.DataFrame(curve)
     for folder in ("masks", "plots"):
         shutil.rmtree(run.path / folder, ignore_errors=True)
+        (run.path / folder).mkdir()
     if len(table):
         run.write_table("curve.csv", table)
     else:

@@ -136,7 +136,7 @@ def test_the_gates_alone_belong_to_the_dense_weights(run, tmp_path, capsys):
 )
 def test_any_budget_of_any_ranking(run, tmp_path, ranking, budget, count):
     assert call(run, tmp_path / "out", "--format", "masked", "--ranking", ranking, "--budget", budget) == 0
-    scores = pd.read_csv(run / "scores" / "heads.csv")[f"ranking:{ranking}"].to_numpy()
+    scores = pd.read_csv(run / "scores.csv")[f"ranking:{ranking}"].to_numpy()
     best = {layer * 4 + int(np.argmax(scores[layer * 4 : layer * 4 + 4])) for layer in (0, 1)}  # one in each layer stays
     rest = [head for head in np.argsort(-scores, kind="stable") if head not in best]
     expected = np.zeros(8)
@@ -168,7 +168,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     for part in ("parameters", "FLOPs of one example", "ms at batch size 1", "ms at batch size 2"):
         assert part in text
         assert part in shown
-    results = json.loads((run / "metrics.json").read_text())["learned"]
+    results = json.loads((run / "metrics.json").read_text())["run"]["result"]
     assert f"| accuracy | {results['test_accuracy']:.4g} |" in text
     assert "weights retrained with the mask" in text
     assert transformers.__version__ in text
@@ -224,7 +224,7 @@ def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
         ("metrics.json", "has not ended: it has no metrics.json"),
         ("checkpoints/final.ckpt", "has not ended: it has no checkpoints/final.ckpt"),
         ("config.yaml", "does not hold a run"),
-        ("scores/heads.csv", "cannot read"),
+        ("scores.csv", "QQQ"),
         ("masks/learned.json", "cannot read the mask file"),
     ],
 )

@@ -253,7 +253,7 @@ while not os.path.exists(options.get("waits_for", "/")):
 if rate > 0.8:
     sys.exit("Traceback\\n  somewhere\\nerror: the price is too high\\nand so on")
 row = {"heads": round(10 * rate), "select_loss": (rate - 0.3) ** 2, "test_loss": -rate}
-metrics = {"learned": row, "heads": {"total": 16}, "time": [began, time.time()], "threads": os.environ["OMP_NUM_THREADS"]}
+metrics = {"run": {"result": row}, "heads": 16, "time": [began, time.time()], "threads": os.environ["OMP_NUM_THREADS"]}
 run.joinpath("metrics.json").write_text(json.dumps(metrics))
 """
 
@@ -485,7 +485,7 @@ def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path
     table = pd.read_csv(real_sweep / "sweep.csv")
     done = run_fit("--config", str(real_sweep / "best.yaml"), "--run_dir", "again", "--wandb.mode=disabled", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    again = json.loads((tmp_path / "again" / "metrics.json").read_text())["learned"]
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())["run"]["result"]
     assert again["select_loss"] == pytest.approx(table["select_loss"].min(), rel=1e-6)
 
 
