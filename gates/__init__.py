@@ -1,1 +1,85 @@
-"""Gates, scores, masks and surgery for the attention heads of Hugging Face Transformers."""
+"""Gates, scores, masks and surgery for the attention heads of Hugging Face Transformers.
+
+The public names are imported when they are first asked for, so that ``import gates`` alone is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_MODULE_OF = {
+    "AttentionConfidence": "gates.scores.confidence",
+    "AttentionEntropy": "gates.scores.entropy",
+    "AttentionSite": "gates.sites",
+    "Budget": "gates.budget",
+    "FisherInformation": "gates.scores.fisher",
+    "GateConfig": "gates.artefact",
+    "GateError": "gates.errors",
+    "GatedModel": "gates.model",
+    "GatedTrainer": "gates.hf_trainer",
+    "HardConcrete": "gates.families.hard_concrete",
+    "HeadGates": "gates.head_gates",
+    "HeadImportance": "gates.scores.importance",
+    "Stretch": "gates.families.hard_concrete",
+    "budget_mask": "gates.budget",
+    "find_attention": "gates.sites",
+    "get_gated_model": "gates.model",
+    "head_gradients": "gates.scores.importance",
+    "hies": "gates.scores.ranking",
+    "l0_penalty": "gates.objective",
+    "load_mask": "gates.surgery.masks",
+    "load_pruned": "gates.export.checkpoint",
+    "measure_cost": "gates.export.cost",
+    "observe_attention": "gates.hooks.observe",
+    "observe_entropy": "gates.hooks.observe",
+    "ranking_scores": "gates.scores.ranking",
+    "refine_by_swaps": "gates.search.swaps",
+    "remove_heads_": "gates.surgery.remove",
+    "rescaled_gates": "gates.recovery.rescale",
+    "save_mask": "gates.surgery.masks",
+    "save_pruned": "gates.export.checkpoint",
+    "zero_heads_": "gates.surgery.remove",
+}
+__all__ = [
+    "AttentionConfidence",
+    "AttentionEntropy",
+    "AttentionSite",
+    "Budget",
+    "FisherInformation",
+    "GateConfig",
+    "GateError",
+    "GatedModel",
+    "GatedTrainer",
+    "HardConcrete",
+    "HeadGates",
+    "HeadImportance",
+    "Stretch",
+    "budget_mask",
+    "find_attention",
+    "get_gated_model",
+    "head_gradients",
+    "hies",
+    "l0_penalty",
+    "load_mask",
+    "load_pruned",
+    "measure_cost",
+    "observe_attention",
+    "observe_entropy",
+    "ranking_scores",
+    "refine_by_swaps",
+    "remove_heads_",
+    "rescaled_gates",
+    "save_mask",
+    "save_pruned",
+    "zero_heads_",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -94,14 +94,14 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
     plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
     compares = setup.end.compare != "none"
-    with comparison_progress(
-        sum(len(planned.stages) for planned in plan), visible=draws_bars(setup) and processes.is_first()
-    ) as experiments.progress:
+    count, visible = sum(len(planned.stages) for planned in plan), draws_bars(setup) and processes.is_first()
+    with comparison_progress(count, visible=visible) as progress:
+        experiments.show_in(progress)
         results.rows += run_seed(experiments, selector, plan, results)
         curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
     methods = [planned.method for planned in plan]
     if compares:
-        results.scores.append(score_columns(experiments, selector, methods, results.rankings))
+        results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
         described = describe_run(results, own, mask, seconds=seconds, wandb_mode=setup.wandb.resolved_mode())
         run.join_logs()

@@ -68,9 +68,7 @@ def test_the_price_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_pa
     gated, batch = gated_bert(), examples(8)
     losses = {}
     for price in (0.0, 5.0):
-        trainer = GatedTrainer(
-            gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_ramp=0.0
-        )
+        trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_ramp=0.0)
         inputs = trainer.data_collator(batch)
         torch.manual_seed(3)
         training = trainer.compute_loss(gated.train(), inputs).item()

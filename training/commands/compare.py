@@ -149,7 +149,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
                 results.rows.append(row)
                 if processes.is_first():
                     run.write_table(UNFINISHED, pd.DataFrame(results.rows))
-            results.scores.append(score_columns(experiments, selector, methods, results.rankings))
+            results.scores.append(score_columns(experiments, selector, results.rankings))
             results.prices.append(price_rows(experiments, selector))
             results.pruner, results.data = experiments.pruner, experiments.data
     if processes.is_first():

@@ -82,6 +82,10 @@ class Experiments:
         world_size = self.trainer().world_size
         self.dense_is = identity_of_dense(setup, self.pruner, data, processes=world_size)
 
+    def show_in(self, progress: ExperimentProgress) -> None:
+        """From now on what is being done shows there."""
+        self.progress = progress
+
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
         return make_trainer(self.setup, *callbacks, **overrides)

@@ -124,16 +124,22 @@ def curve_of_run(
         fractions: of all heads; of those of each pruned kind where the run has a budget per kind.
         results: with the rankings.
     """
-    total = next(entry["budget"] for entry in results.masks if entry["method"] == own.name)
-    budget = Budget.parse(selector.smallest, selector.sizes)
-    rankings = {}
+    if not fractions:
+        return
+    budget, seed = Budget.parse(selector.smallest, selector.sizes), experiments.seed
+    if own == DENSE:  # nothing was compared so far
+        for name in RANKINGS:
+            ranking = selector.select(Method(name), selector.smallest).ranking
+            assert ranking is not None
+            results.rankings[budget.total, name, seed] = ranking
+    rankings = {method: ranking for (_, method, _), ranking in results.rankings.items() if method != own.name}
     if own != DENSE:
-        rankings[own.base] = selector.select(Method(own.base), selector.smallest).ranking
-    rankings |= {method: ranking for (at, method, _), ranking in results.rankings.items() if at == total and method != own.name}
+        learned = selector.select(Method(own.base), selector.smallest).ranking
+        assert learned is not None
+        rankings = {own.base: learned, **rankings}
     for fraction in fractions:
         at = curve_budget(budget, fraction, selector.sizes)
         for method, ranking in rankings.items():
-            assert ranking is not None
             mask = selector.mask_of(ranking, at, minimum_per_layer=0)
             found = experiments.post_hoc(mask, splits=("select",))
             selection = Selection(mask, mask, experiments.dense(), {}, ranking)

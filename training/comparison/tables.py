@@ -61,9 +61,7 @@ class Results:
         return self.pruner.task.main_metric
 
 
-def score_columns(
-    experiments: Experiments, selector: MaskSelector, methods: Sequence[Method], rankings: Mapping[Mask, Tensor]
-) -> pd.DataFrame:
+def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
     """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
     smallest = Budget.parse(selector.smallest, selector.sizes).total
     gates = experiments.pruner.gates
@@ -76,9 +74,9 @@ def score_columns(
         "head": [head for size in gates.sizes for head in range(size)],
     }
     columns |= {name: scores.numpy() for name, scores in selector.known_scores().items() if scores.shape == (gates.size,)}
-    for method in methods:
-        if (keep := rankings.get((smallest, method.name, experiments.seed))) is not None:
-            columns[f"ranking:{method.name}"] = keep.numpy()
+    for (budget, method, seed), ranking in rankings.items():
+        if (budget, seed) == (smallest, experiments.seed):
+            columns[f"ranking:{method}"] = ranking.numpy()
     return pd.DataFrame(columns)
 
 
