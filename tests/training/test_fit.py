@@ -28,9 +28,9 @@ from training.setup import make_trainer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = {
-    "config.yaml", "metrics.json", "metrics.csv", "comparison.csv", "summary.csv", "statistics.csv", "agreement.csv", "scores.csv",
-    "gates_over_time.csv", "masks.json", "sites.json", "verdict.md", "curve.csv", "masks", "plots", "checkpoints", "experiments",
-    "export",
+    "config.yaml", "metrics.json", "metrics.csv", "comparison.csv", "summary.csv", "statistics.csv", "agreement.csv",
+    "scores.csv", "gates_over_time.csv", "masks.json", "sites.json", "verdict.md", "curve.csv", "masks", "plots", "checkpoints",
+    "experiments", "export",
 }  # fmt: skip
 METHODS = ("learned", *RANKINGS)
 MEASURED = ["seconds", "peak_memory_mb"]
@@ -562,7 +562,9 @@ def test_a_dense_model_alone_has_one_row(tmp_path, compare, monkeypatch):
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *alone]
     assert main(arguments) == 0
     table = pd.read_csv(tmp_path / "run" / "comparison.csv")
-    assert list(zip(table["method"], table["stage"], table["heads"], table["steps"], strict=True)) == [("dense", "post hoc", 8, 0)]
+    assert list(zip(table["method"], table["stage"], table["heads"], table["steps"], strict=True)) == [
+        ("dense", "post hoc", 8, 0)
+    ]
     own = json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]
     assert (own["method"], own["kept"]) == ("dense", 8)
     assert own["result"]["test_loss"] == table["test_loss"][0]
@@ -571,6 +573,12 @@ def test_a_dense_model_alone_has_one_row(tmp_path, compare, monkeypatch):
         for name in ("dense", "final")
     )
     assert all(torch.equal(final[name], tensor) for name, tensor in dense.items() if torch.is_tensor(tensor))
+    assert (tmp_path / "run" / "curve.csv").is_file() is (compare == "full")
+    if compare == "full":
+        curve = pd.read_csv(tmp_path / "run" / "curve.csv")
+        assert set(curve["method"]) == set(RANKINGS)
+        assert set(curve["heads"]) == {6, 4, 2, 1}
+        assert {f"ranking:{name}" for name in RANKINGS} <= set(pd.read_csv(tmp_path / "run" / "scores.csv"))
     assert len(started) == 1
     assert main([*arguments, "--existing", "resume"]) == 0
     assert len(started) == 1

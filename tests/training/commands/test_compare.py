@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 
 import training.commands.compare
 from gates.errors import GateError
-from tests.training.runs import run_fit, write_config
+from tests.training.runs import write_config
 from training.commands.compare import claim, main
 from training.comparison.methods import LEARNED, Method
 from training.comparison.options import check_budgets
@@ -135,7 +135,10 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
     swaps = [one for one in experiments.values() if one["experiment"] == "swap"]
     for learned in json.loads((run / "masks.json").read_text()):
         if learned["method"] == "learned":
-            assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {"dense", "learn"}
+            assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {
+                "dense",
+                "learn",
+            }
 
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
@@ -286,7 +289,9 @@ def test_what_an_earlier_comparison_of_other_methods_left_goes(finished, tmp_pat
 
 def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_path, monkeypatch):
     run, config = finished
-    arguments = command(tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--experiments", str(run / "experiments"))
+    arguments = command(
+        tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--experiments", str(run / "experiments")
+    )
     assert main([*arguments, "--seeds", "0"]) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
     after_one = training.commands.compare.run_seed

@@ -108,9 +108,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "method", ["dsp", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "dsp")]
-)
+@pytest.mark.parametrize("method", ["dsp", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "dsp")])
 def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
     common = ["--config", write_config(tmp_path)]
     own = [*FAMILIES[method], "--compare", "posthoc", "--curve", "[]", "--run_dir", str(tmp_path / "fit")]
@@ -167,9 +165,7 @@ def of_run(own="learned", **end):
 
 def test_a_run_is_compared_as_far_as_it_is_asked():
     assert of_run(compare="none") == {"learned": ("retrained",)}
-    assert of_run(compare="posthoc") == {name: ("post hoc",) for name in ("dense", "learned", *RANKINGS)} | {
-        "learned": STAGES
-    }
+    assert of_run(compare="posthoc") == dict.fromkeys(("dense", "learned", *RANKINGS), ("post hoc",)) | {"learned": STAGES}
     assert of_run(compare="full") == dict.fromkeys(("dense", "learned", *RANKINGS), STAGES)
     some = of_run(compare="full", retrained=["his"], from_scratch=["learned", "random"])
     assert {name for name, stages in some.items() if "retrained" in stages} == {"learned", "his"}

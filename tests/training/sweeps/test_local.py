@@ -19,8 +19,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from wandb import wandb_agent
 from wandb.proto import wandb_internal_pb2
 
-from tests.training.runs import run_fit, write_config
+from tests.training.runs import write_config
 from training.fit import build_parser
+from training.fit import main as fit
 from training.sweeps.local import main
 from training.sweeps.processes import locked
 from training.sweeps.space import Sweep, fit_arguments, read_sweep
@@ -483,8 +484,8 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
 
 def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path):
     table = pd.read_csv(real_sweep / "sweep.csv")
-    done = run_fit("--config", str(real_sweep / "best.yaml"), "--run_dir", "again", "--wandb.mode=disabled", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
+    arguments = ["--config", str(real_sweep / "best.yaml"), "--run_dir", str(tmp_path / "again"), "--wandb.mode=disabled"]
+    assert fit(arguments) == 0
     again = json.loads((tmp_path / "again" / "metrics.json").read_text())["run"]["result"]
     assert again["select_loss"] == pytest.approx(table["select_loss"].min(), rel=1e-6)
 
