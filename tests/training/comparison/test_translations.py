@@ -10,6 +10,12 @@ from training.comparison.translations import read_texts, save_translations, text
 from training.runs.run_directory import RunDirectory
 
 
+def new_run(folder):
+    run = RunDirectory(folder / "run")
+    run.create("")
+    return run
+
+
 def kept(folder, name, texts, beam=None):
     """A file of predictions."""
     arrays = {"test_prediction": np.array(texts)} | ({} if beam is None else {"test_prediction_beam": np.array(beam)})
@@ -31,7 +37,7 @@ def test_every_system_is_one_line_a_sentence_and_tested_against_the_dense_one(tm
     data = make_data()
     right = data.texts["test"].target
     wrong = ["nothing\nof this", *(" ".join(reversed(text.split())) for text in right[1:])]
-    run = RunDirectory(tmp_path / "run")
+    run = new_run(tmp_path)
     save_translations(run, results_of(tmp_path, data, dense__post_hoc=(right, wrong), his__retrained=(wrong, wrong)))
     folder = run.path / "translations"
     assert read_texts(folder / "dense.post hoc.greedy.txt") == right
@@ -46,7 +52,7 @@ def test_every_system_is_one_line_a_sentence_and_tested_against_the_dense_one(tm
 
 def test_systems_that_are_no_longer_compared_go(tmp_path):
     data = make_data()
-    right, run = data.texts["test"].target, RunDirectory(tmp_path / "run")
+    right, run = data.texts["test"].target, new_run(tmp_path)
     save_translations(run, results_of(tmp_path, data, dense__retrained=(right,), his__retrained=(right,)))
     save_translations(run, results_of(tmp_path, data, dense__retrained=(right,)))
     assert {path.name for path in (run.path / "translations").iterdir()} == {
@@ -56,7 +62,7 @@ def test_systems_that_are_no_longer_compared_go(tmp_path):
 
 def test_a_system_of_a_part_is_named_and_not_kept(tmp_path, capsys):
     data = make_data()
-    right, run = data.texts["test"].target, RunDirectory(tmp_path / "run")
+    right, run = data.texts["test"].target, new_run(tmp_path)
     save_translations(run, results_of(tmp_path, data, dense__retrained=(right,), his__retrained=(right[:9],)))
     assert "9 of 24 test sentences were translated by his.retrained; these are not kept" in capsys.readouterr().out
     assert not (run.path / "translations" / "his.retrained.greedy.txt").exists()
