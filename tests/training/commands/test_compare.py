@@ -176,9 +176,8 @@ def test_every_method_has_all_its_rows(method, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_tables_of_one(finished, tmp_path):
-    """Of the same trainings: what one process has made, two evaluate, and what two have made, one; and both have whole tables
-    when they train themselves. Splits are of unequal parts."""
+def test_two_processes_end_with_complete_tables(finished, tmp_path):
+    """Of splits that they cannot share equally, with searches; and the same command again finds all of it."""
     _, config = finished
     methods = ["--methods", "learned,his+swap,learned+draws,hies", "--budgets", "4,2", "--seeds", "0", "--swap.passes", "6"]
     stages = ["--stages", "post hoc,post hoc with means,retrained", "--data.select_rows", "45", "--data.test_rows", "51"]
