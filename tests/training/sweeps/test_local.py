@@ -517,6 +517,7 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     pd.testing.assert_frame_equal(table[:2], whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
     """W&B's own agent starts training.fit with its own command and environment; their server alone is left out."""
     one_thread(monkeypatch)
