@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quiet_libraries()
     parser = build_parser(description=__doc__)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command = "python -m training.fit " + shlex.join(given)
+    command = shlex.join(["python", "-m", "training.fit", *given])
     return finish(
         lambda: parser.parse_args(with_config(given)),
         lambda config: fit(parser, config, command),
@@ -94,7 +94,8 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
     plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
     compares = setup.end.compare != "none"
-    count, visible = sum(len(planned.stages) for planned in plan), draws_bars(setup) and processes.is_first()
+    count = sum(len(planned.stages) for planned in plan) + len(setup.end.curve) * len(plan) * compares
+    visible = draws_bars(setup) and processes.is_first()
     with comparison_progress(count, visible=visible) as progress:
         experiments.show_in(progress)
         results.rows += run_seed(experiments, selector, plan, results)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,17 +50,29 @@ save_every: 8
 """
 
 
-def make_pruner(**settings: object) -> HeadPruner:
+def make_options(**settings: object) -> PrunerOptions:
+    """Options of a small run; settings take the place of some of them."""
+    return PrunerOptions(**({"from_scratch": MODEL} | SETTINGS | settings))
+
+
+def make_pruner(*, seed: int = 0, **settings: object) -> HeadPruner:
     """A built pruner with reproducible weights."""
     torch.manual_seed(0)
-    seed = settings.pop("seed", 0)
-    pruner = HeadPruner(PrunerOptions(**({"from_scratch": MODEL} | SETTINGS | settings)), seed=seed)
+    pruner = HeadPruner(make_options(**settings), seed=seed)
     data = make_data()
     pruner.build(data.task, data.tokenizer)
     return pruner
 
 
 def make_data(**settings: object) -> SyntheticData:
+    """Built data of its own; equal ones are generated and encoded once."""
+    data = copy.copy(_encoded(**settings))
+    data.splits = dict(data.splits)
+    return data
+
+
+@cache
+def _encoded(**settings: object) -> SyntheticData:
     data = SyntheticData(**(ROWS | settings))
     data.build(None)
     return data
@@ -75,7 +88,7 @@ def make_trainer(**settings: object) -> pl.Trainer:
     )  # fmt: skip
 
 
-@functools.cache
+@cache
 def _tiny_setup() -> Setup:
     return Setup.of(build_parser().parse_string(CONFIG))
 

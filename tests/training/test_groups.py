@@ -28,9 +28,11 @@ def run(tmp_path_factory):
 
 
 def test_whole_groups_stay_and_go(run):
-    for path in (run / "masks").glob("*.json"):
+    masks = {path.stem: path for path in (run / "masks").glob("*.json")}
+    assert len(masks) > 2
+    for method, path in masks.items():
         kept = [site["kept"] for site in json.loads(path.read_text())["sites"]]
-        assert sum(map(len, kept)) == 4
+        assert sum(map(len, kept)) == (8 if method == "dense" else 4)
         assert all(heads in ([], [0, 1], [2, 3], [0, 1, 2, 3]) for heads in kept)
 
 
@@ -40,15 +42,18 @@ def test_the_export_has_one_key_head_for_two_query_heads(run):
     assert sum(site.kv_heads for site in sites) == 2
 
 
-def test_tables_count_heads(run):
+def test_tables_count_heads_and_scores_gates(run):
     table = pd.read_csv(run / "comparison.csv")
     assert set(table["heads"]) == {4, 8}
-    scores = pd.read_csv(run / "scores" / "heads.csv")
-    assert len(scores) == 8
-    assert (scores["his"].to_numpy()[::2] == scores["his"].to_numpy()[1::2]).all()
+    scores = pd.read_csv(run / "scores.csv")
+    assert scores["gate"].tolist() == [0, 1, 2, 3]
+    assert scores["head"].tolist() == [0, 1, 0, 1]  # a row for each gate, numbered within its site
+    assert (scores["his"] > 0).all()
+    sites = json.loads((run / "sites.json").read_text())
+    assert [(site["heads"], site["gates"]) for site in sites] == [(4, 2), (4, 2)]
     metrics = json.loads((run / "metrics.json").read_text())
-    assert (metrics["heads"]["total"], metrics["heads"]["kept"]) == (8, 4)
-    assert sum(metrics["heads"]["by_site"].values()) == 4
+    assert (metrics["heads"], metrics["gates"], metrics["unit"]) == (8, 4, "group")
+    assert metrics["run"]["kept"] == sum(metrics["run"]["by_site"].values()) == 4
 
 
 def test_a_budget_counts_groups():

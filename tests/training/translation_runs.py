@@ -48,12 +48,16 @@ def make_data(**settings: object) -> SyntheticTranslationData:
     return data
 
 
-def make_pruner(data: SyntheticTranslationData | None = None, **settings: object) -> HeadPruner:
+def make_options(**settings: object) -> PrunerOptions:
+    """Options of a small run; settings take the place of some of them."""
+    return PrunerOptions(**({"from_scratch": MODEL} | SETTINGS | settings))
+
+
+def make_pruner(data: SyntheticTranslationData | None = None, *, seed: int = 0, **settings: object) -> HeadPruner:
     """A built pruner with reproducible weights."""
     data = data or make_data()
     torch.manual_seed(0)
-    seed = settings.pop("seed", 0)
-    pruner = HeadPruner(PrunerOptions(**({"from_scratch": MODEL} | SETTINGS | settings)), seed=seed)
+    pruner = HeadPruner(make_options(**settings), seed=seed)
     pruner.build(data.task, data.tokenizer)
     return pruner
 

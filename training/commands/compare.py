@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quiet_libraries()
     parser = build_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command = "python -m training compare " + shlex.join(given)
+    command = shlex.join(["python", "-m", "training", "compare", *given])
     return finish(
         lambda: parser.parse_args(with_config(given)),
         lambda config: show_methods(stdout()) if config.list_methods else compare(parser, config, command, given),

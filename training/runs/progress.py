@@ -38,11 +38,19 @@ class ExperimentProgress:
 
     @contextmanager
     def experiment(self, name: str) -> Iterator[TrainingSteps]:
-        """One experiment, named in the bar while it runs; the callback shows its training steps."""
-        self.progress.update(self.experiments, description=f"comparing: {name}")
+        """One experiment, named in the bar while it runs; the callback shows its training steps. The total grows if there are
+        more than were foreseen, such as those that choose an option."""
+        bar = next(task for task in self.progress.tasks if task.id == self.experiments)
+        total = max(int(bar.total or 0), int(bar.completed) + 1)
+        self.progress.update(self.experiments, description=f"comparing: {name}", total=total)
         yield TrainingSteps(self.progress, self.steps)
         self.progress.update(self.steps, visible=False)
         self.progress.advance(self.experiments)
+
+    def end(self) -> None:
+        """Nothing more comes, although some of what was foreseen was there already."""
+        bar = next(task for task in self.progress.tasks if task.id == self.experiments)
+        self.progress.update(self.experiments, total=bar.completed)
 
 
 @contextmanager
@@ -50,4 +58,6 @@ def comparison_progress(count: int, *, visible: bool = True) -> Iterator[Experim
     """Bars for a comparison of so many experiments."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not visible) as progress:
-        yield ExperimentProgress(progress, count)
+        shown = ExperimentProgress(progress, count)
+        yield shown
+        shown.end()

@@ -1,5 +1,6 @@
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,11 +9,12 @@ import torch
 
 from gates.errors import GateError
 from gates.scores.importance import normalise_by_layer
-from tests.training.runs import make_data, make_pruner, run_fit, write_config
+from tests.training.runs import make_data, make_pruner, write_config
 from training.analysis import analyze
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts
 from training.analysis.model import DenseModel, gate_columns, head_importance, outcomes
 from training.analysis.training import through_training
+from training.fit import main as fit
 from training.stats.bootstrap import paired_bootstrap
 from training.stats.significance import holm, mcnemar
 
@@ -36,7 +38,8 @@ def make_dense(from_scratch=None, **settings):
         for name, parameter in pruner.backbone.named_parameters():
             if parameter.dim() == 2 and "embed" not in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5 * 2)
-    return DenseModel(None, None, pruner.eval(), make_data(test_rows=120), torch.device("cpu"))
+    setup = SimpleNamespace(model=pruner.options)
+    return DenseModel(None, setup, pruner.eval(), make_data(test_rows=120), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +198,7 @@ def test_a_run_without_a_finetune_has_nothing_to_look_through():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    done = run_fit("--config", write_config(folder), "--run_dir", "run", "--model.finetune", "1.5", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    assert fit(["--config", write_config(folder), "--run_dir", str(folder / "run"), "--model.finetune", "1.5"]) == 0
     return folder / "run"
 
 

@@ -1,9 +1,7 @@
-import pytest
 import pytorch_lightning as pl
 import torch
 
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
-from training.comparison.from_scratch import train_from_scratch
 from training.pruner.averaging import AverageWeights
 
 
@@ -61,38 +59,3 @@ def test_resting_weights_stay_whatever_the_number_of_checkpoints():
     with torch.no_grad():
         callback._replace(layer)
     assert torch.equal(layer.weight, before)
-
-
-def test_new_weights_have_no_teacher():
-    pruner, data = make_pruner(distil=0.5, distil_hidden=0.5), make_data()
-    make_trainer().fit(pruner, data)
-    taught = []
-
-    class Sees(pl.Callback):
-        def on_train_batch_end(self, trainer, pl_module, *args):
-            taught.append(pl_module.teacher is not None)
-
-    factory = lambda *callbacks, **more: make_trainer(callbacks=[Sees(), *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
-    train_from_scratch(pruner, data, torch.ones(8), factory, method="dense")
-    assert len(taught) == 3 * STEPS_PER_EPOCH
-    assert not any(taught)
-    assert pruner.hparams["distil"] == 0.5
-
-
-def test_from_scratch_trains_new_weights_with_the_mask_and_leaves_the_pruner_as_it_came():
-    pruner, data = make_pruner(freeze=["pooler"], freeze_while_pruning=["embeddings"]), make_data()
-    make_trainer().fit(pruner, data)
-    before = {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
-    settings, mask = dict(pruner.hparams), torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
-    record = Record()
-    factory = lambda *callbacks, **more: make_trainer(callbacks=[record, *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
-    rows = [train_from_scratch(pruner, data, mask, factory, method="learned", seed=5) for _ in range(2)]
-    assert rows[0]["stage"] == "from scratch"
-    assert (rows[0]["heads"], rows[0]["steps"]) == (3, 3 * STEPS_PER_EPOCH)
-    assert rows[0]["test_loss"] == pytest.approx(rows[1]["test_loss"])  # a function of the seed
-    pooler = next(name for name in record.after[1] if "pooler" in name)
-    assert not torch.equal(record.after[1][pooler], record.after[40][pooler])  # nothing rests in ordinary training
-    after = {name: tensor for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert dict(pruner.hparams) == settings
-    assert not any(parameter.requires_grad for parameter in pruner.frozen)

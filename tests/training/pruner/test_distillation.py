@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +14,13 @@ from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_tr
 from training.pruner.distillation import Teacher, distillation_terms, hidden_mse, layer_states, logit_kl, recorded_outputs
 
 DISTIL = {"distil": 0.5, "distil_hidden": 0.3}
+MASK = torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
 
 
-def fit(pruner=None, trainer=None, **more):
+def fit(pruner=None, trainer=None, *, fixed=None, **more):
     pruner, trainer = pruner or make_pruner(**DISTIL), trainer or make_trainer()
-    trainer.fit(pruner, make_data(), **more)
+    with nullcontext() if fixed is None else pruner.fixed_to(fixed):
+        trainer.fit(pruner, make_data(), **more)
     return pruner
 
 
@@ -25,13 +28,44 @@ def state(pruner):
     return {name: tensor.clone() for name, tensor in pruner.state_dict().items() if torch.is_tensor(tensor)}
 
 
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+
+
 class Save(pl.Callback):
-    def __init__(self, path, at):
-        self.path, self.at = path, at
+    """Keeps checkpoints of some steps in a folder."""
+
+    def __init__(self, folder, *steps):
+        self.folder, self.steps = folder, steps
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step == self.at:
-            trainer.save_checkpoint(self.path)
+        if trainer.global_step in self.steps:
+            trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+TAUGHT = (STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH + 3)
+"""Steps of the shared run with a teacher after which checkpoints are kept."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Folder with checkpoints of a run without distillation, at the end of its fine-tuning and after it."""
+    folder = tmp_path_factory.mktemp("plain")
+    trainer = make_trainer(callbacks=[Save(folder, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 3)], max_steps=STEPS_PER_EPOCH + 3)
+    fit(make_pruner(), trainer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """State at the end of a run with a teacher, and the folder with its checkpoints."""
+    folder = tmp_path_factory.mktemp("taught")
+    trainer = make_trainer(callbacks=[Save(folder, *TAUGHT)])
+    pruner = fit(trainer=trainer)
+    trainer.save_checkpoint(folder / "final.ckpt", weights_only=True)
+    return state(pruner), folder
 
 
 # -- the terms ---------------------------------------------------------------------------------------------------
@@ -163,8 +197,8 @@ def test_padding_of_a_translation_does_not_count():
 # -- in training -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_the_teacher_is_the_model_at_the_end_of_the_finetune(fixed):
+@pytest.mark.parametrize("fixed", [None, MASK])
+def test_the_teacher_is_the_model_at_the_end_of_the_finetune(fixed, plain):
     dense, batches = {}, []
 
     class Compare(pl.Callback):
@@ -185,10 +219,13 @@ def test_the_teacher_is_the_model_at_the_end_of_the_finetune(fixed):
             dense["seen"] = step
 
     pruner = make_pruner(**DISTIL)
-    if fixed:
-        pruner.fixed_mask = torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
     names = list(pruner.state_dict()), [name for name, _ in pruner.named_parameters()]
-    fit(pruner, make_trainer(callbacks=[Compare()]))
+    if fixed is None:
+        fit(pruner, make_trainer(callbacks=[Compare()]))
+    else:  # a fine-tuning without fixed values, and the rest with them
+        fit(pruner, make_trainer(callbacks=[Compare()], max_steps=STEPS_PER_EPOCH))
+        more = {"ckpt_path": plain / f"{STEPS_PER_EPOCH}.ckpt", "weights_only": True}
+        fit(pruner, make_trainer(callbacks=[Compare()]), fixed=fixed, **more)
     assert dense["seen"] == 3 * STEPS_PER_EPOCH
     assert names == (list(pruner.state_dict()), [name for name, _ in pruner.named_parameters()])
     assert pruner.teacher is None
@@ -210,14 +247,14 @@ def test_the_loss_is_made_of_its_terms():
              "initializer_range": 0.5}  # fmt: skip
     settings = {"from_scratch": model, "distil": 0.4, "distil_hidden": 0.2, "distil_temperature": 3.0}
     pruner, again = (make_pruner(**settings) for _ in range(2))
-    pruner.fixed_mask = again.fixed_mask = torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 1])
-    fit(pruner, make_trainer(callbacks=[Loss()], max_steps=STEPS_PER_EPOCH))
-    fit(again, make_trainer(callbacks=[Loss()], max_steps=STEPS_PER_EPOCH + 1))
+    mask = torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 1])
+    fit(pruner, make_trainer(max_steps=STEPS_PER_EPOCH), fixed=mask)
+    fit(again, make_trainer(callbacks=[Loss()], max_steps=STEPS_PER_EPOCH + 1), fixed=mask)
     batch, backbone = seen["batch"], pruner.backbone.eval()
     with torch.no_grad():
         outputs = {}
-        for name, mask in (("teacher", torch.ones(8)), ("student", pruner.fixed_mask)):
-            pruner.gates.set_mask_(mask)
+        for name, values in (("teacher", torch.ones(8)), ("student", mask)):
+            pruner.gates.set_mask_(values)
             given = {key: value for key, value in batch.items() if key != "labels"}
             outputs[name] = backbone(**given, output_hidden_states=True)
         student, teacher = outputs["student"], outputs["teacher"]
@@ -238,30 +275,24 @@ def test_the_loss_is_made_of_its_terms():
     assert min(float(kl), float(hidden)) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("at", "fixed"),
-    [(STEPS_PER_EPOCH, False), (STEPS_PER_EPOCH + 7, False), (STEPS_PER_EPOCH + 7, True), (2 * STEPS_PER_EPOCH + 3, False)],
-)
-def test_resuming_gives_the_same_result(tmp_path, at, fixed):
-    def prepared():
-        pruner = make_pruner(**DISTIL)
-        pruner.fixed_mask = torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1]) if fixed else None
-        return pruner
-
-    whole = state(fit(prepared(), make_trainer(callbacks=[Save(tmp_path / "at.ckpt", at)])))
+@pytest.mark.parametrize("at", TAUGHT)
+def test_resuming_gives_the_same_result(at, taught):
+    whole, folder = taught
     torch.manual_seed(99)
-    resumed = state(fit(prepared(), ckpt_path=tmp_path / "at.ckpt", weights_only=True))
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, resumed[name]), name
+    assert_same(state(fit(ckpt_path=folder / f"{at}.ckpt", weights_only=True)), whole)
 
 
-def test_the_dense_checkpoint_serves_runs_with_and_without_a_teacher(tmp_path):
-    fit(make_pruner(), make_trainer(callbacks=[Save(tmp_path / "dense.ckpt", STEPS_PER_EPOCH)]))
-    expected = state(fit())
-    found = state(fit(ckpt_path=tmp_path / "dense.ckpt", weights_only=True))
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name]), name
-    untaught = state(fit(make_pruner(), ckpt_path=tmp_path / "dense.ckpt", weights_only=True))
+def test_resuming_with_fixed_values_gives_the_same_result(tmp_path, plain):
+    at, more = STEPS_PER_EPOCH + 7, {"ckpt_path": plain / f"{STEPS_PER_EPOCH}.ckpt", "weights_only": True}
+    whole = state(fit(trainer=make_trainer(callbacks=[Save(tmp_path, at)]), fixed=MASK, **more))
+    torch.manual_seed(99)
+    assert_same(state(fit(fixed=MASK, **(more | {"ckpt_path": tmp_path / f"{at}.ckpt"}))), whole)
+
+
+def test_the_dense_checkpoint_serves_runs_with_and_without_a_teacher(plain, taught):
+    expected, more = taught[0], {"ckpt_path": plain / f"{STEPS_PER_EPOCH}.ckpt", "weights_only": True}
+    assert_same(state(fit(**more)), expected)
+    untaught = state(fit(make_pruner(), **more))
     assert any(not torch.equal(tensor, untaught[name]) for name, tensor in expected.items())
 
 
@@ -270,43 +301,24 @@ def test_without_weight_training_is_as_if_there_were_no_distillation():
     plain = make_pruner()
 
     def training_step(batch, batch_idx):
-        noise = (int(plain.hparams["seed"]) * 1_000_003 + batch_idx) * 4096
+        noise = (plain.seed * 1_000_003 + batch_idx) * 4096
         plain.gates.generator = torch.Generator().manual_seed(noise + 1)
         torch.manual_seed(noise + 1)
-        return plain.task.losses(plain.backbone, batch)[0].mean() + plain._penalty()
+        return plain.task.losses(plain.backbone, batch)[0].mean() + plain.steering.penalty(plain.ramp(plain.global_step))
 
     plain.training_step = training_step
-    expected, found = state(fit(plain)), state(fit(make_pruner(distil=0.0, distil_hidden=0.0)))
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name]), name
+    assert_same(state(fit(make_pruner(distil=0.0, distil_hidden=0.0))), state(fit(plain)))
 
 
-def test_a_checkpoint_past_the_finetune_without_the_dense_model_is_refused(tmp_path):
-    fit(make_pruner(), make_trainer(callbacks=[Save(tmp_path / "at.ckpt", STEPS_PER_EPOCH + 3)]))
+def test_a_checkpoint_past_the_finetune_without_the_dense_model_is_refused(plain):
     with pytest.raises(GateError, match=r"past fine-tuning .step 19 of 16.*go on from dense\.ckpt"):
-        fit(ckpt_path=tmp_path / "at.ckpt", weights_only=True)
+        fit(ckpt_path=plain / f"{STEPS_PER_EPOCH + 3}.ckpt", weights_only=True)
 
 
-def test_the_teacher_is_saved_only_where_training_goes_on(tmp_path):
-    trainer = make_trainer(callbacks=[Save(tmp_path / "at.ckpt", STEPS_PER_EPOCH + 3)])
-    fit(trainer=trainer)
-    trainer.save_checkpoint(tmp_path / "final.ckpt", weights_only=True)
-    assert "teacher" in torch.load(tmp_path / "at.ckpt", weights_only=True)
-    assert "teacher" not in torch.load(tmp_path / "final.ckpt", weights_only=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"distil": 1.5}, "distil is 1.5; expected a weight from 0"),
-        ({"distil_temperature": 0.0}, "distil_temperature is 0.0"),
-        ({"distil_hidden": -1.0}, "distil_hidden is -1.0"),
-        ({"distil": 0.5, "finetune": 0.0}, "finetune is 0 and the model is new"),
-    ],
-)
-def test_bad_settings_are_named(settings, message):
-    with pytest.raises(GateError, match=message):
-        make_pruner(**settings)
+def test_the_teacher_is_saved_only_where_training_goes_on(taught):
+    _, folder = taught
+    kept = {path.stem: "teacher" in torch.load(path, weights_only=True) for path in folder.iterdir()}
+    assert kept == {str(STEPS_PER_EPOCH): False, **{str(step): True for step in TAUGHT[1:]}, "final": False}
 
 
 def test_models_with_one_stack_say_which_queries_count():

@@ -7,7 +7,16 @@ from gates.families.hard_concrete import Stretch
 from gates.head_gates import HeadGates
 from gates.objective import TargetBudget
 from tests.models import build
-from training.pruner.parameters import backbone_groups, gate_groups, matching_parameters
+from tests.training.runs import make_options
+from training.pruner.parameters import (
+    backbone_groups,
+    gate_groups,
+    is_of_gates,
+    learning_rate_of,
+    matching_parameters,
+    parameter_groups,
+    use_rates_,
+)
 
 
 def names(model, group):
@@ -51,3 +60,26 @@ def test_multipliers_ascend_where_they_steer():
 def test_patterns_that_match_nothing_are_named(pattern, message):
     with pytest.raises(GateError, match=message):
         matching_parameters(build("bert"), [pattern])
+
+
+def test_all_groups_of_a_run_have_the_learning_rates_of_its_options():
+    options = make_options(learning_rate=0.3, gate_learning_rate=0.2, multiplier_learning_rate=0.1, weight_decay=0.5)
+    model = build("bert")
+    gates = HeadGates(model)
+    target = TargetBudget(Budget(2, {}), gates.kind_sizes(), Stretch())
+    groups = parameter_groups(model, gates, target, options)
+    assert {group["name"]: (group["lr"], group["weight_decay"]) for group in groups} == {
+        "backbone": (0.3, 0.5), "backbone-no-decay": (0.3, 0.0), "gates": (0.2, 0.0), "multipliers": (0.1, 0.0),
+    }  # fmt: skip
+    assert [learning_rate_of(group, options) for group in groups] == [0.3, 0.3, 0.2, 0.1]
+    assert [is_of_gates(group) for group in groups] == [False, False, True, True]
+    assert [group["name"] for group in parameter_groups(model, gates, None, options)][-1] == "gates"
+
+
+def test_other_rates_take_the_place_of_a_checkpoints_from_a_step_on():
+    first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 2.0}])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1 / (step + 1), lambda step: 1.0])
+    use_rates_(optimizer.param_groups, scheduler, [3.0, 4.0], step=2)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 4.0]
+    assert [group["initial_lr"] for group in optimizer.param_groups] == scheduler.base_lrs == [3.0, 4.0]

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.runs import make_options
 from training.pruner.schedule import Schedule
 
 
@@ -63,3 +64,10 @@ def test_learning_rates():
     assert rates[100] == 0.0
     assert rates[55] == pytest.approx(45 / 90)
     assert [schedule.gate_rate(step) for step in (49, 50, 74, 75)] == [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(("peaks", "second"), [((1e-3, None), None), ((1e-3, 5e-4), 0.5), ((0.0, 5e-4), None)])
+def test_options_become_a_schedule(peaks, second):
+    names = {"finetune": 2.0, "prune": 1.0, "retrain": 1.0, "ramp": 0.3, "lr_warm_up": 0.2, "lr_decay": "noam"}
+    found = Schedule.of_options(100, make_options(**names, learning_rate=peaks[0], prune_learning_rate=peaks[1]))
+    assert found == Schedule(50, 75, 100, ramp_share=0.3, rise_share=0.2, decay="noam", second_peak=second)

@@ -225,8 +225,8 @@ def test_kinds_that_are_not_pruned_are_trained_whole(settings, data):
     pruner.task.losses(pruner.backbone, next(iter(data.val_dataloader())))
     assert (gates._drawn[..., ~encoder] == 1).all()
     assert (gates._drawn[..., encoder] != 1).any()
-    assert (pruner.prices[~encoder] == 0).all()
-    mask = pruner.learned_mask()
+    assert (pruner.steering.prices[~encoder] == 0).all()
+    mask = pruner.steering.learned_mask()
     assert (mask[~encoder] == 1).all()
     if settings.get("budget", 3) is None:
         assert mask[encoder].sum() == (gates.values()[encoder] > 0).sum()

@@ -1,0 +1,68 @@
+"""The course of the gates, in the log and as a table."""
+
+import pytest
+import torch
+
+from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
+from training.pruner.gate_log import GateLog, OpenHeadsBar
+
+
+class Logged(GateLog):
+    """Keeps the gates and what was logged of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.logged, self.seen = {}, {}
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.seen[trainer.global_step] = pl_module.gates.values(), pl_module.gates.open_probability().detach()
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+    def _record(self, trainer, pruner, step):
+        log_dict = pruner.log_dict
+        pruner.log_dict = lambda values, **_: self.logged.update({step: values})
+        super()._record(trainer, pruner, step)
+        pruner.log_dict = log_dict
+
+
+@pytest.mark.parametrize(
+    ("settings", "multipliers"),
+    [({}, set()), ({"budget": {"encoder": 3}, "steering": "multipliers"}, {"encoder"}), ({"budget": None}, set())],
+)
+def test_open_expected_and_target_heads_are_logged(settings, multipliers):
+    log, pruner, n = Logged(), make_pruner(**settings), STEPS_PER_EPOCH
+    make_trainer(callbacks=[log], log_every_n_steps=4).fit(pruner, make_data())
+    assert log.steps == list(log.logged) == list(range(4, 3 * n + 1, 4))
+    for step, logged in log.logged.items():
+        values, probability = log.seen[step]
+        is_open = (values > 0).float()
+        expected = probability if n < step <= 2 * n else is_open
+        for name, counts in (("open", is_open), ("expected", expected)):
+            assert logged[f"heads/{name}"] == pytest.approx(float(counts.sum()))
+            assert logged[f"heads/{name}/encoder"] == pytest.approx(float(counts.sum()))
+            assert logged[f"heads/{name}/encoder.1"] == pytest.approx(float(counts[4:].sum()))
+        assert ("heads/target" in logged) == (settings.get("budget", 3) is not None)
+        assert {name.split("/")[2] for name in logged if name.startswith("multipliers/")} == multipliers
+    if settings == {}:
+        assert log.logged[4]["heads/target"] == pytest.approx(float(pruner.steering.target.start * 8))
+        assert log.logged[3 * n]["heads/target"] == log.logged[3 * n]["heads/open"] == 3
+
+
+def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
+    log, pruner = Logged(), make_pruner()
+    make_trainer(callbacks=[log], log_every_n_steps=8).fit(pruner, make_data())
+    table = log.table(pruner)
+    assert list(table.columns) == ["step", *(f"encoder.{layer}.{head}" for layer in range(2) for head in range(4))]
+    assert table["step"].tolist() == [8, 16, 24, 32, 40, 48]
+    for row in table.itertuples(index=False):
+        assert list(row[1:]) == pytest.approx(log.seen[row.step][0].tolist())
+    again = GateLog()
+    again.load_state_dict(log.state_dict())
+    assert again.table(pruner).equals(table)
+    assert list(GateLog().table(pruner).columns) == list(table.columns)
+    assert torch.equal(torch.tensor(table.iloc[-1, 1:].to_numpy(dtype="float32")), pruner.gates.mask)
+
+
+def test_the_bar_has_no_version(monkeypatch):
+    monkeypatch.setattr("pytorch_lightning.callbacks.RichProgressBar.get_metrics", lambda *_: {"v_num": 3, "open": 5.0})
+    assert OpenHeadsBar().get_metrics(None, None) == {"open": 5.0}

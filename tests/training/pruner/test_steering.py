@@ -1,0 +1,285 @@
+"""Steering of gates on a model without training: against the formulas, for every way to a number of open gates."""
+
+import pytest
+import torch
+
+from gates.budget import Budget
+from gates.errors import GateError
+from gates.families.hard_concrete import Stretch, open_probability
+from gates.scores.importance import normalise_by_layer
+from gates.sites import KINDS
+from tests.models import build
+from tests.training.runs import make_options
+from training.pruner.steering import Steering, kinds_to_prune, new_gates
+
+
+def make_steering(family="bert", **settings):
+    options, model = make_options(**settings), build(family)
+    kinds = kinds_to_prune(options, ["encoder"] if family == "bert" else KINDS)
+    return Steering(options, new_gates(options, model, kinds), kinds)
+
+
+def spread_(steering, low=-3.0, high=3.0):
+    """Different gates, in no order."""
+    size = steering.gates.size
+    with torch.no_grad():
+        steering.gates.log_alpha.copy_(
+            torch.linspace(low, high, size)[torch.randperm(size, generator=torch.Generator().manual_seed(0))]
+        )
+    return steering.gates.log_alpha.detach()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"budget": 3}, None),
+        ({"budget": {"decoder": 3, "encoder": 2}}, ["encoder", "decoder"]),
+        ({"budget": None, "price": 0.1}, None),
+        ({"budget": None, "price": {"cross": 0.1, "encoder": 0.0}}, ["cross"]),
+        ({"budget": 3, "price": {"cross": 0.1}}, None),
+    ],
+)
+def test_kinds_with_a_budget_or_a_price_are_pruned(settings, expected):
+    assert kinds_to_prune(make_options(**settings), KINDS) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": 9}, "9"),
+        ({"budget": {"decoder": 2}}, "'decoder'"),
+        ({"budget": None, "price": {"cross": 0.1}}, "'cross'"),
+        ({"budget": 3, "minimum_per_layer": 2}, "needs 4 heads"),
+    ],
+)
+def test_what_the_model_cannot_have_is_refused(settings, message):
+    with pytest.raises(GateError, match=message):
+        make_steering(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "projects", "multipliers", "from_his"),
+    [
+        ({}, True, False, True),
+        ({"his_start": 0.0}, True, False, False),
+        ({"steering": "multipliers"}, False, True, False),
+        ({"budget": None}, False, False, False),
+        ({"budget": None, "steering": "multipliers"}, False, False, False),
+        ({"gate": "relaxed-top-k"}, False, False, True),
+        ({"gate": "straight-through-top-k", "his_start": 0.0}, False, False, False),
+        ({"gate": "clamped-linear"}, False, False, False),
+    ],
+)
+def test_who_steers(settings, projects, multipliers, from_his):
+    steering = make_steering(**settings)
+    assert (steering.projects, steering.has_multipliers, steering.starts_from_his) == (projects, multipliers, from_his)
+    assert (steering.target is None) == (settings.get("budget", 3) is None)
+
+
+def test_training_of_gates_moves_log_alpha_and_the_multipliers():
+    (alone,) = make_steering(budget=None).parameters()
+    steering = make_steering(steering="multipliers")
+    found = steering.parameters()
+    assert alone.shape == (8,)
+    assert found[0] is steering.gates.log_alpha
+    assert {id(parameter) for parameter in found[1:]} == {id(steering.target.lambda1), id(steering.target.lambda2)}
+
+
+# -- while gates are trained -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_his_sets_gates_apart_by_standard_deviations_of_its_logarithm(spread):
+    his = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    steering = make_steering(his_start=spread)
+    steering.start_from_his_(his)
+    logarithm = normalise_by_layer(his, steering.gates.layer_index()).log()
+    expected = 2.5 + spread * (logarithm - logarithm.mean()) / logarithm.std()
+    torch.testing.assert_close(steering.gates.log_alpha.detach().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gates_set_apart_stay_within_their_limits():
+    steering = make_steering(his_start=100.0)
+    steering.start_from_his_(torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7]))
+    limited = steering.gates.log_alpha.detach().clone()
+    steering.gates.learned.clamp_()
+    assert torch.equal(steering.gates.log_alpha.detach(), limited)
+    assert torch.isfinite(limited).all()
+
+
+@pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])
+@pytest.mark.parametrize(("price", "prices"), [(0.3, [0.3, 0.3, 0.3]), ({"encoder": 0.5, "cross": 0.1}, [0.5, 0.0, 0.1])])
+def test_a_price_is_paid_for_expected_open_gates_in_proportion_to_the_ramp(gate, price, prices):
+    steering = make_steering("marian", budget=None, price=price, gate=gate)
+    spread_(steering, 0.1, 0.9)
+    probability, kinds = steering.gates.open_probability().detach(), steering.gates.kind_index()
+    expected = sum(each * float(probability[kinds == index].sum()) for index, each in enumerate(prices))
+    assert float(steering.penalty(1.0).detach()) == pytest.approx(expected, rel=1e-5)
+    assert float(steering.penalty(0.25).detach()) == pytest.approx(0.25 * expected, rel=1e-5)
+    steering.penalty(0.0).backward()
+    assert torch.equal(steering.gates.log_alpha.grad, torch.zeros(32))  # a gradient, as every process needs one, of nothing
+
+
+def test_clamped_gates_pay_a_price_with_a_budget_too_and_other_kinds_pay_nothing():
+    steering = make_steering("marian", budget={"encoder": 3}, price=0.5, gate="clamped-linear")
+    spread_(steering, 0.1, 0.9)
+    encoder = steering.gates.kind_index() == 0
+    assert (steering.prices[~encoder] == 0).all()
+    expected = 0.5 * float(steering.gates.open_probability().detach()[encoder].sum())
+    assert float(steering.penalty(1.0).detach()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gate": "relaxed-top-k"}, {"gate": "straight-through-top-k"}])
+def test_who_is_held_to_a_budget_pays_nothing(settings):
+    steering = make_steering(**settings)
+    penalty = steering.penalty(1.0)
+    penalty.backward()
+    assert float(penalty.detach()) == 0.0
+    assert torch.equal(steering.gates.log_alpha.grad, torch.zeros(8))
+
+
+@pytest.mark.parametrize("budget", [3, {"encoder": 2, "cross": 5}])
+def test_multipliers_pull_with_the_square_and_the_size_of_what_is_too_many(budget):
+    steering = make_steering("marian", budget=budget, steering="multipliers")
+    log_alpha, target, kinds = spread_(steering), steering.target, steering.gates.kind_index()
+    with torch.no_grad():
+        target.lambda1.fill_(0.3)
+        target.lambda2.fill_(0.7)
+    probability = open_probability(log_alpha, Stretch(0.33))
+    if budget != 3:
+        probability[kinds == 1] = 1.0  # stays whole and is not learned
+    closed, opened = open_probability(torch.tensor([-1e9, 1e9]).clamp(-4.60517, 4.60517), Stretch(0.33)).tolist()
+    expected = 0.0
+    for part, kept in ((kinds == kinds, 3),) if budget == 3 else ((kinds == 0, 2), (kinds == 1, 12), (kinds == 2, 5)):
+        count = int(part.sum())
+        goal = 1 + 0.5 * ((kept * opened + (count - kept) * closed) / count - 1)
+        excess = float(probability[part].mean()) - goal
+        expected += 0.3 * excess + 0.7 * excess**2
+    assert float(steering.penalty(0.5).detach()) == pytest.approx(expected, rel=1e-4)
+    steering.penalty(0.0).backward()
+    assert all(float(parameter.grad.abs().sum()) == 0.0 for parameter in steering.parameters())
+
+
+@pytest.mark.parametrize("budget", [5, {"encoder": 2, "cross": 5}])
+@pytest.mark.parametrize("ramp", [0.3, 1.0])
+def test_a_projection_shifts_gates_to_what_is_aimed_at(budget, ramp):
+    steering = make_steering("marian", budget=budget)
+    before, kinds = spread_(steering, -1, 1).clone(), steering.gates.kind_index()
+    steering.project_(ramp)
+    after = steering.gates.log_alpha.detach()
+    quotas = [kinds == kinds] if budget == 5 else [kinds == 0, kinds == 2]
+    found = [float(open_probability(after[part], Stretch(0.33)).sum()) for part in quotas]
+    goals = steering.goals(ramp)
+    assert found == pytest.approx(goals if budget == 5 else [goals[0], goals[2]], abs=1e-3)
+    start = float(open_probability(torch.tensor(2.5), Stretch(0.33)))
+    for part, goal, kept in zip(quotas, found, [5] if budget == 5 else [2, 5], strict=True):
+        assert torch.equal(after[part].argsort(), before[part].argsort())
+        if ramp == 1.0:
+            assert kept < goal < kept + 1.2  # the limits on log_alpha leave closed gates a little open
+        else:
+            assert kept < goal < start * int(part.sum())
+
+
+@pytest.mark.parametrize(
+    ("settings", "ramp"),
+    [({}, 0.0), ({"steering": "multipliers"}, 1.0), ({"budget": None}, 1.0), ({"gate": "relaxed-top-k"}, 1.0)],
+)
+def test_nothing_is_projected_elsewhere(settings, ramp):
+    steering = make_steering(**settings)
+    before = spread_(steering).clone()
+    steering.project_(ramp)
+    assert torch.equal(steering.gates.log_alpha.detach(), before)
+
+
+def test_the_way_to_the_budget_begins_where_the_gates_do():
+    """A projection from where near-open gates are; multipliers from all of them, as in the papers."""
+    expected = float(open_probability(torch.tensor(2.5), Stretch(0.33)))
+    assert make_steering().goals(0.0) == pytest.approx([8 * expected])
+    assert make_steering(steering="multipliers").goals(0.0) == [8.0]
+
+
+@pytest.mark.parametrize("budget", [3, {"encoder": 2, "cross": 5}])
+def test_goals_of_every_family_and_mode(budget):
+    final = [3] if budget == 3 else [2, 12, 5]
+    whole = [32.0] if budget == 3 else [8.0, 12.0, 12.0]
+    top_k = make_steering("marian", budget=budget, gate="straight-through-top-k")
+    top_k.gates.mode = "open"
+    assert top_k.goals(0.0) == whole
+    top_k.gates.mode = "stochastic"
+    for progress in (0.0, 0.5, 1.0):
+        top_k.gates.learned.progress = progress
+        values, kinds = top_k.gates.learned().detach(), top_k.gates.kind_index()
+        counts = [float(values.sum())] if budget == 3 else [float(values[kinds == index].sum()) for index in range(3)]
+        assert top_k.goals(progress) == counts
+    assert counts == final
+    clamped = make_steering("marian", budget=budget, gate="clamped-linear")
+    assert clamped.goals(0.5) == final
+    for steering in (top_k, clamped, make_steering("marian", budget=budget)):
+        steering.gates.mode = "masked"
+        assert steering.goals(0.0) == final
+    assert make_steering("marian", budget=None).goals(0.5) == []
+
+
+# -- what they leave -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", ["hard-concrete", "relaxed-top-k", "straight-through-top-k", "clamped-linear"])
+def test_the_highest_gates_within_the_budget_stay(gate):
+    steering = make_steering(gate=gate)
+    log_alpha = spread_(steering)
+    assert steering.learned_mask().nonzero().flatten().tolist() == sorted(log_alpha.argsort()[-3:].tolist())
+    assert steering.budget_of(torch.ones(8)) == Budget(3, {})
+    assert steering.budget_option(torch.ones(8)) == 3
+
+
+def test_every_layer_keeps_its_minimum():
+    steering = make_steering(budget=2, minimum_per_layer=1)
+    with torch.no_grad():
+        steering.gates.log_alpha.copy_(torch.arange(8.0))
+    assert steering.learned_mask().tolist() == [0, 0, 0, 1, 0, 0, 0, 1]
+    assert steering.mask_within(torch.arange(8.0, 0, -1), Budget(3, {})).tolist() == [1, 1, 0, 0, 1, 0, 0, 0]
+
+
+def test_every_kind_keeps_its_budget():
+    steering = make_steering("marian", budget={"encoder": 3, "cross": 4})
+    spread_(steering)
+    kinds, mask = steering.gates.kind_index(), steering.learned_mask()
+    assert [int(mask[kinds == index].sum()) for index in range(3)] == [3, 12, 4]
+
+
+@pytest.mark.parametrize("gate", ["hard-concrete", "clamped-linear"])
+@pytest.mark.parametrize("mode", ["open", "stochastic"])
+def test_with_a_price_every_gate_above_0_stays(gate, mode):
+    steering = make_steering(budget=None, gate=gate)
+    spread_(steering)
+    steering.gates.mode = mode
+    mask = steering.learned_mask()
+    assert steering.gates.mode == mode
+    steering.gates.mode = "stochastic"
+    assert torch.equal(mask.bool(), steering.gates.values() > 0)
+    assert 0 < mask.sum() < 8
+    assert steering.budget_of(mask) == Budget(int(mask.sum()), {})
+    assert steering.budget_option(mask) == int(mask.sum())
+
+
+def test_with_a_price_the_minimum_stays_all_the_same():
+    steering = make_steering(budget=None, minimum_per_layer=2)
+    with torch.no_grad():
+        steering.gates.log_alpha.copy_(torch.tensor([-4.0, -3, -4, -3, 3, 3, 3, -4]))
+    assert steering.learned_mask().tolist() == [0, 1, 0, 1, 1, 1, 0, 0]
+
+
+def test_with_prices_of_kinds_the_others_stay_whole():
+    steering = make_steering("marian", budget=None, price={"encoder": 0.5, "cross": 0.1})
+    kinds = steering.gates.kind_index()
+    with torch.no_grad():
+        steering.gates.log_alpha[kinds == 0] = torch.linspace(-4, 3, 8)
+        steering.gates.log_alpha[kinds == 2] = -4.0
+    mask = steering.learned_mask()
+    assert (mask[kinds == 1] == 1).all()
+    assert (mask[kinds == 2] == 0).all()
+    assert mask[kinds == 0].sum() == (steering.gates.values()[kinds == 0] > 0).sum()
+    count = int(mask[kinds == 0].sum())
+    assert 0 < count < 8
+    assert steering.budget_option(mask) == {"encoder": count, "cross": 0}
+    assert steering.budget_of(mask).per_kind == {"encoder": count, "decoder": 12, "cross": 0}

@@ -1,0 +1,120 @@
+"""A model at rest, and everything as before afterwards."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.runs import make_data, make_trainer
+from tests.training.scoring.subjects import make_subject
+from training.scoring.subject import Subject, at_rest
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return make_subject()
+
+
+def flags(module):
+    return [part.training for part in module.modules()]
+
+
+@pytest.fixture
+def mixed(subject):
+    """A module of whose parts some are in training mode, as under frozen layers, with gates in force."""
+    module = subject.module.train()
+    for index, part in enumerate(module.backbone.modules()):
+        part.training = index % 3 == 0
+    module.gates.learned.eval()
+    module.gates.set_mask_(torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0]))
+    yield module
+    module.train()
+    module.gates.mode = "open"
+
+
+def test_gates_are_open_and_dropout_is_off(mixed):
+    with at_rest(mixed):
+        assert mixed.gates.mode == "open"
+        assert not any(flags(mixed))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("mode", ["open", "stochastic", "masked"])
+def test_afterwards_every_part_is_as_before_also_if_the_work_fails(mode, fails, mixed):
+    mixed.gates.mode = mode
+    before, mask = flags(mixed), mixed.gates.mask.clone()
+    assert True in before
+    assert False in before
+    try:
+        with at_rest(mixed):
+            mixed.backbone.train()  # whatever the work does
+            mixed.gates.mode = "stochastic"
+            mixed.backbone.bert.encoder.layer[0].eval()
+            mixed.eval()
+            if fails:
+                raise RuntimeError("stopped")
+    except RuntimeError:
+        assert fails
+    assert flags(mixed) == before
+    assert mixed.gates.mode == mode
+    assert torch.equal(mixed.gates.mask, mask)
+
+
+def test_a_module_that_was_not_training_stays_so(mixed):
+    mixed.eval()
+    with at_rest(mixed):
+        pass
+    assert not any(flags(mixed))
+
+
+class Placed(nn.Module):
+    """A module that notes where it is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.gates = type("Gates", (), {"mode": "masked"})()
+        self.device, self.sent = torch.device("cpu"), []
+
+    def to(self, device):
+        self.device = device
+        self.sent.append(device.type)
+        return self
+
+
+@pytest.mark.parametrize(("device", "there"), [(None, "cpu"), (torch.device("meta"), "meta")])
+def test_it_is_on_the_device_meanwhile_and_back_afterwards(device, there):
+    module = Placed()
+    with at_rest(module, device):
+        assert module.device.type == there
+    assert module.sent == [there, "cpu"]
+    with pytest.raises(RuntimeError, match="stopped"), at_rest(module, device):
+        raise RuntimeError("stopped")
+    assert module.device.type == "cpu"
+    assert module.gates.mode == "masked"
+    assert module.training
+
+
+def test_a_subject_computes_where_its_trainer_does(subject):
+    assert subject.device == subject.trainer.strategy.root_device
+    with subject.at_rest():
+        assert subject.module.device == subject.device
+        assert subject.gates.mode == "open"
+
+
+def test_batches_are_those_of_the_scoring_data(subject):
+    batches = list(subject.batches())
+    assert [len(batch["labels"]) for batch in batches] == [5, 5, 2]
+    for batch, expected in zip(batches, subject.data.score_dataloader(), strict=True):
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("training", "first", "bar", "shown"),
+    [(False, True, True, True), (True, True, True, False), (False, False, True, False), (False, True, False, False)],
+)
+def test_the_first_process_shows_a_bar_outside_of_training(training, first, bar, shown, subject, monkeypatch):
+    told, trainer = [], make_trainer()
+    monkeypatch.setattr("training.scoring.subject.track", lambda batches, *, disable, **_: told.append(disable) or batches)
+    monkeypatch.setattr(type(trainer), "training", training)
+    monkeypatch.setattr(type(trainer), "is_global_zero", first)
+    list(Subject(subject.module, make_data(score_rows=4), trainer).batches(bar=bar))
+    assert told == [not shown]

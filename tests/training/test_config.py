@@ -1,0 +1,196 @@
+"""Options check themselves: what cannot be is named before anything is loaded."""
+
+from dataclasses import FrozenInstanceError, asdict, replace
+
+import pytest
+
+from gates.errors import GateError
+from tests.training.runs import make_pruner
+from training.config import (
+    LARGEST_SEED,
+    Distillation,
+    EndOfRun,
+    Gating,
+    Optimisation,
+    Phases,
+    PrunerOptions,
+    RunOptions,
+    ScratchTraining,
+    Source,
+    WeightsKept,
+)
+from training.pruner.module import HeadPruner
+
+NEW = {"from_scratch": {"model_type": "bert"}}
+BAD = [
+    (Source, {}, "there is no model"),
+    (Source, {**NEW, "backbone": "also"}, "both a pretrained model .'also'."),
+    (Gating, {"minimum_per_layer": -1}, "minimum_per_layer is -1; expected 0 or more"),
+    (Gating, {"gate_learning_rate": float("inf")}, "gate_learning_rate is inf; expected 0 or more"),
+    (Gating, {"multiplier_learning_rate": -0.1}, "multiplier_learning_rate is -0.1"),
+    (Gating, {"his_start": -1.0}, "his_start is -1.0"),
+    (Gating, {"gate": "relaxed-top-k", "budget": None}, "relaxed-top-k gates need a budget"),
+    (Gating, {"gate": "straight-through-top-k", "budget": None}, "straight-through-top-k gates need a budget"),
+    (
+        Gating,
+        {"gate": "clamped-linear", "steering": "multipliers"},
+        "multipliers steer hard-concrete gates, not clamped-linear ones",
+    ),
+    (Gating, {"gate": "straight-through-top-k", "anneal": 0.1}, "anneal is 0.1, but it is of hard-concrete gates"),
+    (
+        Gating,
+        {"gate": "clamped-linear", "straight_through": True},
+        "straight_through is True, but it is of hard-concrete gates, not of clamped-linear ones",
+    ),
+    (
+        Gating,
+        {"gate": "relaxed-top-k", "straight_through_from": 0.5},
+        "straight_through_from is 0.5, but it is of hard-concrete gates",
+    ),
+    (Phases, {"finetune": -1.0}, "finetune is -1"),
+    (Phases, {"prune": float("nan")}, "prune is nan"),
+    (Phases, {"retrain": -1.0}, "retrain is -1"),
+    (Phases, {"ramp": 0.0}, "ramp is 0"),
+    (Phases, {"ramp": 1.1}, "ramp is 1.1; expected a share of the prune phase above 0 and at most 1"),
+    (Phases, {"swaps": 1.0}, "swaps is 1.0; expected 0 for no search"),
+    (Phases, {"swaps": 5}, "swaps is 5; expected 0 for no search, or at least 6 passes"),
+    (Phases, {"swaps": float("inf")}, "swaps is inf"),
+    (Optimisation, {"learning_rate": float("nan")}, "learning_rate is nan; expected 0 or more"),
+    (Optimisation, {"lr_warm_up": -0.1}, "lr_warm_up is -0.1"),
+    (Optimisation, {"weight_decay": -1.0}, "weight_decay is -1.0"),
+    (Optimisation, {"prune_learning_rate": -1e-3}, "prune_learning_rate is -0.001"),
+    (Distillation, {"distil": 1.5}, "distil is 1.5; expected a weight from 0"),
+    (Distillation, {"distil": -0.1}, "distil is -0.1"),
+    (Distillation, {"distil_temperature": 0.0}, "distil_temperature is 0.0"),
+    (Distillation, {"distil_temperature": float("inf")}, "distil_temperature is inf"),
+    (Distillation, {"distil_hidden": -1.0}, "distil_hidden is -1.0"),
+]
+"""What no group of the module's options takes. The module's options are all of these groups at once."""
+
+
+@pytest.mark.parametrize(("group", "settings", "message"), BAD)
+def test_every_group_of_the_modules_options_checks_itself(group, settings, message):
+    with pytest.raises(GateError, match=message):
+        group(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [pytest.param(*bad, id=f"{group.__name__}-{i}") for i, (group, *bad) in enumerate(BAD)]
+)
+def test_options_that_do_not_fit_are_named_before_anything_is_loaded(settings, message):
+    with pytest.raises(GateError, match=message):
+        PrunerOptions(**(NEW | settings if settings else {}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prune": 0.0}, "prune is 0"),
+        ({"prune": 0.0, "retrain": 0.0}, "prune is 0"),
+        ({"prune": 0.0, "budget": None}, "prune is 0"),
+        ({"prune": 0.0, "retrain": 0.0, "budget": None, "finetune": 0.0}, "prune is 0"),
+        ({"distil": 0.5, "finetune": 0.0}, "finetune is 0 and the model is new"),
+        ({"distil_hidden": 1.0, "finetune": 0.0}, "finetune is 0 and the model is new"),
+    ],
+)
+def test_groups_that_do_not_fit_together(settings, message):
+    with pytest.raises(GateError, match=message):
+        PrunerOptions(**(NEW | settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"from_scratch": None, "backbone": "a/model", "finetune": 0.0, "distil": 1.0},
+        {"prune": 0.0, "retrain": 0.0, "budget": None},
+        {"gate": "clamped-linear", "budget": None},
+        {"swaps": 6.0, "prune_learning_rate": 1e-3},
+        {"ramp": 1.0, "distil": 0.0},
+    ],
+)
+def test_options_that_fit(settings):
+    options = PrunerOptions(**(NEW | settings))
+    assert {name: getattr(options, name) for name in settings} == settings
+    assert HeadPruner(options, seed=3).hparams == {**asdict(options), "seed": 3}
+    assert options.epochs == options.finetune + options.prune + options.retrain
+
+
+def test_options_are_frozen_and_checked_again_when_some_are_replaced():
+    options = PrunerOptions(**NEW)
+    with pytest.raises(FrozenInstanceError):
+        options.prune = 2.0
+    assert replace(options, prune=2.0) == PrunerOptions(**NEW, prune=2.0) != options
+    for changes, message in (
+        ({"distil": 2.0}, "distil is 2.0"),
+        ({"backbone": "also"}, "both"),
+        ({"prune": 0.0}, "prune is 0"),
+    ):
+        with pytest.raises(GateError, match=message):
+            replace(options, **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        (RunOptions, {"seed": -1}, "--seed is -1; expected a whole number from 0 to 4294967295"),
+        (RunOptions, {"seed": LARGEST_SEED + 1}, "--seed is 4294967296"),
+        (RunOptions, {"save_every": 0}, "--save_every is 0; expected at least 1"),
+        (WeightsKept, {"average_last": 0}, "--average_last is 0; expected at least 1"),
+        (WeightsKept, {"average_every": 0}, "--average_every is 0; expected at least 1"),
+        (WeightsKept, {"patience": 0}, "--patience is 0; expected at least 1 validation"),
+        (WeightsKept, {"patience": 2, "average_last": 3}, "give one of them"),
+        (ScratchTraining, {"from_scratch_epochs": 0.0}, "--from_scratch_epochs is 0.0; expected a number above 0"),
+        (ScratchTraining, {"from_scratch_epochs": float("nan")}, "--from_scratch_epochs is nan"),
+        (EndOfRun, {"curve": [0.5, 0.0]}, "--curve has the budget 0.0"),
+        (EndOfRun, {"curve": [1.5]}, "--curve has the budget 1.5; expected fractions of all heads above 0 and at most 1"),
+    ],
+)
+def test_the_options_of_a_run_check_themselves(options, settings, message):
+    with pytest.raises(GateError, match=message):
+        options(**settings)
+    with pytest.raises(GateError, match=message):
+        replace(options(), **settings)
+
+
+@pytest.mark.parametrize(
+    "options", [RunOptions(seed=LARGEST_SEED), WeightsKept(patience=1), ScratchTraining(), EndOfRun(curve=[1.0])]
+)
+def test_the_options_of_a_run_are_frozen(options):
+    with pytest.raises(FrozenInstanceError):
+        setattr(options, next(iter(asdict(options))), 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "learned Hard-Concrete gates; weights retrained with the mask"),
+        (
+            {"swaps": 40, "gate": "clamped-linear"},
+            "learned clamped-linear gates, refined by swaps; weights retrained with the mask",
+        ),
+        ({"retrain": 0.0}, "learned Hard-Concrete gates; weights as they were trained with the gates"),
+        ({"prune": 0.0, "retrain": 0.0, "budget": None}, "no pruning: the dense model, with all its heads"),
+    ],
+)
+def test_how_the_mask_is_found_in_one_line(settings, expected):
+    assert PrunerOptions(**(NEW | settings)).mask_found_by == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": 99}, "99"),
+        ({"budget": {"decoder": 2}}, "'decoder'"),
+        ({"budget": None, "price": {"cross": 0.1}}, "'cross'"),
+        ({"minimum_per_layer": 2}, "needs 4 heads"),
+        ({"from_scratch": {"model_type": "telepathy"}}, "telepathy"),
+        ({"from_scratch": {"model_type": "bert", "hidden_size": 10, "num_attention_heads": 4}}, "hidden size"),
+        ({"anneal": 0.9}, "anneal is 0.9; expected a temperature above 0 and at most"),
+        ({"straight_through_from": 2.0}, "straight_through_from is 2.0; expected a share"),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_are_named(settings, message):
+    """These are checked by what they are for, once there is a model."""
+    with pytest.raises(GateError, match=message):
+        make_pruner(**settings)

@@ -1,0 +1,88 @@
+"""Work of the first process, and values of all, in two real processes."""
+
+import numpy as np
+import pytest
+import torch
+
+from gates.errors import GateError
+from training.pruner.callbacks import Predictions
+from training.runs import processes
+
+
+def told_all(rank, world, folder):
+    """One of several processes; writes what it was told."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    found = {"world": processes.world_size(), "first": processes.is_first(), "worked": 0}
+
+    def work():
+        found["worked"] += 1
+        return {"rank": rank, "answer": 42}
+
+    def fails():
+        raise GateError(f"process {rank} has no disk")
+
+    found["in_first"] = processes.in_first(work)
+    try:
+        processes.in_first(fails)
+    except GateError as error:
+        found["error"] = str(error)
+    found["gathered"] = processes.gathered(f"value of {rank}")
+    found["predictions"] = {name: values.tolist() for name, values in predictions_of(rank, world).arrays().items()}
+    torch.save(found, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+CLASSES, TARGETS = [3, 1, 4, 1, 5, 2, 6], [3, 1, 4, 0, 5, 2, 0]
+TEXTS = ["one", "two", "three", "four", "five"]
+
+
+def predictions_of(rank, world):
+    """What a process keeps that evaluates every so many-th example, in batches of two."""
+    kept = Predictions()
+    classes, targets = CLASSES[rank::world], TARGETS[rank::world]
+    for first in range(0, len(classes), 2):
+        logits = torch.nn.functional.one_hot(torch.tensor(classes[first : first + 2]), 7).float()
+        kept.on_validation_batch_end(None, None, logits, {"labels": torch.tensor(targets[first : first + 2])})
+    rows = list(range(len(TEXTS)))[rank::world][::-1]  # grouped by length, a split is not in its order
+    kept.on_test_batch_end(None, None, None, {"row": torch.tensor(rows), "reference": [TEXTS[row] for row in rows]})
+    kept._texts["test"] = {"greedy": [f"said {text}" for text in TEXTS], "beam": TEXTS}
+    return kept
+
+
+EXPECTED = {
+    "select_prediction": CLASSES,
+    "select_target": TARGETS,
+    "test_prediction": [f"said {text}" for text in TEXTS],
+    "test_prediction_beam": TEXTS,
+    "test_target": TEXTS,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_two_processes_are_told_the_same(tmp_path):
+    """They are forked, since each would otherwise import everything again; they compute nothing that needs threads."""
+    torch.multiprocessing.start_processes(told_all, (2, str(tmp_path)), nprocs=2, start_method="fork")
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert [one["world"] for one in found] == [2, 2]
+    assert [one["first"] for one in found] == [True, False]
+    assert [one["worked"] for one in found] == [1, 0]
+    for one in found:
+        assert one["in_first"] == {"rank": 0, "answer": 42}
+        assert one["error"] == "process 0 has no disk"
+        assert one["gathered"] == ["value of 0", "value of 1"]
+        assert one["predictions"] == EXPECTED  # seven examples in parts of four and three, as one process has them
+
+
+def test_one_process_needs_no_others():
+    assert processes.world_size() == 1
+    assert processes.is_first()
+    assert processes.in_first(lambda: 7) == 7
+    assert processes.gathered("alone") == ["alone"]
+    with pytest.raises(GateError, match="no disk"):
+        processes.in_first(lambda: (_ for _ in ()).throw(GateError("no disk")))
+
+
+def test_predictions_of_one_process_are_in_the_order_of_evaluation():
+    found = predictions_of(0, 1).arrays()
+    assert {name: values.tolist() for name, values in found.items()} == EXPECTED
+    assert found["select_prediction"].dtype == np.int32
