@@ -1,10 +1,14 @@
 """What all tests need of the process that they run in."""
 
+import gc
 import os
 import signal
 from pathlib import Path
 
+import hypothesis  # noqa: F401 (its plugins look at what refers to them, which is not seen of what is frozen)
+
 ROOT = Path(__file__).parents[1]
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: no test waits for what cannot be reached
 
 
 def pytest_sessionstart():
@@ -12,3 +16,9 @@ def pytest_sessionstart():
     in them, although a shell starts what it runs in the background with SIGINT ignored, which child processes inherit."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: collections of garbage need not go over it again and again."""
+    gc.collect()
+    gc.freeze()

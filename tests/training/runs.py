@@ -6,15 +6,21 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pytest
 import pytorch_lightning as pl
 import torch
+from filelock import FileLock
 
 from training.config import PrunerOptions
 from training.data.synthetic import SyntheticData
+from training.fit import build_parser
 from training.pruner.module import HeadPruner
+from training.setup import Setup
 
 MODEL = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32,
@@ -82,6 +88,17 @@ def make_trainer(**settings: object) -> pl.Trainer:
     )  # fmt: skip
 
 
+@cache
+def _tiny_setup() -> Setup:
+    return Setup.of(build_parser().parse_string(CONFIG))
+
+
+def make_setup(**settings: object) -> Setup:
+    """The setup of the tiny configuration, with other options of the module."""
+    setup = _tiny_setup()
+    return replace(setup, model=replace(setup.model, **({"from_scratch": MODEL} | settings)))
+
+
 def write_config(folder: Path) -> str:
     path = folder / "tiny.yaml"
     path.write_text(CONFIG)
@@ -98,3 +115,15 @@ def run_fit(*arguments: str, cwd: Path, timeout: float = 300, **environment: str
         timeout=timeout,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"} | environment,
     )
+
+
+def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that is made once for all tests that only read it, in whatever file and worker they are."""
+    root = factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    with FileLock(f"{folder}.lock"):
+        if not folder.with_suffix(".done").exists():
+            folder.mkdir()
+            make(folder)
+            folder.with_suffix(".done").touch()
+    return folder

@@ -9,31 +9,31 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 import torch
 import yaml
-from training.comparison.run_comparison import METHODS
 
+from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
-from tests.training.runs import make_pruner, run_fit, write_config
+from tests.training.runs import make_data, make_pruner, make_setup, run_fit, write_config
 from training.fit import build_parser, main
+from training.pruner.callbacks import Predictions
+from training.pruner.evaluation import evaluate
 from training.pruner.module import HeadPruner
+from training.setup import make_trainer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = {
-    "config.yaml",
-    "metrics.json",
-    "metrics.csv",
-    "comparison.csv",
-    "curve.csv",
-    "scores",
-    "masks",
-    "plots",
-    "checkpoints",
-    "export",
-}
+    "config.yaml", "metrics.json", "metrics.csv", "comparison.csv", "summary.csv", "statistics.csv", "agreement.csv",
+    "scores.csv", "gates_over_time.csv", "masks.json", "sites.json", "verdict.md", "curve.csv", "masks", "plots", "checkpoints",
+    "experiments", "export",
+}  # fmt: skip
+METHODS = ("learned", *RANKINGS)
+MEASURED = ["seconds", "peak_memory_mb"]
 
 REPRODUCE = """
 import json, sys, torch, transformers
@@ -50,23 +50,15 @@ print(sum(right) / len(right))
 """
 
 
-@pytest.fixture(scope="module")
-def full_run(tmp_path_factory):
-    """One full run, compared, exported and logged to W&B offline, in a process of its own."""
-    folder = tmp_path_factory.mktemp("full")
-    arguments = ["--config", write_config(folder), "--run_dir", "run", "--compare", "full", "--wandb.mode", "auto"]
-    done = run_fit(*arguments, "--curve", "[0.5, 0.25]", cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder / "run", done
-
-
 def test_the_run_directory_has_the_documented_shape(full_run):
     run, _ = full_run
     assert {path.name for path in run.iterdir()} >= SHAPE | {"wandb"}
-    assert {path.stem for path in (run / "masks").iterdir()} == set(METHODS)
+    assert {path.stem for path in (run / "masks").iterdir()} == {"dense", *METHODS}
     assert {path.name for path in (run / "plots").iterdir()} >= {"gates.png", "quality_by_budget.png", "agreement.png"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "last.ckpt", "final.ckpt"}
     assert not [path for path in run.rglob("*") if "partial" in path.name or path.name.startswith(".")]
+    assert pd.read_csv(run / "comparison.csv").columns[:5].tolist() == ["seed", "method", "stage", "budget", "heads"]
+    assert pd.read_csv(run / "comparison.csv").columns[-4:].tolist() == ["steps", *MEASURED, "experiment"]
 
 
 def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
@@ -78,7 +70,9 @@ def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
         assert set(rows.loc[list(METHODS), "heads"]) == {3}
         assert rows.loc["dense", "heads"] == 8
     assert set(table[table["stage"] == "retrained"]["steps"]) == {32}
-    assert set(table[table["stage"] == "post hoc"]["steps"]) == {0}
+    post_hoc = table[table["stage"] == "post hoc"].set_index("method")["steps"]
+    assert post_hoc["learned"] == 16  # in which the gates were learned
+    assert set(post_hoc.drop("learned")) == {0}
     assert table["test_accuracy"].between(0, 1).all()
 
 
@@ -99,16 +93,32 @@ def test_equal_masks_have_equal_results(full_run):
 
 def test_scores_and_rankings_agree_with_the_masks(full_run):
     run, _ = full_run
-    heads = pd.read_csv(run / "scores" / "heads.csv")
-    assert len(heads) == 8
+    scores = pd.read_csv(run / "scores.csv")
+    assert len(scores) == 8
+    assert scores["gate"].tolist() == list(range(8))
+    masks = {entry["method"]: np.array(entry["mask"]) == 1 for entry in json.loads((run / "masks.json").read_text())}
+    assert set(masks) == {"dense", *METHODS}
     for method in METHODS:
-        kept = heads[f"kept:{method}"] == 1
+        kept, ranking = masks[method], scores[f"ranking:{method}"]
         assert kept.sum() == 3
-        if method != "learned":
-            ranking = heads[f"ranking:{method}"]
-            assert ranking[kept].min() >= ranking[~kept].max()
-    assert (heads["his"] > 0).all()
-    assert heads["entropy"].between(0, 1).all()
+        assert ranking[kept].min() >= ranking[~kept].max()
+    assert (scores["his"] > 0).all()
+    assert scores["entropy"].between(0, 1).all()
+    final = torch.load(run / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
+    assert scores["ranking:learned"].tolist() == pytest.approx(final["gates.learned.log_alpha"].tolist())
+
+
+def test_the_gates_over_time_are_those_of_the_prune_phase(full_run):
+    run, _ = full_run
+    course = pd.read_csv(run / "gates_over_time.csv")
+    assert course.columns[:4].tolist() == ["seed", "method", "budget", "step"]
+    assert course["step"].between(17, 32).all()
+    assert course["step"].iloc[-1] == 32
+    gates = course.iloc[:, 4:].astype(float)
+    assert gates.shape[1] == 8
+    assert gates.min(axis=None) >= 0
+    assert gates.max(axis=None) <= 1
+    assert gates.iloc[-1].sum() < 3.5 < 6 < gates.iloc[0].sum()
 
 
 def test_the_summary_agrees_with_the_table(full_run):
@@ -116,8 +126,15 @@ def test_the_summary_agrees_with_the_table(full_run):
     metrics = json.loads((run / "metrics.json").read_text())
     table = pd.read_csv(run / "comparison.csv")
     learned = table[(table["method"] == "learned") & (table["stage"] == "retrained")].iloc[0]
-    assert metrics["learned"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
-    assert metrics["heads"]["kept"] == 3 == sum(metrics["heads"]["by_site"].values())
+    own = metrics["run"]
+    assert own["method"] == "learned"
+    assert own["result"]["test_accuracy"] == pytest.approx(learned["test_accuracy"], abs=1e-9)
+    assert own["dense"]["post hoc"]["test_loss"] == table.iloc[0]["test_loss"]
+    assert own["kept"] == 3 == sum(own["by_site"].values())
+    assert metrics["budgets"] == [3]
+    assert metrics["heads"] == metrics["gates"] == 8
+    assert metrics["methods"] == ["dense", *METHODS]
+    assert metrics["seeds"] == [0]
     assert metrics["versions"]["torch"] == torch.__version__
 
 
@@ -131,7 +148,7 @@ def test_the_export_reproduces_the_logged_test_accuracy_without_this_project(ful
     environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
-    logged = json.loads((run / "metrics.json").read_text())["learned"]["test_accuracy"]
+    logged = json.loads((run / "metrics.json").read_text())["run"]["result"]["test_accuracy"]
     assert float(done.stdout) == pytest.approx(logged, abs=1e-6)
 
 
@@ -182,9 +199,10 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
             config |= {item.key for item in record.config.update}
         elif kind == "summary":
             summary |= {item.key or "/".join(item.nested_key) for item in record.summary.update}
-    assert keys >= {"train/task_loss", "heads/open", "comparison", "gates", "plots/agreement"}
+    assert keys >= {"train/task_loss", "heads/open", "comparison", "plots/gates", "plots/agreement"}
     assert config >= {"model", "data", "code"}
-    assert any(key.startswith("learned") for key in summary)
+    assert any(key.startswith("result") for key in summary)
+    assert any(key.startswith("heads") for key in summary)
 
 
 def test_the_final_table_and_paths_are_printed(full_run):
@@ -243,6 +261,89 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
             torch.testing.assert_close(tensor, results[1][name], msg=name)
 
 
+KILLED = """
+import os, signal, sys
+import pytorch_lightning as pl
+from training.fit import main
+
+class Kills(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if trainer.global_step == 16 + 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+fitted, trainings = pl.Trainer.fit, []
+
+def fit(trainer, *args, **more):
+    trainings.append(trainer)
+    if len(trainings) == 4:
+        trainer.callbacks.append(Kills())
+    return fitted(trainer, *args, **more)
+
+pl.Trainer.fit = fit
+main(sys.argv[1:])
+"""
+
+
+def count_trainings(monkeypatch):
+    """What every training starts from, in a list that grows."""
+    started, fitted = [], pl.Trainer.fit
+
+    def fit(trainer, *args, ckpt_path=None, **more):
+        started.append(ckpt_path)
+        return fitted(trainer, *args, ckpt_path=ckpt_path, **more)
+
+    monkeypatch.setattr(pl.Trainer, "fit", fit)
+    return started
+
+
+def assert_same_tables(run, other):
+    for name in ("comparison.csv", "curve.csv", "scores.csv", "agreement.csv", "gates_over_time.csv", "summary.csv"):
+        ours, theirs = (pd.read_csv(folder / name) for folder in (run, other))
+        ours, theirs = (table.drop(columns=MEASURED, errors="ignore") for table in (ours, theirs))
+        pd.testing.assert_frame_equal(ours, theirs, check_exact=True, obj=name)
+    assert (run / "masks.json").read_text() == (other / "masks.json").read_text()
+
+
+def test_killed_in_its_comparison_it_goes_on_there(tmp_path, full_run, monkeypatch):
+    """The fourth training, that of the second ranking, is killed after 13 of its 32 steps: the first three are not made again,
+    and it goes on from its last checkpoint to the tables of a run that nobody killed."""
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--compare", "full"]
+    arguments += ["--curve", "[0.5, 0.25]"]
+    command = [sys.executable, "-c", KILLED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert (tmp_path / "run" / "checkpoints" / "final.ckpt").is_file()
+    assert not (tmp_path / "run" / "comparison.csv").exists()
+    finished = {path.name for path in (tmp_path / "run" / "experiments").glob("[!.]*") if (path / "result.json").is_file()}
+    before = {name: (tmp_path / "run" / "experiments" / name / "result.json").stat().st_mtime_ns for name in finished}
+    started = count_trainings(monkeypatch)
+    assert main([*arguments, "--existing", "resume"]) == 0
+    table = pd.read_csv(full_run[0] / "comparison.csv")
+    retrained = set(table[table["stage"] == "retrained"]["experiment"])
+    assert len(retrained & finished) == 3  # learned, dense and the first ranking
+    assert len(started) == len(retrained) - 3
+    assert Path(started[0]).name == "last.ckpt"
+    assert all(Path(path).name == "weights.ckpt" for path in started[1:])
+    after = {name: (tmp_path / "run" / "experiments" / name / "result.json").stat().st_mtime_ns for name in finished}
+    assert after == before
+    assert_same_tables(tmp_path / "run", full_run[0])
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monkeypatch):
+    """Whatever of its tables was lost is written again."""
+    run = shutil.copytree(full_run[0], tmp_path / "run")
+    for lost in ("comparison.csv", "masks.json", "scores.csv", "gates_over_time.csv", "metrics.json", "verdict.md"):
+        (run / lost).unlink()
+    shutil.rmtree(run / "export")
+    started = count_trainings(monkeypatch)
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--compare", "full", "--curve", "[0.5, 0.25]"]
+    assert main([*arguments, "--existing", "resume"]) == 0
+    assert started == []
+    assert_same_tables(run, full_run[0])
+    states = [(folder / "export" / "model.safetensors").read_bytes() for folder in (run, full_run[0])]
+    assert states[0] == states[1]
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.finetune", "3000"]
     process = subprocess.Popen(
@@ -274,6 +375,47 @@ def test_another_budget_from_the_dense_checkpoint_of_a_run(full_run, tmp_path):
     assert tables[1].loc[("learned", "retrained"), "heads"] == 5
 
 
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """A run of two processes, on splits that are not of equal parts."""
+    folder = tmp_path_factory.mktemp("two")
+    uneven = ["--data.select_rows", "45", "--data.test_rows", "51", "--compare", "full", "--retrained", "[his]"]
+    devices = ["--trainer.devices", "2", "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp"]
+    more = ["--curve", "[0.5]", "--from_scratch", "[]", *uneven, *devices]
+    done = run_fit("--config", write_config(folder), "--run_dir", "run", *more, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run"
+
+
+def test_two_processes_end_with_complete_tables(two_processes):
+    table = pd.read_csv(two_processes / "comparison.csv")
+    assert set(zip(table["method"], table["stage"], strict=True)) == {
+        *((method, "post hoc") for method in ("dense", *METHODS)), ("learned", "retrained"), ("his", "retrained"),
+    }  # fmt: skip
+    assert not table.drop(columns="peak_memory_mb").isna().any(axis=None)
+    assert {path.name for path in two_processes.iterdir()} >= SHAPE
+    assert set(table[table["stage"] == "retrained"]["steps"]) == {16}  # two batches at a time
+    assert not list((two_processes / "experiments").glob(".*"))
+
+
+def test_predictions_of_two_processes_are_those_of_one_in_their_order(two_processes):
+    """Of the same checkpoint, which one process evaluates here."""
+    data = make_data(select_rows=45, test_rows=51)
+    pruner, predictions = make_pruner(budget=3), Predictions()
+    pruner.load_state_dict(torch.load(two_processes / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"])
+    metrics = evaluate(make_trainer(make_setup(), predictions), pruner, data)
+    row = pd.read_csv(two_processes / "comparison.csv").query("method == 'learned' and stage == 'retrained'").iloc[0]
+    kept, arrays = np.load(two_processes / "experiments" / row["experiment"] / "predictions.npz"), predictions.arrays()
+    assert set(kept) == set(arrays)
+    assert {name: len(array) for name, array in arrays.items()} == {
+        "select_prediction": 45, "select_target": 45, "test_prediction": 51, "test_target": 51,
+    }  # fmt: skip
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(kept[name], array, err_msg=name)
+    for name, value in metrics.items():
+        assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     config = write_config(tmp_path)
@@ -293,9 +435,11 @@ def test_two_processes_equal_one(tmp_path):
     two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
     assert two.returncode == 0, two.stderr[-3000:]
     tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
-    for column in ("heads", "test_accuracy", "select_loss", "test_loss"):
+    for column in ("method", "stage", "heads", "steps"):
+        assert tables[0][column].tolist() == tables[1][column].tolist()
+    for column in ("test_accuracy", "select_loss", "test_loss"):
         pd.testing.assert_series_equal(tables[0][column], tables[1][column], rtol=2e-3, atol=2e-3)
-    scores = [pd.read_csv(tmp_path / name / "scores" / "heads.csv") for name in ("one", "two")]
+    scores = [pd.read_csv(tmp_path / name / "scores.csv") for name in ("one", "two")]
     for column in ("his", "his_standard_error", "fisher", "entropy"):
         pd.testing.assert_series_equal(scores[0][column], scores[1][column], rtol=5e-3)
 
@@ -411,6 +555,36 @@ def test_without_a_directory_runs_are_numbered(tmp_path, monkeypatch):
     assert RunDirectory.claim(None, "x", "refuse").path == Path("runs/x-2")
 
 
+@pytest.mark.parametrize("compare", ["none", "full"])
+def test_a_dense_model_alone_has_one_row(tmp_path, compare, monkeypatch):
+    started = count_trainings(monkeypatch)
+    alone = ["--model.prune", "0", "--model.retrain", "0", "--model.budget", "null", "--compare", compare]
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *alone]
+    assert main(arguments) == 0
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv")
+    assert list(zip(table["method"], table["stage"], table["heads"], table["steps"], strict=True)) == [
+        ("dense", "post hoc", 8, 0)
+    ]
+    own = json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]
+    assert (own["method"], own["kept"]) == ("dense", 8)
+    assert own["result"]["test_loss"] == table["test_loss"][0]
+    dense, final = (
+        torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+        for name in ("dense", "final")
+    )
+    assert all(torch.equal(final[name], tensor) for name, tensor in dense.items() if torch.is_tensor(tensor))
+    assert (tmp_path / "run" / "curve.csv").is_file() is (compare == "full")
+    if compare == "full":
+        curve = pd.read_csv(tmp_path / "run" / "curve.csv")
+        assert set(curve["method"]) == set(RANKINGS)
+        assert set(curve["heads"]) == {6, 4, 2, 1}
+        assert {f"ranking:{name}" for name in RANKINGS} <= set(pd.read_csv(tmp_path / "run" / "scores.csv"))
+    assert len(started) == 1
+    assert main([*arguments, "--existing", "resume"]) == 0
+    assert len(started) == 1
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "run" / "comparison.csv"), table)
+
+
 def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
     """The step that ruins the weights is never saved as the last good one: from it a run with a sane rate succeeds."""
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--save_every", "1"]
@@ -435,11 +609,17 @@ def test_a_resumed_run_keeps_its_log(full_run, tmp_path):
     shutil.copytree(full_run[0], run)
     before = pd.read_csv(run / "metrics.csv")
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--existing", "resume"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--compare", "posthoc"]) == 0
     after = pd.read_csv(run / "metrics.csv")
     assert set(before["step"]) <= set(after["step"])
+    pd.testing.assert_frame_equal(before, after)  # there was nothing left to train
     assert {path.name for path in run.iterdir()} >= SHAPE
     json.loads((run / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert main(arguments) == 0  # and compares nothing: what belongs to an earlier comparison goes
+    assert not {"scores.csv", "curve.csv"} & {path.name for path in run.iterdir()}
+    assert [path.name for path in (run / "masks").iterdir()] == ["learned.json"]
+    assert pd.read_csv(run / "comparison.csv")[["method", "stage"]].to_numpy().tolist() == [["learned", "retrained"]]
+    pd.testing.assert_frame_equal(before, pd.read_csv(run / "metrics.csv"))
 
 
 def test_an_old_run_survives_settings_that_cannot_start(full_run, tmp_path, capsys):
@@ -453,7 +633,17 @@ def test_an_old_run_survives_settings_that_cannot_start(full_run, tmp_path, caps
     assert (run / "export" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+QUICK = {"default", "sst2_minilm_local", "multi30k_scratch", "opus_mt_en_ru", "sst2_bert"}
+"""One of each kind: new weights, local files, new translators, models on the hub."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
+        for path in sorted(CONFIGS.glob("*.yaml"))
+    ],
+)
 def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_path, monkeypatch, capsys):
     """Files for local models and data and the embedded default run to the end on something tiny; those for the hub stop
     with one sentence that names what cannot be reached."""
@@ -529,7 +719,7 @@ def test_print_config_and_help(capsys):
 
 def test_without_arguments_the_embedded_default_runs(monkeypatch):
     chosen = []
-    monkeypatch.setattr("training.fit.fit", lambda parser, config: chosen.append(config))
+    monkeypatch.setattr("training.fit.fit", lambda parser, config, command: chosen.append(config))
     assert main([]) == 0
     assert main(["--model.budget", "5"]) == 0
     assert chosen[0].data.class_path == "training.data.synthetic.SyntheticData"

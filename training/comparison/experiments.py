@@ -281,6 +281,7 @@ class Experiments:
     def _train(self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Any]:
         """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost in all; steps that are
         made twice, since they were after the last checkpoint, count once."""
+        gc.collect()  # earlier trainers and modules refer to each other, and their optimisers hold much memory
         last = folder / "last.ckpt"
         goes_on = processes.in_first(last.is_file)
         pruner.train()  # Lightning keeps the mode it finds
@@ -289,7 +290,6 @@ class Experiments:
         before = CostInCheckpoints.read(last) if goes_on else NOTHING
         with measured(trainer.strategy.root_device, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if goes_on else start, weights_only=True)
-        gc.collect()  # trainers and modules refer to each other, and their optimisers hold much memory
         if processes.is_first():
             last.unlink(missing_ok=True)
         first = 0 if start is None else torch.load(start, map_location="cpu", weights_only=True, mmap=True)["global_step"]

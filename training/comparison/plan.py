@@ -62,8 +62,7 @@ def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Pl
     """
     rivals = [Method(name) for name in RANKINGS] if own != DENSE and end.compare != "none" else []
     known = {method.name: method for method in (DENSE, own, *rivals)} | {own.base: own}
-    if end.compare != "none":
-        check_names([*(end.retrained or []), *end.from_scratch], known if rivals else [*known, *RANKINGS])
+    check_names([*(end.retrained or []), *end.from_scratch], known if rivals else [*known, *RANKINGS])
     retrained = set(known) if end.retrained is None else set(end.retrained)
     for method in dict.fromkeys([DENSE, own, *rivals]):
         stages = []

@@ -94,12 +94,17 @@ def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: 
 
 
 def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[dict[str, Any]]) -> None:
-    """The curve, a mask file for each method, and pictures."""
+    """The curve, a mask file for each method, and pictures; what an earlier comparison left and this one has not goes."""
     pruner = results.pruner
     assert pruner is not None
     gates, table = pruner.gates, pd.DataFrame(curve)
+    for folder in ("masks", "plots"):
+        shutil.rmtree(run.path / folder, ignore_errors=True)
+        (run.path / folder).mkdir()
     if len(table):
         run.write_table("curve.csv", table)
+    else:
+        (run.path / "curve.csv").unlink(missing_ok=True)
     masks = {str(entry["method"]): torch.tensor(entry["mask"]).float() for entry in results.masks}
     for method, mask in masks.items():
         save_mask(run.path / "masks" / f"{method}.json", gates.to_heads(mask), gates.sites, method=method)

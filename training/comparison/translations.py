@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def save_translations(run: RunDirectory, results: Results) -> None:
     """
     if not isinstance(results.data, TranslationData):
         return
+    shutil.rmtree(run.path / FOLDER, ignore_errors=True)  # of systems that are no longer compared
     pairs = results.data.texts["test"]
     systems: dict[str, dict[str, list[str]]] = {search: {} for search in SEARCHES}
     for row in results.rows:

@@ -1,4 +1,4 @@
-"""``python -m training compare`` through its entry point: the table, its cells, what a kill leaves, bad input."""
+"""``python -m training compare`` through its entry point: the table, its experiments, what a kill leaves, bad input."""
 
 import json
 import os
@@ -10,10 +10,11 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 
 import training.commands.compare
 from gates.errors import GateError
-from tests.training.runs import run_fit, write_config
+from tests.training.runs import write_config
 from training.commands.compare import claim, main
 from training.comparison.methods import LEARNED, Method
 from training.comparison.options import check_budgets
@@ -38,7 +39,7 @@ def finished(tmp_path_factory):
     return run, config
 
 
-def test_every_cell_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
+def test_every_combination_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
     run, _ = finished
     table = pd.read_csv(run / "comparison.csv")
     assert len(table) == 2 * (2 + 2 * 2 * 2)
@@ -54,7 +55,7 @@ def test_every_cell_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
 def test_rows_state_what_their_predictions_give(finished):
     run, _ = finished
     for row in pd.read_csv(run / "comparison.csv").itertuples():
-        kept = np.load(run / "cells" / row.cell / "predictions.npz")
+        kept = np.load(run / "experiments" / row.experiment / "predictions.npz")
         for split in ("select", "test"):
             accuracy = (kept[f"{split}_prediction"] == kept[f"{split}_target"]).mean()
             assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
@@ -76,48 +77,42 @@ def test_tables_agree_with_the_rows(finished):
     assert (run / "verdict.md").read_text().strip()
 
 
-def test_the_same_command_trains_nothing_again(finished):
+def test_the_same_command_trains_nothing_again(finished, monkeypatch):
     run, config = finished
     before = pd.read_csv(run / "comparison.csv")
-    start = time.perf_counter()
+    monkeypatch.setattr(pl.Trainer, "fit", lambda *args, **more: pytest.fail("trained again"))
     assert main(command(run, config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")) == 0
-    assert time.perf_counter() - start < 0.7 * before["seconds"].sum()
     pd.testing.assert_frame_equal(pd.read_csv(run / "comparison.csv"), before)
 
 
-def test_the_learned_method_is_what_fit_trains(finished, tmp_path):
-    """In pieces, each from a checkpoint, and in one go."""
-    run, config = finished
-    assert run_fit("--config", config, "--run_dir", str(tmp_path / "fit"), "--model.budget", "2", cwd=tmp_path).returncode == 0
-    own = pd.read_csv(tmp_path / "fit" / "comparison.csv").iloc[0]
-    table = pd.read_csv(run / "comparison.csv").query(
-        "seed == 0 and method == 'learned' and budget == 2 and stage == 'retrained'"
-    )
-    assert float(table["test_loss"].iloc[0]) == pytest.approx(own["test_loss"], abs=1e-6)
-    mask = next(
-        row["mask"]
-        for row in json.loads((run / "masks.json").read_text())
-        if (row["seed"], row["method"], row["budget"]) == (0, "learned", 2)
-    )
-    kept = json.loads((tmp_path / "fit" / "masks" / "learned.json").read_text())
-    assert sum(mask) == 2
-    assert [head for heads in _rows(kept) for head in heads] == mask
+def test_each_is_trained_once(compared, tmp_path, monkeypatch):
+    """Where two methods keep the same heads, and where nothing but a stage or a budget is new."""
+    run, config = compared
+    trainings, fitted = [], pl.Trainer.fit
+    monkeypatch.setattr(pl.Trainer, "fit", lambda self, *args, **more: trainings.append(self) or fitted(self, *args, **more))
+    shared = ["--seeds", "0", "--experiments", str(tmp_path / "experiments")]
+    assert main(command(tmp_path / "run", config, "--methods", "his,learned", "--budgets", "3", *shared)) == 0
+    assert len(trainings) == 1 + 1 + 3  # fine-tuning, learning, and training on with three masks
+    trainings.clear()
+    stages = ["--stages", "post hoc,retrained,from scratch"]
+    assert main(command(tmp_path / "run", config, "--methods", "his,learned", "--budgets", "3,2", *shared, *stages)) == 0
+    assert len(trainings) == 1 + 2 + 3  # at the second budget, and from scratch the dense structure and two learned ones
+    again, whole = (pd.read_csv(folder / "comparison.csv") for folder in (tmp_path / "run", run))
+    again, whole = (table.set_index(["method", "stage", "budget"])["test_loss"] for table in (again, whole))
+    both = [key for key in again.index if key in whole.index]
+    assert len(both) == 6
+    pd.testing.assert_series_equal(again[both], whole[both], check_exact=True)
 
 
-def _rows(kept):
-    """A mask file's 0/1 rows, site by site."""
-    return [[int(head in site["kept"]) for head in range(site["heads"])] for site in kept["sites"]]
-
-
-def test_what_changes_rivals_changes_their_cells(finished, tmp_path):
+def test_what_changes_rivals_changes_their_experiments(finished, tmp_path):
     """Options that act after fine-tuning reuse the dense model and nothing that was trained on from it; the control with
     distillation is one row per seed."""
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "his,dense+distil", "--budgets", "4,2", "--seeds", "0")
-    assert main([*arguments, "--cells", str(run / "cells"), "--model.distil", "0.3"]) == 0
+    assert main([*arguments, "--experiments", str(run / "experiments"), "--model.distil", "0.3"]) == 0
     before, table = pd.read_csv(run / "comparison.csv"), pd.read_csv(tmp_path / "run" / "comparison.csv")
-    retrained = set(before.loc[before["stage"] == "retrained", "cell"])
-    assert not retrained & set(table.loc[table["stage"] == "retrained", "cell"])
+    retrained = set(before.loc[before["stage"] == "retrained", "experiment"])
+    assert not retrained & set(table.loc[table["stage"] == "retrained", "experiment"])
     assert (table["method"] == "dense+distil").sum() == 2
     assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
 
@@ -126,21 +121,24 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
     """And one that training goes on with on the learned weights; masks.json has both where they differ."""
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "learned+swap", "--budgets", "4,3,2", "--seeds", "0,1")
-    assert main([*arguments, "--cells", str(run / "cells")]) == 0
-    cells = {file.parent.name: json.loads(file.read_text()) for file in (run / "cells").glob("*/cell.json")}
+    assert main([*arguments, "--experiments", str(run / "experiments")]) == 0
+    experiments = {file.parent.name: json.loads(file.read_text()) for file in (run / "experiments").glob("*/experiment.json")}
     table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned+swap'").set_index("stage")
     masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned+swap"]
     assert any("post_hoc_mask" in entry for entry in masks)
     again = {(entry["method"], entry["budget"]) for entry in masks if "post_hoc_mask" in entry}
     assert read_contents(tmp_path / "run").searched_again == again
     for entry in masks:
-        rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["cell"]
-        assert cells[rows["retrained"]]["values"] == entry["mask"]
-        assert cells[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
-    swaps = [cell for cell in cells.values() if cell["cell"] == "swap"]
+        rows = table[(table["seed"] == entry["seed"]) & (table["budget"] == entry["budget"])]["experiment"]
+        assert experiments[rows["retrained"]]["values"] == entry["mask"]
+        assert experiments[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
+    swaps = [one for one in experiments.values() if one["experiment"] == "swap"]
     for learned in json.loads((run / "masks.json").read_text()):
         if learned["method"] == "learned":
-            assert {cells[swap["start"]]["cell"] for swap in swaps if swap["mask"] == learned["mask"]} >= {"dense", "learn"}
+            assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {
+                "dense",
+                "learn",
+            }
 
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
@@ -149,32 +147,67 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     arguments += ["--save_every", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-m", "training", "compare", *arguments], env=environment)
-    cells = tmp_path / "run" / "cells"
+    experiments = tmp_path / "run" / "experiments"
     deadline = time.monotonic() + 240
-    while len(list(cells.glob("[!.]*"))) < 5 and time.monotonic() < deadline:
+    while len(list(experiments.glob("[!.]*"))) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "run" / "comparison.csv").exists()
     assert main(arguments) == 0
     assert not (tmp_path / "run" / UNFINISHED).exists()
-    drop = ["cell", *MEASURED]
+    drop = ["experiment", *MEASURED]
     got, expected = pd.read_csv(tmp_path / "run" / "comparison.csv"), pd.read_csv(run / "comparison.csv")
     pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "his+rescale", "dense+distil"])
-def test_every_method_fills_its_cells(method, finished, tmp_path):
+def test_every_method_has_all_its_rows(method, finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
     stages = "post hoc,post hoc with means,post hoc with uniform attention,retrained,from scratch"
-    assert main([*arguments, "--stages", stages, "--cells", str(run / "cells")]) == 0
+    assert main([*arguments, "--stages", stages, "--experiments", str(run / "experiments")]) == 0
     table = pd.read_csv(tmp_path / "run" / "comparison.csv")
     own = table[table["method"] == Method.parse(method).name]
     assert set(stages.split(",")) - {"from scratch"} <= set(own["stage"])
     assert ("from scratch" in set(own["stage"])) == Method.parse(method).is_learned
     assert np.isfinite(table["test_loss"]).all()
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_complete_tables(finished, tmp_path):
+    """Of splits that they cannot share equally, with searches; and the same command again finds all of it."""
+    _, config = finished
+    methods = ["--methods", "learned,his+swap,learned+draws,hies", "--budgets", "4,2", "--seeds", "0", "--swap.passes", "6"]
+    stages = ["--stages", "post hoc,post hoc with means,retrained", "--data.select_rows", "45", "--data.test_rows", "51"]
+    devices = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def start(name, *more):
+        arguments = command(tmp_path / name, config, *methods, *stages, *more)
+        process = [sys.executable, "-m", "training", "compare", *arguments]
+        done = subprocess.run(process, capture_output=True, text=True, env=environment, timeout=500)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return pd.read_csv(tmp_path / name / "comparison.csv"), done
+
+    table, done = start("two", *devices)
+    keys = ["seed", "method", "stage", "budget"]
+    assert len(table) == len(table.drop_duplicates(keys)) == 3 + 2 * 4 * 3
+    assert not table.drop(columns="peak_memory_mb").isna().any(axis=None)
+    assert (table["heads"] == table["budget"]).all()
+    assert done.stdout.count("report:") == 1  # one of the two speaks
+    assert not list((tmp_path / "two" / "experiments").glob(".*"))
+    for row in table.itertuples():
+        kept = np.load(tmp_path / "two" / "experiments" / row.experiment / "predictions.npz")
+        assert {name: len(kept[name]) for name in kept} == {
+            "select_prediction": 45, "select_target": 45, "test_prediction": 51, "test_target": 51,
+        }  # fmt: skip
+        for split in ("select", "test"):
+            accuracy = (kept[f"{split}_prediction"] == kept[f"{split}_target"]).mean()
+            assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
+    again, _ = start("two", *devices)
+    pd.testing.assert_frame_equal(again, table)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +266,7 @@ def test_budgets_of_the_same_total_are_refused_by_their_names():
 def test_every_price_that_was_trained_with_is_told(finished, tmp_path):
     run, config = finished
     priced = ["--methods", "lambda", "--prices", "0,3", "--model.gate_learning_rate", "1", "--stages", "post hoc"]
-    shared = ["--budgets", "4", "--seeds", "0", "--cells", str(run / "cells")]
+    shared = ["--budgets", "4", "--seeds", "0", "--experiments", str(run / "experiments")]
     assert main(command(tmp_path / "run", config, *priced, *shared)) == 0
     table = pd.read_csv(tmp_path / "run" / "prices.csv")
     sites = [site["label"] for site in json.loads((run / "sites.json").read_text())]
@@ -246,7 +279,7 @@ def test_every_price_that_was_trained_with_is_told(finished, tmp_path):
 
 def test_what_an_earlier_comparison_of_other_methods_left_goes(finished, tmp_path):
     run, config = finished
-    shared = ["--budgets", "4", "--seeds", "0", "--cells", str(run / "cells")]
+    shared = ["--budgets", "4", "--seeds", "0", "--experiments", str(run / "experiments")]
     for methods, is_there in (("learned,his", True), ("his", False)):
         assert main(command(tmp_path / "run", config, "--methods", methods, *shared)) == 0
         assert (tmp_path / "run" / "gates_over_time.csv").is_file() is is_there
@@ -255,14 +288,16 @@ def test_what_an_earlier_comparison_of_other_methods_left_goes(finished, tmp_pat
 
 def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_path, monkeypatch):
     run, config = finished
-    arguments = command(tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--cells", str(run / "cells"))
+    arguments = command(
+        tmp_path / "run", config, "--methods", "his+swap", "--budgets", "4", "--experiments", str(run / "experiments")
+    )
     assert main([*arguments, "--seeds", "0"]) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
     after_one = training.commands.compare.run_seed
 
-    def stopped(cells, *others):
-        yield from after_one(cells, *others)
-        if cells.seed == 1:
+    def stopped(experiments, *others):
+        yield from after_one(experiments, *others)
+        if experiments.seed == 1:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(training.commands.compare, "run_seed", stopped)
@@ -289,20 +324,21 @@ def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
 
 
 def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
-    """With its cells elsewhere it has left nothing but its configuration."""
+    """With its experiments elsewhere it has left nothing but its configuration."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("")
     assert claim(str(tmp_path / "run")).path == tmp_path / "run"
 
 
-@pytest.mark.parametrize("command", ["fit", "compare"])
-@pytest.mark.parametrize(("given", "read"), [("1", "1"), ("1.0", "1.0"), ("0.5", "0.5"), ("null", "None")])
-def test_one_batch_is_not_all_batches(command, given, read):
+@pytest.mark.parametrize("command", ["fit", "commands.compare"])
+def test_one_batch_is_not_all_batches(command):
     """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
+    read = {"1": "1", "1.0": "1.0", "0.5": "0.5", "null": "None"}
     code = (
-        f"from training.{command} import build_parser; from training.cli import with_config; "
-        f"found = build_parser().parse_args(with_config(['--trainer.limit_train_batches', '{given}'])); "
-        "print(repr(found.trainer.limit_train_batches), repr(found.trainer.overfit_batches))"
+        f"from training.{command} import build_parser; from training.cli import with_config; parser = build_parser()\n"
+        f"for given in {list(read)}:\n"
+        "    found = parser.parse_args(with_config(['--trainer.limit_train_batches', given]))\n"
+        "    print(repr(found.trainer.limit_train_batches), repr(found.trainer.overfit_batches))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [read, "0.0"]
+    assert done.stdout.splitlines() == [f"{value} 0.0" for value in read.values()]

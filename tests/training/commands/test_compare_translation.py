@@ -1,4 +1,4 @@
-"""``python -m training compare`` on translation: the same cells and tables, with BLEU."""
+"""``python -m training compare`` on translation: the same experiments and tables, with BLEU."""
 
 import json
 
@@ -9,6 +9,7 @@ import sacrebleu
 
 from tests.training.translation_runs import make_data, write_config
 from training.commands.compare import main
+from training.fit import main as fit
 from training.tasks.translation_metrics import signatures
 
 
@@ -35,7 +36,7 @@ def test_rows_state_the_bleu_of_their_translations(finished):
     table = pd.read_csv(finished / "comparison.csv")
     assert len(table) == 2 * (3 + 3 + 2 + 2)  # dense; learned; his and random, which are not trained from scratch
     for row in table.itertuples():
-        kept = np.load(finished / "cells" / row.cell / "predictions.npz")
+        kept = np.load(finished / "experiments" / row.experiment / "predictions.npz")
         assert kept["test_target"].tolist() == references
         assert sacrebleu.corpus_bleu(kept["test_prediction"].tolist(), [references]).score == pytest.approx(
             row.test_bleu, abs=1e-4
@@ -50,7 +51,7 @@ def test_samples_are_the_translations_of_the_first_seed(finished):
     rows = pd.read_csv(finished / "comparison.csv").query("seed == 0")
     assert set(samples.columns[2:]) == {f"{row.method}.{row.stage}.{row.budget}" for row in rows.itertuples()}
     for row in rows.itertuples():
-        kept = np.load(finished / "cells" / row.cell / "predictions.npz")["test_prediction"]
+        kept = np.load(finished / "experiments" / row.experiment / "predictions.npz")["test_prediction"]
         assert samples[f"{row.method}.{row.stage}.{row.budget}"].tolist() == kept[:20].tolist()
 
 
@@ -93,3 +94,28 @@ def test_the_verdict_is_in_points(finished):
     assert "Numbers are test bleu, means over seeds" in said
     dense = pd.read_csv(finished / "summary.csv").query("method == 'dense' and stage == 'retrained'")["mean"].item()
     assert f"Dense, with all 16 heads: {dense:.1f} (" in said.split("## Retrained")[1]
+
+
+def test_a_run_with_a_budget_per_kind_finds_the_same(finished, tmp_path):
+    """All metrics of greedy and beam search, masks, steps and translations, of the first seed."""
+    more = ["--compare", "full", "--retrained", "[learned,his]", "--from_scratch", "[learned]", "--curve", "[]"]
+    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *more]) == 0
+    ours, theirs = (
+        pd.read_csv(folder / "comparison.csv").query("seed == 0").set_index(["method", "stage"])
+        for folder in (tmp_path / "run", finished)
+    )
+    both = [key for key in ours.index if key in theirs.index]
+    assert len(both) == 4 + 2 + 1
+    measured = ["seconds", "peak_memory_mb"]
+    ours, theirs = (table.loc[both].drop(columns=measured) for table in (ours, theirs))
+    pd.testing.assert_frame_equal(ours, theirs[ours.columns], check_exact=True)
+    assert {"test_beam_bleu", "select_bleu", "steps", "heads", "experiment"} <= set(ours)
+    masks = [
+        {entry["method"]: entry["mask"] for entry in json.loads((folder / "masks.json").read_text()) if entry["seed"] == 0}
+        for folder in (tmp_path / "run", finished)
+    ]
+    assert all(masks[0][method] == masks[1][method] for method in ("dense", "learned", "his", "random"))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["budgets_by_kind"] == json.loads((finished / "metrics.json").read_text())["budgets_by_kind"]
+    samples = [pd.read_csv(folder / "samples.tsv", sep="\t", dtype=str) for folder in (tmp_path / "run", finished)]
+    pd.testing.assert_series_equal(*(table["learned.retrained.11"] for table in samples))

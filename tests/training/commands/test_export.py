@@ -17,8 +17,9 @@ from gates.head_gates import HeadGates
 from gates.model import GatedModel
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
-from tests.training.runs import run_fit, write_config
+from tests.training.runs import write_config
 from training.commands import export
+from training.fit import main as fit
 
 CLOSE = {"atol": 5e-6, "rtol": 2e-5}
 
@@ -28,8 +29,7 @@ def run(tmp_path_factory):
     """A finished run of a family that has a stock form, with every ranking scored."""
     folder = tmp_path_factory.mktemp("runs")
     more = ("--model.from_scratch.model_type", "nomic_bert", "--model.minimum_per_layer", "1")
-    done = run_fit("--config", write_config(folder), "--run_dir", "run", "--compare", "posthoc", *more, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    assert fit(["--config", write_config(folder), "--run_dir", str(folder / "run"), "--compare", "posthoc", *more]) == 0
     return folder / "run"
 
 
@@ -136,7 +136,7 @@ def test_the_gates_alone_belong_to_the_dense_weights(run, tmp_path, capsys):
 )
 def test_any_budget_of_any_ranking(run, tmp_path, ranking, budget, count):
     assert call(run, tmp_path / "out", "--format", "masked", "--ranking", ranking, "--budget", budget) == 0
-    scores = pd.read_csv(run / "scores" / "heads.csv")[f"ranking:{ranking}"].to_numpy()
+    scores = pd.read_csv(run / "scores.csv")[f"ranking:{ranking}"].to_numpy()
     best = {layer * 4 + int(np.argmax(scores[layer * 4 : layer * 4 + 4])) for layer in (0, 1)}  # one in each layer stays
     rest = [head for head in np.argsort(-scores, kind="stable") if head not in best]
     expected = np.zeros(8)
@@ -168,7 +168,7 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     for part in ("parameters", "FLOPs of one example", "ms at batch size 1", "ms at batch size 2"):
         assert part in text
         assert part in shown
-    results = json.loads((run / "metrics.json").read_text())["learned"]
+    results = json.loads((run / "metrics.json").read_text())["run"]["result"]
     assert f"| accuracy | {results['test_accuracy']:.4g} |" in text
     assert "weights retrained with the mask" in text
     assert transformers.__version__ in text
@@ -224,7 +224,6 @@ def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
         ("metrics.json", "has not ended: it has no metrics.json"),
         ("checkpoints/final.ckpt", "has not ended: it has no checkpoints/final.ckpt"),
         ("config.yaml", "does not hold a run"),
-        ("scores/heads.csv", "cannot read"),
         ("masks/learned.json", "cannot read the mask file"),
     ],
 )
@@ -233,6 +232,21 @@ def test_unfinished_and_incomplete_runs(run, tmp_path, capsys, lost, message):
     (copy / lost).unlink()
     assert call(copy, tmp_path / "out", "--format", "masked") == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_compared_nothing_has_its_own_ranking_alone(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "scores.csv").unlink()
+    assert call(copy, tmp_path / "own", "--format", "masked", "--budget", "5") == 0
+    assert call(run, tmp_path / "whole", "--format", "masked", "--budget", "5") == 0
+    assert torch.equal(written(run, tmp_path / "own"), written(run, tmp_path / "whole"))
+    capsys.readouterr()
+    assert call(copy, tmp_path / "out", "--format", "masked", "--ranking", "his") == 2
+    assert "no ranking 'his'; expected one of learned" in capsys.readouterr().err
+    (copy / "scores.csv").write_text("")
+    assert call(copy, tmp_path / "out", "--format", "masked") == 2
+    assert "cannot read" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -265,18 +279,17 @@ def test_damaged_files_of_a_run(run, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_in_a_process_of_its_own(run, tmp_path):
-    def run_export(*arguments):
-        command = [sys.executable, "-m", "training", "export", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
-        )
-
-    done = run_export(str(run), "--format", "masked", "--out", "out", "--measure", "[]")
+def test_the_command_in_a_process_of_its_own(run, tmp_path, capfd):
+    command = [sys.executable, "-m", "training", "export", str(run), "--format", "masked", "--out", "out", "--measure", "[]"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    refused = run_export(str(run), "--format", "masked", "--out", "out")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: 'out' exists already")
+    capfd.readouterr()
+    assert call(run, tmp_path / "out", "--format", "masked") == 2
+    refused = capfd.readouterr()
+    assert refused.out == ""
+    assert refused.err.startswith(f"error: {str(tmp_path / 'out')!r} exists already")
 
 
 def test_an_unknown_format_is_refused(run, tmp_path, capsys):
@@ -291,8 +304,7 @@ def test_an_export_is_pruned_on_and_exported_again(run, tmp_path):
     """Heads: 8, then 3 of them, then 2 of those, then 1 by another export of the second run."""
     more = ("--model.from_scratch", "null", "--model.backbone", str(run / "export"), "--model.budget", "2")
     synthetic = ("--data.seed", "1")
-    done = run_fit("--config", write_config(tmp_path), "--run_dir", "second", *more, *synthetic, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "second"), *more, *synthetic]) == 0
     assert call(tmp_path / "second", tmp_path / "out", "--format", "remote-code", "--budget", "1") == 0
     for folder, heads in ((run / "export", 3), (tmp_path / "second" / "export", 2), (tmp_path / "out", 1)):
         assert sum(site.heads for site in find_attention(load_pruned(folder))) == heads

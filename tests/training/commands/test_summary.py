@@ -8,8 +8,9 @@ from training.commands.summary import main
 
 def run(folder, seed, rows):
     folder.mkdir()
-    pd.DataFrame(rows, columns=["method", "stage", "heads", "test_accuracy"]).to_csv(folder / "comparison.csv", index=False)
-    (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 18}, "seed": seed}))
+    table = pd.DataFrame(rows, columns=["method", "stage", "heads", "test_accuracy"])
+    table.assign(seed=seed, budget=table["heads"]).to_csv(folder / "comparison.csv", index=False)
+    (folder / "metrics.json").write_text(json.dumps({"heads": 72, "budgets_by_kind": {}}))
     return str(folder)
 
 
@@ -41,10 +42,9 @@ def test_a_verdict_is_quoted_whole_or_by_stage(tmp_path, capsys):
 def test_bleu_is_in_points(tmp_path, capsys):
     folder = tmp_path / "a"
     folder.mkdir()
-    pd.DataFrame([("his", "retrained", 10, 23.456)], columns=["method", "stage", "heads", "test_bleu"]).to_csv(
-        folder / "comparison.csv", index=False
-    )
-    (folder / "metrics.json").write_text(json.dumps({"heads": {"kept": 10}, "seed": 0}))
+    columns = ["seed", "method", "stage", "budget", "heads", "test_bleu"]
+    pd.DataFrame([(0, "his", "retrained", 10, 10, 23.456)], columns=columns).to_csv(folder / "comparison.csv", index=False)
+    (folder / "metrics.json").write_text(json.dumps({"heads": 72, "budgets_by_kind": {}}))
     assert main([str(folder), "--metric", "test_bleu"]) == 0
     out = capsys.readouterr().out
     assert "| retrained | his | 23.5 |" in out

@@ -1,15 +1,15 @@
-"""Cells on disk: made once, whole or not there."""
+"""Experiments on disk: made once, whole or not there."""
 
 import json
-import subprocess
-import sys
-import textwrap
+import multiprocessing
+import os
+import signal
 import time
 
 import pytest
 
 from gates.errors import GateError
-from training.comparison.cache import CellCache, key_of
+from training.comparison.cache import ExperimentCache, key_of
 
 
 def test_equal_content_has_equal_keys_and_other_content_another():
@@ -17,8 +17,8 @@ def test_equal_content_has_equal_keys_and_other_content_another():
     assert key_of({"a": 1}) != key_of({"a": 2})
 
 
-def test_a_cell_is_made_once(tmp_path):
-    cache, calls = CellCache(tmp_path), []
+def test_an_experiment_is_made_once(tmp_path):
+    cache, calls = ExperimentCache(tmp_path), []
 
     def make(folder):
         calls.append(folder)
@@ -26,16 +26,16 @@ def test_a_cell_is_made_once(tmp_path):
         return {"value": 3}
 
     first = cache.get_or_make({"x": 1}, make)
-    second = CellCache(tmp_path).get_or_make({"x": 1}, make)
+    second = ExperimentCache(tmp_path).get_or_make({"x": 1}, make)
     assert len(calls) == 1
     assert first == second
     assert second.result == {"value": 3}
     assert (second.path / "file.txt").read_text() == "beside the result"
-    assert json.loads((second.path / "cell.json").read_text()) == {"x": 1}
+    assert json.loads((second.path / "experiment.json").read_text()) == {"x": 1}
 
 
-def test_work_that_fails_leaves_no_cell(tmp_path):
-    cache = CellCache(tmp_path)
+def test_work_that_fails_leaves_no_experiment(tmp_path):
+    cache = ExperimentCache(tmp_path)
 
     def fail(folder):
         raise RuntimeError
@@ -45,57 +45,52 @@ def test_work_that_fails_leaves_no_cell(tmp_path):
     assert cache.get({"x": 1}) is None
 
 
+def forked(work, *arguments):
+    """A process of its own that does some work; a fork has all modules at once."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
 def test_killed_work_finds_its_files_again(tmp_path):
-    code = """
-        import os, signal, sys
-        from pathlib import Path
-        from training.comparison.cache import CellCache
+    cache = ExperimentCache(tmp_path)
 
-        def make(folder):
-            (folder / "last.ckpt").write_text("half way")
-            os.kill(os.getpid(), signal.SIGKILL)
+    def make(folder):
+        (folder / "last.ckpt").write_text("half way")
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        CellCache(Path(sys.argv[1])).get_or_make({"x": 1}, make)
-    """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code), tmp_path]).returncode == -9
-    cache = CellCache(tmp_path)
+    process = forked(cache.get_or_make, {"x": 1}, make)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert cache.get({"x": 1}) is None
-    cell = cache.get_or_make({"x": 1}, lambda folder: {"found": (folder / "last.ckpt").read_text()})
-    assert cell.result == {"found": "half way"}
+    found = cache.get_or_make({"x": 1}, lambda folder: {"found": (folder / "last.ckpt").read_text()})
+    assert found.result == {"found": "half way"}
 
 
-def test_of_two_processes_one_makes_the_cell_and_both_have_it(tmp_path):
-    """Both are at the same cell at the same time: the second starts while the first is at work."""
-    code = """
-        import sys, time
-        from pathlib import Path
-        from training.comparison.cache import CellCache
+def test_of_two_processes_one_makes_the_experiment_and_both_have_it(tmp_path):
+    """Both are at the same experiment at the same time: the second starts while the first is at work."""
 
-        folder, name = Path(sys.argv[1]), sys.argv[2]
-
+    def work(name):
         def make(working):
-            (folder / f"{name}.makes").touch()
-            while not (folder / "go on").exists():
-                time.sleep(0.01)
+            (tmp_path / f"{name}.makes").touch()
+            wait_for(tmp_path / "go on")
             return {"made by": name}
 
-        (folder / f"{name}.starts").touch()
-        print(CellCache(folder / "cells").get_or_make({"x": 1}, make).result["made by"])
-    """
+        (tmp_path / f"{name}.starts").touch()
+        found = ExperimentCache(tmp_path / "experiments").get_or_make({"x": 1}, make)
+        (tmp_path / f"{name}.has").write_text(found.result["made by"])
 
-    def start(name):
-        command = [sys.executable, "-c", textwrap.dedent(code), tmp_path, name]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    first = start("first")
+    first = forked(work, "first")
     wait_for(tmp_path / "first.makes")
-    second = start("second")
+    second = forked(work, "second")
     wait_for(tmp_path / "second.starts")
     time.sleep(0.3)  # for it to come to the lock
     (tmp_path / "go on").touch()
-    assert [process.communicate(timeout=120)[0].strip() for process in (first, second)] == ["first", "first"]
+    for process in (first, second):
+        process.join(120)
+    assert [(tmp_path / f"{name}.has").read_text() for name in ("first", "second")] == ["first", "first"]
     assert not (tmp_path / "second.makes").exists()
-    assert len(list((tmp_path / "cells").iterdir())) == 1  # no lock is left
+    assert len(list((tmp_path / "experiments").iterdir())) == 1  # no lock is left
 
 
 def wait_for(path):
@@ -106,8 +101,8 @@ def wait_for(path):
 
 
 def test_a_damaged_result_is_named(tmp_path):
-    cache = CellCache(tmp_path)
-    cell = cache.get_or_make({"x": 1}, lambda folder: {})
-    (cell.path / "result.json").write_text("{")
+    cache = ExperimentCache(tmp_path)
+    experiment = cache.get_or_make({"x": 1}, lambda folder: {})
+    (experiment.path / "result.json").write_text("{")
     with pytest.raises(GateError, match="damaged"):
         cache.get({"x": 1})

@@ -1,20 +1,23 @@
-"""Cells of one seed: what a stopped one has cost."""
+"""Experiments of one seed: what each costs, is made of, and leaves."""
 
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from tests.models import FAMILIES
-from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
-from training.comparison.cache import CellCache, key_of
-from training.comparison.experiments import NUMERICS, Cells, Scratch, behaviour_of
-from training.comparison.from_scratch import train_from_scratch
+from gates.errors import GateError
+from tests.training.runs import MODEL, make_data, make_setup
+from training.comparison.cache import ExperimentCache
+from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, read_weights
+from training.config import ScratchTraining
 from training.pruner.averaging import AverageWeights
 from training.pruner.callbacks import CostInCheckpoints
 from training.runs.cost import Cost
-from training.runs.progress import cell_progress
 
-DEFAULT = Scratch()
+MASK = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
 
 
 class StopsOnce(pl.Callback):
@@ -29,49 +32,35 @@ class StopsOnce(pl.Callback):
             raise RuntimeError("stopped")
 
 
-def make_cells(folder, *more, scratch=DEFAULT, **settings):
-    with cell_progress(1, visible=False) as progress:
-        return Cells(
-            lambda options: make_pruner(**(settings | options)),
-            make_data(),
-            lambda *callbacks, **overrides: make_trainer(
-                callbacks=[*more, *callbacks], **({"limit_val_batches": 1.0} | overrides)
-            ),
-            trainer_settings=dict.fromkeys(NUMERICS) | {"average_last": 1},
-            seed=0,
-            cache=CellCache(folder),
-            progress=progress,
-            save_every=2,
-            scratch=scratch,
-        )
+class Watched(Experiments):
+    """With further callbacks in every training."""
+
+    def __init__(self, folder, *watching, scratch=None, save_every=2, **options):
+        self.watching = watching
+        setup = make_setup(**options)
+        setup = replace(setup, run=replace(setup.run, save_every=save_every), scratch=scratch or ScratchTraining())
+        super().__init__(setup, make_data(), cache=ExperimentCache(folder))
+
+    def trainer(self, *callbacks, **overrides):
+        return super().trainer(*self.watching, *callbacks, **overrides)
 
 
-@pytest.fixture
-def cells(tmp_path):
-    return make_cells(tmp_path, StopsOnce(9))
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory):
+    """Of a short training; tests ask for whatever they need of it."""
+    return Watched(tmp_path_factory.mktemp("experiments"), finetune=0.5, prune=0.5, retrain=0.5, learning_rate=1e-2)
 
 
-@pytest.mark.parametrize("changed", [{"hidden_dropout_prob": 0.3}, {"num_attention_heads": 2}, {"hidden_act": "relu"}])
-def test_what_a_model_does_with_the_same_weights_is_part_of_its_key(tmp_path, changed):
-    keys = [key_of(make_cells(tmp_path, from_scratch=MODEL | more, budget=2).dense_is) for more in ({}, {}, changed)]
-    assert keys[0] == keys[1] != keys[2]
-
-
-def test_how_a_translator_generates_is_part_of_its_key():
-    model = FAMILIES["marian"].build()
-    before = behaviour_of(model)
-    model.generation_config.no_repeat_ngram_size = 3
-    assert behaviour_of(model) != before
-
-
-def test_averaging_over_another_retrain_phase_is_another_cell(tmp_path):
+def test_averaging_over_another_retrain_phase_is_another_experiment(tmp_path):
     """Of the same dense model, which knows the sum of the phases alone."""
     found = []
     for last, prune in ((1, 1.0), (1, 1.75), (3, 1.0), (3, 1.75)):
-        cells = make_cells(tmp_path, budget=2, prune=prune, retrain=2 - prune)
-        cells.dense_is["trainer"]["average_last"] = last
-        found.append(cells._averaged_over())
-    assert found == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]
+        experiments = Watched(tmp_path, budget=2, prune=prune, retrain=2 - prune)
+        experiments.setup = replace(experiments.setup, weights=replace(experiments.setup.weights, average_last=last))
+        start = type("Start", (), {"key": "dense"})
+        found.append(experiments.retrain_is(torch.ones(8), start=start, changes={})["options"])
+    lengths = [{name: options.get(name) for name in ("prune", "retrain") if name in options} for options in found]
+    assert lengths == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]
 
 
 def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
@@ -81,34 +70,15 @@ def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
             self.steps = trainer.max_steps, pl_module.boundaries
 
     first = First()
-    cells = make_cells(tmp_path, first, from_scratch=MODEL)
-    began = {name: tensor.clone() for name, tensor in cells.pruner.backbone.state_dict().items()}
-    mask = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
-    cell = cells.from_scratch(mask)
-    assert cell.result["steps"] == 3 * 16
+    experiments = Watched(tmp_path, first)
+    began = {name: tensor.clone() for name, tensor in experiments.pruner.backbone.state_dict().items()}
+    found = experiments.from_scratch(MASK)
+    assert found.result["steps"] == 3 * 16
     weights = [name for name, tensor in began.items() if tensor.dim() > 1 and "token_type" not in name]
     assert not [name for name in weights if torch.equal(first.weights[name], began[name])]
-    longer = make_cells(tmp_path, first, from_scratch=MODEL, scratch=Scratch(4.0, 1e-4)).from_scratch(mask)
-    assert longer.key != cell.key
+    longer = Watched(tmp_path, first, scratch=ScratchTraining(4.0, 1e-4)).from_scratch(MASK)
+    assert longer.key != found.key
     assert longer.result["steps"] == 4 * 16
-
-
-def test_batches_of_evaluation_matter_only_where_they_are_limited(tmp_path):
-    cells = make_cells(tmp_path, from_scratch=MODEL)
-    settings = dict.fromkeys(NUMERICS) | {"average_last": 1}
-    keys = {}
-    for limit in (None, 1.0, 2):
-        for size in (8, 16):
-            data = cells.data
-            data.eval_batch_size = size
-            other = Cells(
-                lambda options: cells.pruner, data, cells.make_trainer, seed=0, cache=cells.cache, progress=cells.progress,
-                save_every=2, trainer_settings=settings | {"limit_test_batches": limit},
-            )  # fmt: skip
-            keys[limit, size] = key_of(other.dense_is)
-    assert keys[None, 8] == keys[None, 16]
-    assert keys[1.0, 8] == keys[1.0, 16]
-    assert keys[2, 8] != keys[2, 16]
 
 
 class Averaged(AverageWeights):
@@ -128,29 +98,23 @@ class Averaged(AverageWeights):
 @pytest.mark.parametrize(("epochs", "end"), [(None, 3 * 16), (4.0, 4 * 16)])
 def test_new_weights_are_averaged_over_the_last_checkpoints_of_their_training(tmp_path, epochs, end):
     """As those of a run are: it is one phase, whatever phases the comparison has."""
-    found = []
     averages = Averaged(5, 8)
-    cells = make_cells(tmp_path, averages, from_scratch=MODEL, retrain=0.25, prune=1.75, scratch=Scratch(epochs))
-    cells.from_scratch(torch.ones(8))
-    found.append(averages.at)
-    averages, pruner, data = Averaged(5, 8), make_pruner(from_scratch=MODEL, retrain=0.25, prune=1.75), make_data()
-    make_trainer().fit(pruner, data)
-    factory = lambda *callbacks, **more: make_trainer(callbacks=[averages, *callbacks], **({"limit_val_batches": 1.0} | more))  # noqa: E731
-    train_from_scratch(pruner, data, torch.ones(8), factory, method="dense", epochs=epochs)
-    found.append(averages.at)
-    assert found == [[end - 32, end - 24, end - 16, end - 8, end]] * 2
+    experiments = Watched(tmp_path, averages, retrain=0.25, prune=1.75, scratch=ScratchTraining(epochs))
+    experiments.from_scratch(torch.ones(8))
+    assert averages.at == [end - 32, end - 24, end - 16, end - 8, end]
 
 
-def test_a_stopped_cell_reports_its_whole_cost(cells, tmp_path):
+def test_a_stopped_experiment_reports_its_whole_cost(tmp_path):
+    experiments = Watched(tmp_path, StopsOnce(9))
     with pytest.raises(RuntimeError, match="stopped"):
-        cells.dense()
+        experiments.dense()
     (last,) = tmp_path.glob(".*/last.ckpt")
     content = torch.load(last, weights_only=True)
     assert content["global_step"] == 8 - 2  # the last one whose next loss was seen
     assert CostInCheckpoints.read(last).seconds > 0
     content[CostInCheckpoints.KEY] = {"seconds": 1000.0, "peak_memory_mb": 1e6}
     torch.save(content, last)
-    result = cells.dense().result
+    result = experiments.dense().result
     assert 1000 < result["seconds"] < 1000 + 300
     assert result["peak_memory_mb"] == 1e6
     assert result["steps"] == 16
@@ -159,3 +123,67 @@ def test_a_stopped_cell_reports_its_whole_cost(cells, tmp_path):
 def test_checkpoints_of_before_have_cost_nothing_yet(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
     assert CostInCheckpoints.read(tmp_path / "last.ckpt") == Cost()
+
+
+def test_each_training_ends_where_its_phase_does_and_is_done_once(experiments, monkeypatch):
+    dense, learned = experiments.dense(), experiments.learn({"budget": 3})
+    retrained = [experiments.retrain(MASK, start=start, changes={}) for start in (dense, learned)]
+    assert [found.result["steps"] for found in (dense, learned, *retrained)] == [8, 8, 16, 8]
+    for found, step in ((dense, 8), (learned, 16)):
+        assert torch.load(found.path / WEIGHTS, weights_only=True)["global_step"] == step
+        assert not (found.path / "last.ckpt").exists()
+    course = pd.read_csv(learned.path / GATES_OVER_TIME)
+    assert course["step"].between(9, 16).all()
+    assert sum(learned.result["mask"]) == 3
+    kept = np.load(retrained[0].path / PREDICTIONS)
+    accuracy = (kept["test_prediction"] == kept["test_target"]).mean()
+    assert accuracy == pytest.approx(retrained[0].result["test_accuracy"], abs=1e-6)
+    monkeypatch.setattr(pl.Trainer, "fit", lambda *args, **more: pytest.fail("trained again"))
+    assert experiments.dense() == dense
+    assert experiments.learn({"budget": 3}) == learned
+    assert experiments.retrain(MASK, start=dense, changes={}) == retrained[0]
+
+
+def test_the_dense_weights_are_evaluated_whatever_was_trained_in_between(experiments):
+    """The module is built once for experiments of the same options."""
+    dense, values = experiments.dense(), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 0])
+    experiments.retrain(1 - MASK, start=dense, changes={})
+    found = experiments.post_hoc(values)
+    pruner = experiments.with_weights(dense, {})
+    pruner.gates.set_mask_(values)
+    trainer = Experiments.trainer(experiments)
+    (metrics,) = trainer.test(pruner, datamodule=experiments.data, verbose=False)
+    assert found.result["test_loss"] == metrics["test/loss"]
+    own, weights = pruner.state_dict(), read_weights(dense.path / WEIGHTS)
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights.items() if name.startswith("backbone."))
+
+
+def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments):
+    found = [experiments.post_hoc(MASK, replacement=how) for how in ("zero", "mean", "uniform")]
+    assert len({one.key for one in found}) == 3
+    assert len({one.result["test_loss"] for one in found}) == 3
+    assert experiments.post_hoc(MASK).key == found[0].key
+    only = experiments.post_hoc(MASK, splits=("select",))
+    assert only.key != found[0].key
+    assert only.result["select_loss"] == found[0].result["select_loss"]
+    assert "test_loss" not in only.result
+
+
+def test_weights_that_a_run_did_not_keep_are_named(experiments, tmp_path):
+    """Of the end of the prune phase within one training."""
+    cache = ExperimentCache(tmp_path)
+    start = cache.get_or_make({"experiment": "learn"}, lambda folder: {})
+    with pytest.raises(GateError, match="holds no weights: a run does not keep those of the end of its prune phase"):
+        experiments.with_weights(start, {})
+
+
+def test_another_seed_has_other_experiments(tmp_path):
+    keys = set()
+    for seed in (0, 1):
+        setup = make_setup(from_scratch=MODEL).with_seed(seed)
+        data = make_data()
+        data.order_by(seed)
+        experiments = Experiments(setup, data, cache=ExperimentCache(tmp_path))
+        keys.add(experiments.dense_is["weights"])
+        assert experiments.dense_is["seed"] == experiments.seed == seed
+    assert len(keys) == 2

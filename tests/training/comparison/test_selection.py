@@ -1,4 +1,4 @@
-"""What methods decide, on cells whose results are given."""
+"""What methods decide, on experiments whose results are given."""
 
 from pathlib import Path
 
@@ -8,10 +8,9 @@ import torch
 from gates.families.closing import NOT_CLOSED
 from gates.search.sampled_masks import spread_ranks
 from tests.training.runs import make_pruner
-from training.comparison.cache import Cell
-from training.comparison.methods import Method
-from training.comparison.selection import Choices
-from training.scoring.mask_search import DrawSearch, SwapSearch
+from training.comparison.cache import Experiment
+from training.comparison.methods import LEARNED, Method
+from training.comparison.selection import MaskSelector
 
 CLOSING = {
     0.01: [1, 2, 3, 4, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED],
@@ -23,81 +22,94 @@ LOG_ALPHA = [0.1, -2.0, 3.0, 0.5, -0.5, 1.0, -1.0, 0.2]
 SECONDS = {0.01: 1.0, 0.1: 10.0, 1.0: 100.0}
 
 
-class GivenCells:
-    """Cells of given results; a mask is judged by ``quality``."""
+class GivenExperiments:
+    """Experiments of given results; a mask is judged by ``quality``."""
 
     seed = 0
 
     def __init__(self, quality):
         self.pruner, self.quality, self.tried, self.searched = make_pruner(price=0.01), quality, [], []
+        self.options = self.pruner.options
 
-    def learn(self, options):
-        price = options.get("price", 0.01)
+    def learn(self, changes):
+        price = changes.get("price", 0.01)
+        price = price["encoder"] if isinstance(price, dict) else price
         found = {"log_alpha": LOG_ALPHA, "closing_step": CLOSING[price], "mask": [float(value > 0) for value in LOG_ALPHA]}
-        return Cell(f"price {price}", Path(), found | {"steps": 16, "seconds": SECONDS[price], "peak_memory_mb": 100 * price})
+        cost = {"steps": 16, "seconds": SECONDS[price], "peak_memory_mb": 100 * price}
+        return Experiment(f"price {price}", Path(), found | cost)
 
     def dense(self):
-        return Cell("dense", Path(), {})
+        return Experiment("dense", Path(), {})
 
-    def draw(self, mask, scores, budget, search, *, start, options):
+    def draw(self, mask, scores, budget, search, *, start, changes):
         return self._searched("draw", mask, scores, start.key)
 
-    def swap(self, mask, budget, search, *, start, options):
+    def swap(self, mask, budget, search, *, start, changes):
         return self._searched("swap", mask, None, start.key)
 
     def _searched(self, how, mask, scores, start):
         """Another mask: the same, turned by one place."""
         self.searched.append((how, kept(mask), scores, start))
-        return Cell(how, Path(), {"mask": mask.roll(1).tolist(), "steps": 0, "seconds": 5.0, "peak_memory_mb": 500.0})
+        return Experiment(how, Path(), {"mask": mask.roll(1).tolist(), "steps": 0, "seconds": 5.0, "peak_memory_mb": 500.0})
 
     def post_hoc(self, mask, splits):
         assert splits == ("select",)
         self.tried.append(mask.tolist())
         quality = self.quality(mask.tolist())
-        return Cell("", Path(), {"select_accuracy": quality, "test_accuracy": -quality, "seconds": 0.5})
+        return Experiment("", Path(), {"select_accuracy": quality, "test_accuracy": -quality, "seconds": 0.5})
 
 
 def kept(mask):
     return mask.nonzero().flatten().tolist()
 
 
-def choose(cells, budget, prices):
-    return Choices(cells, [4, 2], SwapSearch(), DrawSearch(), {}, prices).choose(Method("lambda"), budget)
+def select(experiments, budget, prices):
+    return MaskSelector(experiments, [4, 2], prices=prices).select(Method("lambda"), budget)
 
 
 def test_the_price_is_chosen_at_each_budget_on_the_selection_split_and_all_are_paid_for():
-    cells = GivenCells(lambda mask: mask[0] + 0.1 * mask[4])  # head 0 is kept at 0.1 and 1.0
-    found = choose(cells, 2, [0.01, 0.1, 1.0])
-    assert found.options["budget"] is None
+    experiments = GivenExperiments(lambda mask: mask[0] + 0.1 * mask[4])  # head 0 is kept at 0.1 and 1.0
+    found = select(experiments, 2, [0.01, 0.1, 1.0])
+    assert found.changes["budget"] is None
     assert found.start.key == "price 0.1"
     assert kept(found.mask) == [0, 4]
-    assert found.options["price"] == 0.1
+    assert found.changes["price"] == 0.1
     assert (found.steps, found.seconds, found.peak_memory_mb) == (48, 111 + 3 * 0.5, 100)
-    assert torch.equal(found.keep.argsort(descending=True)[:2].sort().values, torch.tensor([0, 4]))
-    cells.quality = lambda mask: mask[7]
-    assert choose(cells, 4, [0.01, 0.1, 1.0]).start.key == "price 0.01"
+    assert torch.equal(found.ranking.argsort(descending=True)[:2].sort().values, torch.tensor([0, 4]))
+    experiments.quality = lambda mask: mask[7]
+    assert select(experiments, 4, [0.01, 0.1, 1.0]).start.key == "price 0.01"
 
 
 def test_kinds_without_a_budget_have_no_price():
     """They stay whole, and are to train as they will be used, as with every other method."""
-    cells, prices = GivenCells(lambda mask: 1.0), []
-    cells.learn = lambda options, learn=cells.learn: prices.append(options["price"]) or learn({})
-    choices = Choices(cells, [{"encoder": 4}], SwapSearch(), DrawSearch(), {}, [0.1, {"encoder": 1.0}])
-    choices.choose(Method("lambda"), {"encoder": 4})
-    Choices(cells, [{"encoder": 4}], SwapSearch(), DrawSearch(), {}).choose(Method("lambda"), {"encoder": 4})
+    experiments, prices = GivenExperiments(lambda mask: 1.0), []
+    experiments.learn = lambda changes, learn=experiments.learn: prices.append(changes["price"]) or learn({})
+    selector = MaskSelector(experiments, [{"encoder": 4}], prices=[0.1, {"encoder": 1.0}])
+    selector.select(Method("lambda"), {"encoder": 4})
+    MaskSelector(experiments, [{"encoder": 4}]).select(Method("lambda"), {"encoder": 4})
     assert prices == [{"encoder": 0.1}, {"encoder": 1.0}, {"encoder": 0.01}]
 
 
 def test_of_equal_prices_the_first_is_taken():
-    assert choose(GivenCells(lambda mask: 1.0), 2, [1.0, 0.1]).start.key == "price 1.0"
+    assert select(GivenExperiments(lambda mask: 1.0), 2, [1.0, 0.1]).start.key == "price 1.0"
 
 
 @pytest.mark.parametrize("prices", [[], [0.01]])
 def test_one_price_is_not_tried(prices):
-    cells = GivenCells(lambda mask: pytest.fail("tried"))
-    found = choose(cells, 4, prices)
+    experiments = GivenExperiments(lambda mask: pytest.fail("tried"))
+    found = select(experiments, 4, prices)
     assert kept(found.mask) == [4, 5, 6, 7]
     assert (found.steps, found.seconds) == (16, 1.0)
+
+
+def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
+    """Whatever closed last: those gates are open that it left so, of all kinds or of each."""
+    own = [head for head, value in enumerate(LOG_ALPHA) if value > 0]
+    experiments = GivenExperiments(lambda mask: 1.0)
+    for budget in (len(own), {"encoder": len(own)}):
+        selector = MaskSelector(experiments, [budget], prices=[0.01])
+        assert kept(selector.select(Method("lambda"), budget).mask) == own
+    assert kept(select(experiments, 4, [0.01]).mask) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -105,24 +117,24 @@ def test_one_price_is_not_tried(prices):
     [("learned", True), ("dsp", True), ("straight-through", True), ("linear-l1", False), ("lambda", False)],
 )
 def test_draws_are_around_log_alpha_where_it_is_a_logit_and_else_around_ranks(method, logits):
-    cells = GivenCells(lambda mask: 1.0)
-    choices = Choices(cells, [4, 2], SwapSearch(), DrawSearch(), {})
-    plain, found = (choices.choose(Method.parse(name), 2) for name in (method, f"{method}+draws"))
-    ((how, start, scores, weights),) = cells.searched
+    experiments = GivenExperiments(lambda mask: 1.0)
+    selector = MaskSelector(experiments, [4, 2])
+    plain, found = (selector.select(Method.parse(name), 2) for name in (method, f"{method}+draws"))
+    ((how, start, scores, weights),) = experiments.searched
     assert (how, start, weights) == ("draw", kept(plain.mask), plain.start.key)
-    torch.testing.assert_close(scores, torch.tensor(LOG_ALPHA) if logits else spread_ranks(plain.keep))
+    torch.testing.assert_close(scores, torch.tensor(LOG_ALPHA) if logits else spread_ranks(plain.ranking))
     assert torch.equal(found.mask, plain.mask.roll(1))
-    assert found.keep is None
+    assert found.ranking is None
     assert (found.steps, found.seconds, found.peak_memory_mb) == (plain.steps, plain.seconds + 5.0, 500.0)
 
 
 def test_swaps_start_from_the_best_draw():
-    cells = GivenCells(lambda mask: 1.0)
+    experiments = GivenExperiments(lambda mask: 1.0)
     method = Method.parse("learned+swap+draws")
     assert method.name == "learned+draws+swap"
     assert method.is_ours
-    found = Choices(cells, [4, 2], SwapSearch(), DrawSearch(), {}).choose(method, 2)
-    (_, first, *_), (how, second, *_) = cells.searched
+    found = MaskSelector(experiments, [4, 2]).select(method, 2)
+    (_, first, *_), (how, second, *_) = experiments.searched
     assert first == [2, 5]
     assert (how, second) == ("swap", [3, 6])
     assert kept(found.mask) == [4, 7]
@@ -130,13 +142,26 @@ def test_swaps_start_from_the_best_draw():
 
 def test_searches_for_a_mask_run_on_the_weights_that_it_is_for():
     """Those of the learned model where training goes on from them, and the dense ones where they are evaluated as they are."""
-    cells = GivenCells(lambda mask: 1.0)
-    choices, method = Choices(cells, [4, 2], SwapSearch(), DrawSearch(), {}), Method.parse("learned+draws+swap")
+    experiments = GivenExperiments(lambda mask: 1.0)
+    selector, method = MaskSelector(experiments, [4, 2]), Method.parse("learned+draws+swap")
     for post_hoc in (False, True):
-        choices.choose(method, 2, post_hoc=post_hoc)
-    assert [(how, start) for how, _, _, start in cells.searched] == [
+        selector.select(method, 2, post_hoc=post_hoc)
+    assert [(how, start) for how, _, _, start in experiments.searched] == [
         ("draw", "price 0.01"),
         ("swap", "price 0.01"),
         ("draw", "dense"),
         ("swap", "dense"),
     ]
+
+
+@pytest.mark.parametrize("name", ["learned", "dsp", "linear-l1", "lambda"])
+def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_names(name):
+    experiments, changes = GivenExperiments(lambda mask: 1.0), {}
+    experiments.learn = lambda made, learn=experiments.learn: changes.update(made) or learn({})
+    own = LEARNED[name].options
+    MaskSelector(experiments, [4, 2], as_configured=name).select(Method(name), 4)
+    assert changes.keys() <= {"budget", "price"}
+    changes.clear()
+    MaskSelector(experiments, [4, 2], as_configured="learned-pipelined").select(Method(name), 4)
+    assert own.items() <= changes.items()
+    assert changes.get("budget") == {"learned": 4, "dsp": 4, "linear-l1": 2, "lambda": None}[name]

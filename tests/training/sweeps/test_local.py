@@ -19,8 +19,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from wandb import wandb_agent
 from wandb.proto import wandb_internal_pb2
 
-from tests.training.runs import run_fit, write_config
+from tests.training.runs import write_config
 from training.fit import build_parser
+from training.fit import main as fit
 from training.sweeps.local import main
 from training.sweeps.processes import locked
 from training.sweeps.space import Sweep, fit_arguments, read_sweep
@@ -253,7 +254,7 @@ while not os.path.exists(options.get("waits_for", "/")):
 if rate > 0.8:
     sys.exit("Traceback\\n  somewhere\\nerror: the price is too high\\nand so on")
 row = {"heads": round(10 * rate), "select_loss": (rate - 0.3) ** 2, "test_loss": -rate}
-metrics = {"learned": row, "heads": {"total": 16}, "time": [began, time.time()], "threads": os.environ["OMP_NUM_THREADS"]}
+metrics = {"run": {"result": row}, "heads": 16, "time": [began, time.time()], "threads": os.environ["OMP_NUM_THREADS"]}
 run.joinpath("metrics.json").write_text(json.dumps(metrics))
 """
 
@@ -483,9 +484,9 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
 
 def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path):
     table = pd.read_csv(real_sweep / "sweep.csv")
-    done = run_fit("--config", str(real_sweep / "best.yaml"), "--run_dir", "again", "--wandb.mode=disabled", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    again = json.loads((tmp_path / "again" / "metrics.json").read_text())["learned"]
+    arguments = ["--config", str(real_sweep / "best.yaml"), "--run_dir", str(tmp_path / "again"), "--wandb.mode=disabled"]
+    assert fit(arguments) == 0
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())["run"]["result"]
     assert again["select_loss"] == pytest.approx(table["select_loss"].min(), rel=1e-6)
 
 
@@ -516,6 +517,7 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     pd.testing.assert_frame_equal(table[:2], whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
     """W&B's own agent starts training.fit with its own command and environment; their server alone is left out."""
     one_thread(monkeypatch)

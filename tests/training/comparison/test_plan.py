@@ -1,0 +1,252 @@
+"""What is compared with what, and that a run and a comparison of the same find the same."""
+
+import json
+
+import pandas as pd
+import pytest
+import pytorch_lightning as pl
+
+from gates.budget import Budget
+from gates.errors import GateError
+from gates.scores.ranking import RANKINGS
+from gates.sites import find_attention
+from gates.surgery.masks import load_mask
+from tests.training.runs import make_pruner, write_config
+from training import fit
+from training.commands import compare
+from training.comparison.methods import Method, parse_methods
+from training.comparison.plan import DENSE, curve_budget, plan_of_comparison, plan_of_run
+from training.config import EndOfRun
+
+MEASURED = ["seconds", "peak_memory_mb"]
+STAGES = ("post hoc", "retrained")
+
+
+def rows_of(folder):
+    table = pd.read_csv(folder / "comparison.csv").drop(columns=MEASURED)
+    return table.set_index(["method", "stage"]).sort_index()
+
+
+def masks_of(folder):
+    masks = {entry["method"]: entry for entry in json.loads((folder / "masks.json").read_text())}
+    return {method: {name: entry[name] for name in entry if name != "method"} for method, entry in masks.items()}
+
+
+def assert_same(run, comparison, method):
+    """All metrics, heads, steps and masks of a method, and the experiments behind its rows."""
+    ours, theirs = rows_of(run), rows_of(comparison)
+    metrics = [name for name in theirs if name.startswith(("select_", "test_"))]
+    assert len(metrics) >= 8
+    for stage in STAGES:
+        pd.testing.assert_series_equal(ours.loc[(method, stage)], theirs.loc[(method, stage)], check_exact=True)
+    assert masks_of(run)[method] == masks_of(comparison)[method]
+
+
+# -- a run and a comparison -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["dense", "learned", *RANKINGS])
+def test_a_run_and_a_comparison_of_the_same_find_the_same(full_run, compared, method):
+    """In one training with what is adopted from it, and in pieces."""
+    assert_same(full_run[0], compared[0], method)
+
+
+def test_they_were_not_made_of_the_same_files(full_run, compared):
+    """So that the agreement says something: each has experiments of its own, and masks differ."""
+    for run, _ in (full_run, compared):
+        keys = {path.name for path in (run / "experiments").glob("[!.]*") if (path / "result.json").is_file()}
+        assert set(rows_of(run)["experiment"]) <= keys
+    assert len({tuple(entry["mask"]) for entry in masks_of(full_run[0]).values()}) >= 6
+    losses = rows_of(full_run[0])["test_loss"]
+    assert losses.nunique() >= 12
+
+
+def test_learned_weights_are_kept_by_a_comparison_alone(full_run, compared):
+    held = [{path.parent.name for path in (run / "experiments").glob("*/weights.ckpt")} for run, _ in (full_run, compared)]
+    assert len(held[0]) == 1  # the dense model
+    assert held[0] < held[1]
+    assert len(held[1]) == 2
+
+
+def test_statistics_scores_and_gates_over_time_are_the_same_too(full_run, compared):
+    for name in ("summary.csv", "scores.csv", "gates_over_time.csv", "agreement.csv"):
+        ours, theirs = (pd.read_csv(run / name) for run, _ in (full_run, compared))
+        ours, theirs = (table.drop(columns=[*MEASURED, "mean_seconds"], errors="ignore") for table in (ours, theirs))
+        keys = [column for column in ("stage", "method", "budget", "seed", "first", "second") if column in theirs]
+        if name != "gates_over_time.csv":
+            ours, theirs = (table.sort_values(keys, kind="stable").reset_index(drop=True) for table in (ours, theirs))
+        pd.testing.assert_frame_equal(ours, theirs[ours.columns], check_exact=True)
+
+
+@pytest.fixture(scope="module")
+def swapped(tmp_path_factory):
+    """A run with a search by swaps, and the comparison's learned+swap."""
+    folder = tmp_path_factory.mktemp("swapped")
+    common = ["--config", write_config(folder), "--model.his_start", "0", "--model.learning_rate", "0.01"]
+    own = ["--model.swaps", "12", "--compare", "posthoc", "--curve", "[]"]
+    assert fit.main([*common, *own, "--run_dir", str(folder / "fit")]) == 0
+    theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0"]
+    assert compare.main([*common, *theirs, "--run_dir", str(folder / "compare"), "--experiments", str(folder / "cache")]) == 0
+    return folder / "fit", folder / "compare"
+
+
+def test_a_run_with_swaps_is_the_method_of_the_same_name(swapped):
+    """Also its mask without training, which is searched on the dense weights."""
+    assert_same(*swapped, "learned+swap")
+    assert "learned" not in rows_of(swapped[0]).index
+    entry = masks_of(swapped[0])["learned+swap"]
+    assert entry.get("post_hoc_mask", entry["mask"]) != entry["mask"]
+    assert json.loads((swapped[0] / "metrics.json").read_text())["run"]["method"] == "learned+swap"
+
+
+FAMILIES = {
+    "dsp": ["--model.gate", "relaxed-top-k"],
+    "dsp-pipelined": ["--model.gate", "relaxed-top-k", "--model.pipelined", "true"],
+    "straight-through": ["--model.gate", "straight-through-top-k"],
+    "linear-l1": ["--model.gate", "clamped-linear"],
+    "learned-pipelined": ["--model.pipelined", "true"],
+}
+
+
+@pytest.mark.parametrize("method", ["dsp", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "dsp")])
+def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
+    common = ["--config", write_config(tmp_path)]
+    own = [*FAMILIES[method], "--compare", "posthoc", "--curve", "[]", "--run_dir", str(tmp_path / "fit")]
+    assert fit.main([*common, *own]) == 0
+    theirs = ["--methods", method, "--budgets", "3", "--seeds", "0", "--run_dir", str(tmp_path / "compare")]
+    assert compare.main([*common, *theirs]) == 0
+    assert_same(tmp_path / "fit", tmp_path / "compare", method)
+
+
+def test_a_price_that_leaves_what_it_leaves_is_lambda(tmp_path):
+    """A comparison at just that budget finds the same; here a price that leaves some heads, not all and not none."""
+    priced = ["--config", write_config(tmp_path), "--model.price", "1e-4", "--model.gate_learning_rate", "0.5"]
+    priced += ["--model.learning_rate", "0.01"]
+    own = ["--model.budget", "null", "--model.draw_per", "batch", "--compare", "posthoc", "--curve", "[0.5]"]
+    assert fit.main([*priced, *own, "--run_dir", str(tmp_path / "fit")]) == 0
+    metrics = json.loads((tmp_path / "fit" / "metrics.json").read_text())
+    kept = metrics["run"]["kept"]
+    assert 0 < kept < 8
+    assert metrics["budgets"] == [kept]
+    theirs = ["--methods", "lambda,his", "--budgets", str(kept), "--seeds", "0", "--stages", "post hoc,retrained"]
+    assert compare.main([*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
+    assert_same(tmp_path / "fit", tmp_path / "compare", "lambda")
+    his = [rows_of(tmp_path / name).loc[("his", "post hoc")] for name in ("fit", "compare")]
+    pd.testing.assert_series_equal(*his, check_exact=True)
+    curve = pd.read_csv(tmp_path / "fit" / "curve.csv")
+    assert set(curve["method"]) == {"lambda", *RANKINGS}
+    assert set(curve["heads"]) == {4}
+
+
+# -- what is planned --------------------------------------------------------------------------------------------
+
+
+def planned(methods, budgets, stages):
+    plan = plan_of_comparison(parse_methods(methods), budgets, stages)
+    return [(one.method.name, one.budget, one.stages) for one in plan]
+
+
+def test_a_comparison_has_its_controls_once_and_every_method_at_every_budget():
+    found = planned(["his", "dense+distil", "learned"], [4, 2], STAGES)
+    assert found == [(name, 1, STAGES) for name in ("dense", "dense+distil")] + [
+        (name, budget, STAGES) for budget in (4, 2) for name in ("his", "learned")
+    ]
+
+
+def test_from_scratch_are_trained_the_dense_structure_and_learned_ones():
+    found = planned(["his", "learned", "dense+distil", "learned+swap"], [2], (*STAGES, "from scratch"))
+    assert {name for name, _, stages in found if "from scratch" in stages} == {"dense", "learned", "learned+swap"}
+
+
+def of_run(own="learned", **end):
+    plan = plan_of_run(Method.parse(own), 3, EndOfRun(**end))
+    return {one.method.name: one.stages for one in plan}
+
+
+def test_a_run_is_compared_as_far_as_it_is_asked():
+    assert of_run(compare="none") == {"learned": ("retrained",)}
+    assert of_run(compare="posthoc") == dict.fromkeys(("dense", "learned", *RANKINGS), ("post hoc",)) | {"learned": STAGES}
+    assert of_run(compare="full") == dict.fromkeys(("dense", "learned", *RANKINGS), STAGES)
+    some = of_run(compare="full", retrained=["his"], from_scratch=["learned", "random"])
+    assert {name for name, stages in some.items() if "retrained" in stages} == {"learned", "his"}
+    assert {name for name, stages in some.items() if "from scratch" in stages} == {"learned", "random"}
+
+
+@pytest.mark.parametrize("compare", ["none", "posthoc", "full"])
+def test_a_run_that_prunes_nothing_has_one_row(compare):
+    assert of_run("dense", compare=compare) == {"dense": ("post hoc",)}
+
+
+def test_a_runs_own_method_is_named_with_its_search_or_without():
+    for name in ("learned", "learned+swap"):
+        found = of_run("learned+swap", compare="full", retrained=[], from_scratch=[name])
+        assert found["learned+swap"] == (*STAGES, "from scratch")
+        assert found["his"] == ("post hoc",)
+
+
+def test_names_that_are_compared_with_nothing_are_named():
+    with pytest.raises(GateError, match="unknown method 'best'; expected some of dense, learned, his"):
+        of_run(compare="full", retrained=["best"])
+    with pytest.raises(GateError, match="unknown method 'fisher'"):
+        of_run(compare="posthoc", from_scratch=["fisher"])
+
+
+@pytest.mark.parametrize(
+    ("budget", "fraction", "expected"),
+    [
+        (3, 0.5, 8),
+        (3, 0.01, 1),
+        ({"encoder": 3}, 0.5, {"encoder": 4}),
+        ({"encoder": 3, "cross": 1}, 0.25, {"encoder": 2, "cross": 1}),
+    ],
+)
+def test_points_of_the_curve_are_of_the_kinds_that_the_run_prunes(budget, fraction, expected):
+    sizes = {"encoder": 8, "decoder": 4, "cross": 4}
+    assert curve_budget(Budget.parse(budget, sizes), fraction, sizes) == expected
+
+
+# -- what a run leaves ------------------------------------------------------------------------------------------
+
+
+def test_rows_come_in_the_order_of_the_plan(full_run):
+    table = pd.read_csv(full_run[0] / "comparison.csv")
+    assert list(zip(table["method"], table["stage"], strict=True)) == [
+        (method, stage) for method in ("dense", "learned", *RANKINGS) for stage in STAGES
+    ]
+    assert DENSE.name == "dense"
+
+
+def test_mask_files_are_those_of_the_table(full_run):
+    sites = find_attention(make_pruner().backbone)
+    for method, entry in masks_of(full_run[0]).items():
+        assert load_mask(full_run[0] / "masks" / f"{method}.json", sites).tolist() == entry["mask"]
+
+
+def test_the_curve_is_post_hoc_quality_on_the_selection_split(full_run):
+    """At the run's own budget, were it asked for, it would be the table's."""
+    curve = pd.read_csv(full_run[0] / "curve.csv")
+    assert set(curve["heads"]) == {4, 2}
+    assert set(curve["method"]) == {"learned", *RANKINGS}
+    assert set(curve["stage"]) == {"post hoc"}
+    assert not [name for name in curve if name.startswith("test_")]
+    masks = {}
+    for row in curve.itertuples():
+        identity = json.loads((full_run[0] / "experiments" / row.experiment / "experiment.json").read_text())
+        masks[row.method, row.heads] = identity["values"]
+        assert sum(identity["values"]) == row.heads == row.budget
+        assert identity["splits"] == ["select"]
+    for method in ("learned", *RANKINGS):
+        assert all(more >= less for more, less in zip(masks[method, 4], masks[method, 2], strict=True))
+
+
+def test_nothing_is_trained_for_what_is_not_asked(tmp_path, monkeypatch):
+    """With masks on the dense model alone there is one training, and with two to be trained on there are three."""
+    trainings, fitted = [], pl.Trainer.fit
+    monkeypatch.setattr(pl.Trainer, "fit", lambda self, *args, **more: trainings.append(self) or fitted(self, *args, **more))
+    arguments = ["--config", write_config(tmp_path), "--curve", "[]", "--run_dir", str(tmp_path / "run")]
+    assert fit.main([*arguments, "--compare", "posthoc"]) == 0
+    assert len(trainings) == 1
+    trainings.clear()
+    more = ["--compare", "full", "--retrained", "[dense,his-inverted]", "--from_scratch", "[learned]"]
+    assert fit.main([*arguments, *more, "--existing", "overwrite"]) == 0
+    assert len(trainings) == 1 + 2 + 1

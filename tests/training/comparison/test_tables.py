@@ -1,0 +1,66 @@
+"""What is computed from rows, and written beside them."""
+
+import json
+
+import numpy as np
+import pandas as pd
+
+from gates.scores.ranking import RANKINGS
+from tests.training.runs import make_data
+from tests.training.translation_runs import make_data as make_translation_data
+from training.comparison.tables import Results, sample_translations
+
+
+def test_scores_of_gates_stand_beside_the_rankings_made_of_them(compared):
+    run, _ = compared
+    scores = pd.read_csv(run / "scores.csv")
+    assert scores.columns[:6].tolist() == ["seed", "gate", "site", "kind", "layer", "head"]
+    assert scores["site"].tolist() == ["encoder.0"] * 4 + ["encoder.1"] * 4
+    assert scores["head"].tolist() == [0, 1, 2, 3] * 2
+    assert {"his", "entropy", "fisher"} <= set(scores)
+    assert {f"ranking:{name}" for name in ("learned", *RANKINGS)} == {name for name in scores if name.startswith("ranking:")}
+    order = (-scores["entropy"]).argsort(kind="stable").tolist()
+    assert (-scores["ranking:entropy-high-first"]).argsort(kind="stable").tolist() == order[::-1]
+
+
+def test_sites_and_metrics_say_what_rows_are_of(compared):
+    run, _ = compared
+    sites = json.loads((run / "sites.json").read_text())
+    assert [(site["label"], site["heads"], site["gates"]) for site in sites] == [("encoder.0", 4, 4), ("encoder.1", 4, 4)]
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["methods"] == ["learned", *RANKINGS]
+    assert metrics["ours"] == ["learned"]
+    assert (metrics["main_metric"], metrics["budgets"], metrics["seeds"]) == ("accuracy", [3], [0])
+    assert "run" not in metrics
+
+
+def test_agreement_is_that_of_the_masks(compared):
+    run, _ = compared
+    masks = {entry["method"]: np.array(entry["mask"]) for entry in json.loads((run / "masks.json").read_text())}
+    for row in pd.read_csv(run / "agreement.csv").query("method != other").itertuples():
+        both = masks[row.method] & masks[row.other]
+        assert row.jaccard == both.sum() / (masks[row.method] | masks[row.other]).sum()
+
+
+def results_of(data, *rows):
+    columns = ("seed", "method", "stage", "budget", "experiment")
+    return Results(rows=[dict(zip(columns, row, strict=True)) for row in rows], data=data)
+
+
+def test_samples_are_of_the_first_seed_and_of_whole_splits():
+    data = make_translation_data()
+    pairs = data.texts["test"]
+    texts = {key: {"test_prediction": np.array([f"{key} {n}" for n in range(len(pairs.source))])} for key in "abc"}
+    results = results_of(
+        data, (3, "dense", "retrained", 8, "a"), (3, "his", "post hoc", 4, "b"), (4, "his", "post hoc", 4, "c")
+    )
+    found = sample_translations(results, texts)
+    assert found.columns.tolist() == ["source", "reference", "dense.retrained.8", "his.post hoc.4"]
+    assert len(found) == 20
+    assert found["his.post hoc.4"].tolist() == [f"b {n}" for n in range(20)]
+    texts["b"] = {"test_prediction": texts["b"]["test_prediction"][:-1]}
+    assert sample_translations(results, texts) is None
+
+
+def test_classes_have_no_samples():
+    assert sample_translations(results_of(make_data(), (0, "dense", "post hoc", 8, "a")), {"a": {}}) is None
