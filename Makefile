@@ -10,10 +10,10 @@ fit: $(READY)  ## set up, then the main job on the embedded default
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.fit  # one thread: the embedded model is too small for more
 
 test: $(READY)  ## set up, then the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(READY)  ## the slow tests too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)  ## style, types and imports
 	$(BIN)/ruff check .

@@ -238,6 +238,7 @@ def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
     pd.testing.assert_series_equal(post_hoc, again, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = write_config(tmp_path)
@@ -387,6 +388,7 @@ def two_processes(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_two_processes_end_with_complete_tables(two_processes):
     table = pd.read_csv(two_processes / "comparison.csv")
     assert set(zip(table["method"], table["stage"], strict=True)) == {
@@ -398,6 +400,7 @@ def test_two_processes_end_with_complete_tables(two_processes):
     assert not list((two_processes / "experiments").glob(".*"))
 
 
+@pytest.mark.slow
 def test_predictions_of_two_processes_are_those_of_one_in_their_order(two_processes):
     """Of the same checkpoint, which one process evaluates here."""
     data = make_data(select_rows=45, test_rows=51)

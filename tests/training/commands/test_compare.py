@@ -141,6 +141,7 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
             }
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")

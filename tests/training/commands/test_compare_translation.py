@@ -12,6 +12,9 @@ from training.commands.compare import main
 from training.fit import main as fit
 from training.tasks.translation_metrics import signatures
 
+pytestmark = pytest.mark.slow
+"""One comparison and one run of translators, half a minute."""
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):

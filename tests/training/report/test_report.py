@@ -471,16 +471,16 @@ def test_without_translations_nothing_is_said_of_them(report):
     assert "ranslation" not in Page(report).text
 
 
-def test_several_directories_have_a_part_each(run, tmp_path):
+def test_several_directories_have_a_part_each(run, comparison, tmp_path):
     out = tmp_path / "out" / "report.html"
-    assert main([str(DEFAULT), str(DEFAULT), str(run), "--out", str(out)]) == 0
+    assert main([str(run), str(run), str(comparison), "--out", str(out)]) == 0
     html = out.read_text()
-    assert re.findall(r'<article id="(\w+)">', html) == ["default", "default_2", "run"]
+    assert re.findall(r'<article id="(\w+)">', html) == ["run", "run_2", "fixture"]
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     for target in re.findall(r'(?:href="#|url\(#)([\w.-]+)', html):
         assert target in ids
-    assert {path.name for path in (out.parent / "figures").iterdir()} == {"default", "default_2", "run"}
+    assert {path.name for path in (out.parent / "figures").iterdir()} == {"run", "run_2", "fixture"}
 
 
 def test_a_directory_of_something_else_is_refused_in_one_sentence(tmp_path, capsys):

@@ -464,6 +464,7 @@ def real_sweep(tmp_path_factory):
     return folder / "tiny"
 
 
+@pytest.mark.slow
 def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
     table = pd.read_csv(real_sweep / "sweep.csv")
     assert list(table["state"]) == ["complete"] * 2
@@ -482,6 +483,7 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
     assert table["select_loss"].nunique() == 2
 
 
+@pytest.mark.slow
 def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path):
     table = pd.read_csv(real_sweep / "sweep.csv")
     arguments = ["--config", str(real_sweep / "best.yaml"), "--run_dir", str(tmp_path / "again"), "--wandb.mode=disabled"]
@@ -492,6 +494,7 @@ def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path
 
 @pytest.mark.slow
 @needs_proc
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monkeypatch, capfd):
     """SIGKILL while two trials train: their processes live on, are ended by the sweep that goes on, and go on themselves;
     a third follows."""
