@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         **({"eval_batch_size": data.eval_batch_size} if limits_evaluation(setup.trainer) else {}),
         **({"processes": processes} if processes > 1 else {}),
         **({"patience": weights.patience} if weights.patience is not None else {}),
+        # A run that goes on from another one's checkpoint has its history, which nothing else here tells.
+        **({"continues": file_fingerprint(Path(setup.run.ckpt_path))} if setup.run.ckpt_path is not None else {}),
         "after_finetuning": round(options.prune + options.retrain, 6),
         **{name: getattr(options, name) for name in OF_DENSE},
     }
@@ -97,3 +100,12 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def file_fingerprint(path: Path) -> str:
+    """A hash of a file's content."""
+    with path.open("rb") as file:
+        digest = xxhash.xxh3_128()
+        while part := file.read(2**24):
+            digest.update(part)
+        return digest.hexdigest()

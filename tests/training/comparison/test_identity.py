@@ -108,3 +108,11 @@ def test_the_shape_of_a_model_is_what_makes_another_like_it():
         name: tensor.shape for name, tensor in pruner.backbone.state_dict().items()
     }
     assert not {"architectures", "transformers_version", "dtype"} & shape.keys()
+
+
+def test_a_run_that_goes_on_from_another_has_its_history_in_its_keys(tmp_path):
+    setup, keys = make_setup(), []
+    for content in (b"one", b"one", b"other"):
+        (tmp_path / "dense.ckpt").write_bytes(content)
+        keys.append(dense_key(replace(setup, run=replace(setup.run, ckpt_path=str(tmp_path / "dense.ckpt")))))
+    assert dense_key(setup) != keys[0] == keys[1] != keys[2]
