@@ -60,7 +60,7 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
     """
     method, changes = LEVERS[name]
     run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
-    own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run), "--cells", str(folder / "cells")]
+    own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run), "--experiments", str(folder / "experiments")]
     if compare([*arguments, *own, *changes]) != 0:
         raise GateError(f"the comparison of {name!r} did not end")
     metric = "select_" + json.loads((run / "metrics.json").read_text(encoding="utf-8"))["main_metric"]

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.loggers import CSVLogger
 
+from gates.scores.ranking import RANKINGS
 from training.cli import finish, stdout, with_config
-from training.comparison.adoption import adopt, is_adopted
+from training.comparison.adoption import adopt, is_adopted, seconds_of
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
 from training.comparison.methods import own_method
@@ -76,7 +76,6 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
     wandb_logger = setup.wandb.make_logger(run.path, yaml.safe_load(resolved))
 
-    start = time.perf_counter()
     if run.resumes and restore(run, pruner) and is_adopted(experiments, pruner):
         metrics = evaluate(trainer, pruner, data)
     else:
@@ -84,9 +83,7 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
         trained = train(setup, run, pruner, data, loggers, checkpoint)
         adopt(experiments, pruner, trained)
         metrics = dict(trained.metrics)
-    seconds = time.perf_counter() - start
-    if processes.is_first():
-        export(run, pruner, data, metrics)
+    processes.in_first(lambda: export(run, pruner, data, metrics))
 
     mask = pruner.gates.mask.detach().cpu().clone()
     budget = pruner.steering.budget_option(mask)
@@ -94,7 +91,7 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
     plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
     compares = setup.end.compare != "none"
-    count = sum(len(planned.stages) for planned in plan) + len(setup.end.curve) * len(plan) * compares
+    count = sum(len(planned.stages) for planned in plan) + compares * len(setup.end.curve) * len(RANKINGS)
     visible = draws_bars(setup) and processes.is_first()
     with comparison_progress(count, visible=visible) as progress:
         experiments.show_in(progress)
@@ -103,6 +100,7 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     methods = [planned.method for planned in plan]
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
+    seconds = seconds_of(experiments, pruner)
     if processes.is_first():
         described = describe_run(results, own, mask, seconds=seconds, wandb_mode=setup.wandb.resolved_mode())
         run.join_logs()

@@ -188,7 +188,7 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
     """Raises :class:`GateError` for options on the command line that belong to methods or stages which are not compared."""
     modifiers = frozenset().union(*(method.modifiers for method in methods))
     used = {
-        "--prices": (any(method.base == "lambda" for method in methods), "lambda to --methods"),
+        "--prices": (any(method.is_learned and method.learned.decides == "price" for method in methods), "lambda to --methods"),
         "--swap.": ("swap" in modifiers, "+swap to a method"),
         "--draws.": ("draws" in modifiers, "+draws to a method"),
         "--distil.": ("distil" in modifiers, "+distil to a method"),

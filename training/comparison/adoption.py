@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class TrainedRun:
         steps: optimiser steps of each phase.
         gates: their course in the prune phase, one row per recorded step.
         metrics: of the final model, as ``select_accuracy`` and so on.
-        predictions: of the same.
+        predictions: of the final model.
     """
 
     dense: Path
@@ -86,7 +86,13 @@ def is_adopted(experiments: Experiments, pruner: HeadPruner) -> bool:
     return all(experiments.cache.get(determined_by) is not None for determined_by in _identities(experiments, pruner))
 
 
-def _identities(experiments: Experiments, pruner: HeadPruner) -> Any:
+def seconds_of(experiments: Experiments, pruner: HeadPruner) -> float:
+    """How long an adopted run has trained, in all its processes one after another."""
+    found = [experiments.cache.get(determined_by) for determined_by in _identities(experiments, pruner)]
+    return float(sum(one.result["seconds"] for one in found if one is not None))
+
+
+def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[str, Any]]:
     """What is adopted, in the order in which one builds on the other."""
     yield experiments.dense_is
     final = pruner.gates.mask.detach().cpu()

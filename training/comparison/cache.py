@@ -1,21 +1,27 @@
-"""Experiments on disk under a hash of what determines them, so that interrupted work goes on where it stopped."""
+"""Experiments on disk under a hash of what determines them, and scores by their names: interrupted work goes on where it
+stopped."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
 
 from gates.errors import GateError
+from gates.files import replacing
 from training.runs import processes
 
+WAIT = 60.0
+"""Seconds after which the first of several processes says that it is still waiting for another command."""
 DETERMINED_BY, RESULT = "experiment.json", "result.json"
 
 
@@ -87,16 +93,28 @@ class ExperimentCache:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Nobody else makes this experiment in a ``with`` block."""
-        if not processes.is_first():
+        """Nobody else makes this experiment in a ``with`` block. The first process tells the others that it waits, since they
+        would give up on it otherwise."""
+        path = self.path / f".{key}.lock"
+        lock = FileLock(path)
+
+        def acquired() -> bool:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=WAIT)
+            except Timeout:
+                return False
+            return True
+
+        while not processes.in_first(acquired):
+            pass
+        try:
             yield
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = self.path / f".{key}.lock"
-        with FileLock(lock):
-            yield
-            with suppress(OSError):  # Windows keeps open files
-                lock.unlink()  # a finished experiment needs none: whoever comes later finds it before working
+            if processes.is_first():
+                with suppress(OSError):  # Windows keeps open files
+                    path.unlink()  # a finished experiment needs none: whoever comes later finds it before working
+        finally:
+            lock.release()
 
     def _make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         key = key_of(determined_by)
@@ -116,3 +134,47 @@ class ExperimentCache:
             return Experiment(key, self.path / key, result)
 
         return processes.in_first(finish)
+
+
+class ScoreFiles(MutableMapping[str, Tensor]):
+    """Scores ``[gates]`` by name, each in a JSON file of its own. Of several processes the first reads and writes.
+
+    Args:
+        folder: where they are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = processes.in_first(lambda: self._read(name))
+        if found is None:
+            raise KeyError(name)
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _read(self, name: str) -> list[float] | None:
+        try:
+            scores: list[float] = json.loads(self._file(name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return scores
+
+    def __setitem__(self, name: str, scores: Tensor) -> None:
+        def write() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self._file(name)) as partial:
+                partial.write_text(json.dumps(scores.tolist()), encoding="utf-8")
+
+        processes.in_first(write)
+
+    def __delitem__(self, name: str) -> None:
+        processes.in_first(self._file(name).unlink)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(processes.in_first(lambda: [file.stem for file in sorted(self.folder.glob("*.json"))]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.json"

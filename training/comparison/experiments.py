@@ -119,7 +119,7 @@ class Experiments:
             end = EndOfPhase(folder / WEIGHTS, "prune")
             cost = self._train(pruner, folder, shown, end, log, start=dense.path / WEIGHTS)
             if processes.is_first():
-                log.table(pruner).to_csv(folder / GATES_OVER_TIME, index=False)
+                log.of_pruning(pruner).to_csv(folder / GATES_OVER_TIME, index=False)
             pruner.load_state_dict(read_weights(folder / WEIGHTS))
             return cost | learned_result(pruner)
 

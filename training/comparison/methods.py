@@ -8,7 +8,7 @@ gates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gates.errors import GateError
@@ -62,6 +62,7 @@ LEARNED: dict[str, Learned] = {
         {**JOINT, "budget": None, "anneal": None, "draw_per": "batch"},
         decides="price",
     ),
+    "priced": Learned("the same, with noise and temperature as configured", OURS, {**JOINT, "budget": None}, decides="price"),
     "dsp": Learned(
         "relaxed top-K of Gumbel-perturbed weights, with the model's (joint); unlike the paper's, gates are at most 1, the "
         "last temperature is 0.1, every example has a draw of its own, and the weights start apart by HIS",
@@ -81,6 +82,13 @@ LEARNED: dict[str, Learned] = {
     "linear-l1": Learned(
         "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {**PLAIN, "gate": "clamped-linear"}, "once"
     ),
+}
+
+LEARNED |= {
+    f"{name}-pipelined": replace(
+        LEARNED[name], what="the same on resting model weights", options={**LEARNED[name].options, "pipelined": True}
+    )
+    for name in ("priced", "straight-through", "linear-l1")
 }
 
 MODIFIERS = {
@@ -165,8 +173,9 @@ def own_method(options: PrunerOptions) -> Method:
         return Method("dense")
     base = OF_FAMILY[options.gate]
     if options.gate == "hard-concrete" and options.budget is None:
-        base = "lambda"
-    elif options.pipelined and f"{base}-pipelined" in LEARNED:
+        as_voita = replace(options, **LEARNED["lambda"].options) == options
+        base = "lambda" if as_voita else "priced"
+    if options.pipelined:
         base = f"{base}-pipelined"
     return Method(base, frozenset({"swap"} if options.swaps else ()))
 

@@ -14,10 +14,9 @@ from gates.budget import Budget, budget_mask
 from gates.families.closing import closing_ranking
 from gates.search.sampled_masks import spread_ranks
 from gates.sites import KINDS
-from training.comparison.cache import Experiment
+from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.methods import LEARNED, Learned, Method
-from training.comparison.score_files import ScoreFiles
 from training.config import BudgetOption, PriceOption
 from training.runs.cost import Cost, measured
 from training.scoring.mask_search import DrawSearch, SwapSearch
@@ -148,14 +147,14 @@ class MaskSelector:
         learned: Learned = LEARNED[base]
         own = {} if base == self.as_configured else learned.options
         if learned.decides == "price":
-            return self._priced({**own, **distil}, budget)
+            return self._priced(base, {**own, **distil}, budget)
         changes = {**own, **distil, "budget": budget if learned.decides == "each" else self.smallest}
         experiment = self.experiments.learn(changes)
         ranking = torch.tensor(experiment.result["log_alpha"])
         mask = self.mask_of(ranking, budget)
         return Selection(mask, mask, experiment, changes, ranking, *_cost(experiment))
 
-    def _priced(self, changes: Mapping[str, Any], budget: BudgetOption) -> Selection:
+    def _priced(self, base: str, changes: Mapping[str, Any], budget: BudgetOption) -> Selection:
         """The mask that a price leaves, where it is of the budget, and otherwise heads rank by when they closed. Of several
         prices each is trained with, the mask of the best one is taken, and all of them are paid for."""
         prices = self.prices or [self.experiments.options.price]
@@ -163,7 +162,7 @@ class MaskSelector:
             prices = [price if isinstance(price, Mapping) else dict.fromkeys(budget, price) for price in prices]
         tried = [{**changes, "price": price} for price in prices]
         trained = [self.experiments.learn(one) for one in tried]
-        name = "lambda+distil" if changes.keys() & self.distil.keys() else "lambda"
+        name = f"{base}+distil" if changes.keys() & self.distil.keys() else base
         rankings, masks = [], []
         for price, experiment in zip(prices, trained, strict=True):
             own = torch.tensor(experiment.result["mask"])

@@ -36,12 +36,11 @@ def train(
     finetune, prune, end = pruner.boundaries
     predictions = Predictions()
     metrics = evaluate(make_trainer(setup, predictions), pruner, data)
-    table = gate_log.table(pruner)
     return TrainedRun(
         dense=run.checkpoint("dense"),
         costs=costs.costs,
         steps={"finetune": min(finetune, trainer.global_step), "prune": prune - finetune, "retrain": end - prune},
-        gates=table[(table["step"] > finetune) & (table["step"] <= prune)],
+        gates=gate_log.of_pruning(pruner),
         metrics=metrics,
         predictions=predictions,
     )

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from training.data.batches import SplitBatches
+from training.runs import processes
 from training.tasks import Task
 
 SPLITS = ("train", "select", "test")
@@ -140,10 +141,8 @@ class TaskData(pl.LightningDataModule, ABC):
 
     def run_batches(self, first: int = 0) -> Batches:
         """The batches of this process over the whole run; the trainer's module says how many epochs that is."""
-        epochs, rank, world = 1.0, 0, 1
-        if self.trainer is not None:
-            epochs = getattr(self.trainer.lightning_module, "epochs", 1.0)
-            rank, world = self.trainer.global_rank, self.trainer.world_size
+        epochs = 1.0 if self.trainer is None else getattr(self.trainer.lightning_module, "epochs", 1.0)
+        rank, world = self._place()
         return self.batches_of_run(epochs=epochs, first=first, rank=rank, world=world)
 
     def validation_interval(self, epochs: float) -> float:
@@ -193,8 +192,14 @@ class TaskData(pl.LightningDataModule, ABC):
                 digest.update(b"]")
         return digest.hexdigest()
 
+    def _place(self) -> tuple[int, int]:
+        """Which of how many processes this is; heads may be scored before any trainer has had the data."""
+        if self.trainer is None:
+            return processes.rank(), processes.world_size()
+        return self.trainer.global_rank, self.trainer.world_size
+
     def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:
-        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        rank, world = self._place()
         return self._loader(split, SplitBatches(self.splits[split]["length"], batch_size, rank=rank, world=world))
 
     def _loader(self, split: str, batches: Any) -> DataLoader[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import pytorch_lightning as pl
 
@@ -11,12 +10,6 @@ from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 
 SPLITS = ("select", "test")
-
-
-class TrainerFactory(Protocol):
-    """Makes a trainer with the run's settings, without loggers, checkpoints and bars."""
-
-    def __call__(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer: ...
 
 
 def evaluate(trainer: pl.Trainer, pruner: HeadPruner, data: TaskData, splits: Sequence[str] = SPLITS) -> dict[str, float]:

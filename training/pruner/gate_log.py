@@ -84,6 +84,11 @@ class GateLog(pl.Callback):
                 figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=f"gates at step {step}")
                 logger.log_image("gates", [figure_image(figure)], step=step)
 
+    def of_pruning(self, pruner: HeadPruner) -> pd.DataFrame:
+        """The rows of :meth:`table` in the prune phase; a checkpoint may have brought earlier ones."""
+        table, (first, last, _) = self.table(pruner), pruner.boundaries
+        return table[(table["step"] > first) & (table["step"] <= last)]
+
     def table(self, pruner: HeadPruner) -> pd.DataFrame:
         """One row per recorded step and one column per gate, such as ``encoder.3.11``."""
         gates = pruner.gates

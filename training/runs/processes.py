@@ -42,26 +42,34 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
+def rank() -> int:
+    """The number of this one."""
+    return 0 if world_size() == 1 else distributed.get_rank()
+
+
 def is_first() -> bool:
     """Whether this is the process that decides and writes."""
-    return world_size() == 1 or distributed.get_rank() == 0
+    return rank() == 0
 
 
 def in_first(work: Callable[[], T]) -> T:
     """What some work gives in the first process, in all of them.
 
     Raises:
-        GateError: in all of them, if the work does.
+        GateError: in the others, if the work raises anything in the first, so that none of them waits in vain.
     """
     if world_size() == 1:
         return work()
     told: list[Any] = [None, None]
+    failure: Exception | None = None
     if is_first():
         try:
             told[0] = work()
-        except GateError as error:
-            told[1] = str(error)
+        except Exception as error:
+            failure, told[1] = error, str(error)
     distributed.broadcast_object_list(told, src=0)
+    if failure is not None:
+        raise failure
     if told[1] is not None:
         raise GateError(told[1])
     return told[0]

@@ -118,23 +118,27 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
 
 
-def test_a_price_that_leaves_what_it_leaves_is_lambda(tmp_path):
+@pytest.mark.parametrize(
+    ("draw_per", "price", "method"),
+    [("example", "1e-3", "priced"), pytest.param("batch", "1e-4", "lambda", marks=pytest.mark.slow)],
+)
+def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, tmp_path):
     """A comparison at just that budget finds the same; here a price that leaves some heads, not all and not none."""
-    priced = ["--config", write_config(tmp_path), "--model.price", "1e-4", "--model.gate_learning_rate", "0.5"]
+    priced = ["--config", write_config(tmp_path), "--model.price", price, "--model.gate_learning_rate", "0.5"]
     priced += ["--model.learning_rate", "0.01"]
-    own = ["--model.budget", "null", "--model.draw_per", "batch", "--compare", "posthoc", "--curve", "[0.5]"]
+    own = ["--model.budget", "null", "--model.draw_per", draw_per, "--compare", "posthoc", "--curve", "[0.5]"]
     assert fit.main([*priced, *own, "--run_dir", str(tmp_path / "fit")]) == 0
     metrics = json.loads((tmp_path / "fit" / "metrics.json").read_text())
     kept = metrics["run"]["kept"]
     assert 0 < kept < 8
     assert metrics["budgets"] == [kept]
-    theirs = ["--methods", "lambda,his", "--budgets", str(kept), "--seeds", "0", "--stages", "post hoc,retrained"]
+    theirs = ["--methods", f"{method},his", "--budgets", str(kept), "--seeds", "0", "--stages", "post hoc,retrained"]
     assert compare.main([*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
-    assert_same(tmp_path / "fit", tmp_path / "compare", "lambda")
+    assert_same(tmp_path / "fit", tmp_path / "compare", method)
     his = [rows_of(tmp_path / name).loc[("his", "post hoc")] for name in ("fit", "compare")]
     pd.testing.assert_series_equal(*his, check_exact=True)
     curve = pd.read_csv(tmp_path / "fit" / "curve.csv")
-    assert set(curve["method"]) == {"lambda", *RANKINGS}
+    assert set(curve["method"]) == {method, *RANKINGS}
     assert set(curve["heads"]) == {4}
 
 
