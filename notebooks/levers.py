@@ -4,7 +4,7 @@
 
 where the arguments after ``--`` are those of ``training compare``, without ``--methods`` and ``--run_dir``. Writes
 FOLDER/levers.csv, a row for each lever, stage and budget, and FOLDER/verdict.md, the same as a table. Comparisons share their
-cells, so the same command goes on where it was stopped.
+experiments, so the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
     """
     method, changes = LEVERS[name]
     run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
-    own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run), "--experiments", str(folder / "experiments")]
+    own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run)]
+    own += ["--experiments", str(folder / "experiments")]
     if compare([*arguments, *own, *changes]) != 0:
         raise GateError(f"the comparison of {name!r} did not end")
     metric = "select_" + json.loads((run / "metrics.json").read_text(encoding="utf-8"))["main_metric"]

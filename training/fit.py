@@ -29,7 +29,7 @@ from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
 from training.runs import processes
 from training.runs.progress import comparison_progress
-from training.runs.run_directory import RunDirectory, checkpoint_of, claim
+from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
 from training.scoring.mask_search import SwapSearch
 from training.setup import Setup, build_parser, draws_bars, make_pruner, make_trainer, open_data, quiet_libraries
 
@@ -61,13 +61,15 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     if setup.end.from_scratch:
         setup.check_scratch()
     run, first = claim(setup.run)
+    resolved = parser.dump(config, skip_unset=False)
+    if run.resumes:
+        check_same_options(run, resolved)
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
     pruner = make_pruner(setup, data)
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
     trainer = make_trainer(setup)  # raises for its settings before anything is written
-    resolved = parser.dump(config, skip_unset=False)
     if first:
         run.create(resolved)
         data.write_files(run.path)

@@ -22,21 +22,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.config import Existing, RunOptions
 
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
 FOLDERS = ("masks", "plots", "checkpoints")
+FREE_WHEN_RESUMED = (
+    "config", "run_dir", "existing", "name", "ckpt_path", "save_every", "compare", "retrained", "from_scratch", "curve",
+    "wandb.", "data.init_args.num_workers", "trainer.enable_", "trainer.log_every_n_steps", "trainer.profiler",
+    "trainer.default_root_dir",
+)  # fmt: skip
+"""Options that change no result that is there already."""
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
 EARLIER_LOG = "metrics-before-resuming.csv"
@@ -200,3 +207,36 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
     if first and not run.resumes and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
         raise GateError(f"--ckpt_path {options.ckpt_path!r} lies in the run that would be overwritten; give another --run_dir")
     return options.ckpt_path
+
+
+def check_same_options(run: RunDirectory, resolved: str) -> None:
+    """Whether a run that is resumed has the options that it began with, but for those that change no result.
+
+    Args:
+        run: that is gone on with.
+        resolved: the configuration of this command, as YAML.
+
+    Raises:
+        GateError: naming the first option that differs.
+    """
+    file = run.path / "config.yaml"
+    try:
+        began = dict(_flat(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+        raise GateError(f"{str(file)!r} cannot be read ({first_line(error)}); begin the run anew") from error
+    now = dict(_flat(yaml.safe_load(resolved)))
+    for name in sorted(began.keys() | now.keys()):
+        if began.get(name) != now.get(name) and not name.startswith(FREE_WHEN_RESUMED):
+            raise GateError(
+                f"--existing resume goes on with the options that the run began with, but {name} was {began.get(name)!r} and "
+                f"is {now.get(name)!r} now; give --config {file}, or another --run_dir"
+            )
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Options by their names with dots."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value and prefix in ("", "data.", "trainer.", "wandb."):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
