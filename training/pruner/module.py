@@ -241,7 +241,7 @@ class HeadPruner(pl.LightningModule):
         if not self._finite_everywhere(loss):
             raise GateError(
                 f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
-                "--trainer.gradient_clip_val and start again, or go on in another --run_dir from this one's last.ckpt (--ckpt_path)"
+                "--trainer.gradient_clip_val and start again, or go on in another --run_dir from last.ckpt (--ckpt_path)"
             )
         self.log_dict({"train/task_loss": task_loss, "train/penalty": penalty, "train/loss": loss})
         return loss
