@@ -77,11 +77,11 @@ class Setup:
     def of(cls, config: Namespace) -> Setup:
         """The setup that a configuration describes."""
         return cls(
-            run=_group(RunOptions, config),
+            run=group_of(RunOptions, config),
             model=PrunerOptions(**config.model.as_dict()),
-            weights=_group(WeightsKept, config),
-            scratch=_group(ScratchTraining, config),
-            end=_group(EndOfRun, config),
+            weights=group_of(WeightsKept, config),
+            scratch=group_of(ScratchTraining, config),
+            end=group_of(EndOfRun, config),
             wandb=WandbOptions(**config.wandb.as_dict()),
             data_class=config.data.class_path,
             data_options=config.data.init_args.as_dict(),
@@ -112,9 +112,9 @@ class Setup:
             )
 
 
-def _group(options: type[T], config: Namespace) -> T:
+def group_of(options: type[T], config: Namespace) -> T:
     """A group whose options stand at the top of a configuration."""
-    return options(**{one.name: config[one.name] for one in fields(options)})  # type: ignore[arg-type]
+    return options(**{one.name: config[one.name] for one in fields(options) if one.init})  # type: ignore[arg-type]
 
 
 def build_parser(

@@ -25,8 +25,8 @@ from gates.errors import GateError
 from training.cli import finish, stdout, with_config
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
-from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
-from training.comparison.options import check_budgets, parse_budget, parse_prices, parse_seeds, parse_stages, split
+from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method
+from training.comparison.options import ComparisonOptions, DistilWeights, check_budgets
 from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
@@ -40,9 +40,9 @@ from training.runs.run_directory import UNFINISHED, RunDirectory
 from training.runs.tracking import WandbOptions
 from training.scoring.mask_search import DrawSearch, SwapSearch
 from training.scoring.scorers import SCORERS, Scorer
-from training.setup import Setup, draws_bars, make_trainer, open_data, quiet_libraries
+from training.setup import Setup, draws_bars, group_of, make_trainer, open_data, quiet_libraries
 from training.setup import build_parser as build_fit_parser
-from training.stats.stages import FROM_SCRATCH, STAGES
+from training.stats.stages import FROM_SCRATCH
 
 OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
@@ -58,29 +58,11 @@ INSTEAD = {
 
 def build_parser() -> ArgumentParser:
     parser = build_fit_parser(prog="python -m training compare", description=__doc__, hidden=OF_A_RUN)
-    text = {
-        "methods": ("learned,his,hies,random", "Methods, separated by commas; --list_methods shows all."),
-        "budgets": ("0.5,0.25,0.125", "Budgets, separated by commas, each as --model.budget takes it."),
-        "seeds": ("0,1,2", "Of weights, data order and gates, separated by commas."),
-        "stages": ("post hoc,retrained", f"Some of {', '.join(STAGES)}."),
-    }
-    for name, (default, what) in text.items():
-        parser.add_argument(f"--{name}", type=str | int | float | list[Any], default=default, help=what)
-    parser.add_argument(
-        "--prices",
-        type=str | int | float | list[Any] | None,
-        default=None,
-        help="Prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken "
-        "(default: --model.price alone).",
-    )
+    parser.add_class_arguments(ComparisonOptions)
     parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
-    parser.add_argument(
-        "--experiments", type=str | None, default=None, help="Where finished experiments lie (default: RUN_DIR/experiments)."
-    )
     parser.add_class_arguments(SwapSearch, "swap")
     parser.add_class_arguments(DrawSearch, "draws")
-    parser.add_argument("--distil.weight", type=float, default=0.5, help="With +distil, of the dense model's answers.")
-    parser.add_argument("--distil.hidden", type=float, default=0.0, help="With +distil, of the dense model's hidden states.")
+    parser.add_class_arguments(DistilWeights, "distil")
     return parser
 
 
@@ -106,18 +88,15 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
         command: as which the comparison can be started again.
         given: the options that stand in it.
     """
-    methods = parse_methods(split(config.methods))
-    seeds = parse_seeds(split(config.seeds))
-    stages = parse_stages(split(config.stages))
-    prices = parse_prices([] if config.prices is None else split(config.prices))
+    options = group_of(ComparisonOptions, config)
+    methods, budgets, seeds, stages = options.all_methods, options.all_budgets, options.all_seeds, options.all_stages
     check_unused(config, given)
     check_needed(given, methods, stages)
     setup = Setup.of(config)
     if FROM_SCRATCH in stages:
         setup.check_scratch()
-    budgets: list[BudgetOption] = [parse_budget(text) for text in split(config.budgets)]
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
-    distil = {"distil": config.distil.weight, "distil_hidden": config.distil.hidden}
+    distil = DistilWeights(**config.distil.as_dict()).changes
     check_methods(setup.model, methods, budgets, distil)
     check_kinds(methods, budgets)
     if setup.model.steering == "multipliers":
@@ -126,7 +105,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
             "needs --model.steering projection"
         )
     swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
-    cache = ExperimentCache(Path(config.experiments) if config.experiments else run.path / "experiments")
+    cache = ExperimentCache(Path(options.experiments) if options.experiments else run.path / "experiments")
     resolved = parser.dump(config, skip_unset=False)
     processes.start(make_trainer(setup))
     results = Results()
@@ -136,7 +115,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
         for seed in seeds:
             of_seed = setup.with_seed(seed)
             experiments = Experiments(of_seed, open_data(of_seed), cache=cache, progress=progress)
-            selector = MaskSelector(experiments, budgets, swaps=swaps, draws=draws, distil=distil, prices=prices)
+            selector = MaskSelector(experiments, budgets, swaps=swaps, draws=draws, distil=distil, prices=options.all_prices)
             check_budgets(budgets, selector.sizes)
             for budget in budgets:  # raises where the minimum per layer does not fit
                 experiments.pruner.steering.mask_within(
