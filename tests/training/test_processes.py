@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
+from tests.training.runs import make_data
 from training.pruner.callbacks import Predictions
 from training.runs import processes
 
@@ -26,6 +27,13 @@ def told_all(rank, world, folder):
         processes.in_first(fails)
     except GateError as error:
         found["error"] = str(error)
+    try:
+        processes.in_first(lambda: 1 / 0)
+    except (GateError, ZeroDivisionError) as error:  # nobody waits in vain
+        found["failure"] = (type(error).__name__, str(error))
+    data = make_data()  # no trainer has had it
+    loaders = (data.score_dataloader(), *data.calibration_dataloaders(20))
+    found["rows"] = [[row for batch in loader.batch_sampler for row in batch] for loader in loaders]
     found["gathered"] = processes.gathered(f"value of {rank}")
     found["predictions"] = {name: values.tolist() for name, values in predictions_of(rank, world).arrays().items()}
     torch.save(found, f"{folder}/{rank}.pt")
@@ -61,6 +69,7 @@ EXPECTED = {
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_two_processes_are_told_the_same(tmp_path):
     """They are forked, since each would otherwise import everything again; they compute nothing that needs threads."""
+    make_data()  # encoded here, so that the processes need not
     torch.multiprocessing.start_processes(told_all, (2, str(tmp_path)), nprocs=2, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert [one["world"] for one in found] == [2, 2]
@@ -71,6 +80,10 @@ def test_two_processes_are_told_the_same(tmp_path):
         assert one["error"] == "process 0 has no disk"
         assert one["gathered"] == ["value of 0", "value of 1"]
         assert one["predictions"] == EXPECTED  # seven examples in parts of four and three, as one process has them
+    assert found[0]["failure"] == ("ZeroDivisionError", "division by zero")
+    assert found[1]["failure"] == ("GateError", "division by zero")
+    for first, second, rows in zip(found[0]["rows"], found[1]["rows"], (64, 10, 10), strict=True):
+        assert sorted([*first, *second]) == list(range(rows))  # every example once, although no trainer has had the data
 
 
 def test_one_process_needs_no_others():
