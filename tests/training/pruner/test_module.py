@@ -455,7 +455,7 @@ def test_nan_loss_stops_with_advice():
     pruner = make_pruner(finetune=0.0)
     with torch.no_grad():
         pruner.backbone.classifier.bias.fill_(float("nan"))
-    with pytest.raises(GateError, match=r"the loss is nan at step 0.*--existing resume"):
+    with pytest.raises(GateError, match=r"the loss is nan at step 0.*--ckpt_path"):
         fit(pruner)
 
 
