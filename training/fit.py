@@ -85,6 +85,7 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
         trained = train(setup, run, pruner, data, loggers, checkpoint)
         adopt(experiments, pruner, trained)
         metrics = dict(trained.metrics)
+    seconds = seconds_of(experiments, pruner)  # now, while the module is in its final state
     processes.in_first(lambda: export(run, pruner, data, metrics))
 
     mask = pruner.gates.mask.detach().cpu().clone()
@@ -102,7 +103,6 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     methods = [planned.method for planned in plan]
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
-    seconds = seconds_of(experiments, pruner)
     if processes.is_first():
         described = describe_run(results, own, mask, seconds=seconds, wandb_mode=setup.wandb.resolved_mode())
         run.join_logs()
