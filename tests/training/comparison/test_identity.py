@@ -44,7 +44,7 @@ def test_batches_of_evaluation_matter_only_where_they_are_limited():
     for limit in (None, 1.0, 2):
         for size in (8, 16):
             data.eval_batch_size = size
-            limited = replace(setup, trainer={**setup.trainer, "limit_test_batches": limit})
+            limited = replace(setup, trainer=replace(setup.trainer, limit_test_batches=limit))
             keys[limit, size] = dense_key(limited, pruner=pruner, data=data)
     assert keys[None, 8] == keys[None, 16]
     assert keys[1.0, 8] == keys[1.0, 16]
@@ -81,14 +81,14 @@ def test_other_settings_of_training_are_part_of_the_key():
 
     others = [
         setup.with_seed(1),
-        replace(setup, trainer={**setup.trainer, "accumulate_grad_batches": 2}),
+        replace(setup, trainer=replace(setup.trainer, accumulate_grad_batches=2)),
         replace(setup, weights=replace(setup.weights, average_last=3)),
     ]
     assert len({plain, key(setup, processes=2), *map(key, others)}) == 5
     same = [
         replace(setup, run=replace(setup.run, name="other", run_dir="elsewhere", save_every=3)),
         replace(setup, end=replace(setup.end, compare="full")),
-        replace(setup, trainer={**setup.trainer, "log_every_n_steps": 7}),
+        replace(setup, trainer=replace(setup.trainer, log_every_n_steps=7)),
     ]
     assert {plain} == set(map(key, same))
     assert dense_key(setup, pruner=pruner, data=make_data(train_rows=128)) != plain

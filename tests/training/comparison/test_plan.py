@@ -13,7 +13,7 @@ from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import make_pruner, write_config
 from training import fit
-from training.commands import compare
+from training.commands.table import run_command
 from training.comparison.methods import Method, parse_methods
 from training.comparison.plan import DENSE, curve_budget, plan_of_comparison, plan_of_run
 from training.config import EndOfRun
@@ -86,7 +86,10 @@ def swapped(tmp_path_factory):
     own = ["--model.swaps", "12", "--compare", "posthoc", "--curve", "[]"]
     assert fit.main([*common, *own, "--run_dir", str(folder / "fit")]) == 0
     theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0"]
-    assert compare.main([*common, *theirs, "--run_dir", str(folder / "compare"), "--experiments", str(folder / "cache")]) == 0
+    assert (
+        run_command("compare", [*common, *theirs, "--run_dir", str(folder / "compare"), "--experiments", str(folder / "cache")])
+        == 0
+    )
     return folder / "fit", folder / "compare"
 
 
@@ -114,7 +117,7 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
     own = [*FAMILIES[method], "--compare", "posthoc", "--curve", "[]", "--run_dir", str(tmp_path / "fit")]
     assert fit.main([*common, *own]) == 0
     theirs = ["--methods", method, "--budgets", "3", "--seeds", "0", "--run_dir", str(tmp_path / "compare")]
-    assert compare.main([*common, *theirs]) == 0
+    assert run_command("compare", [*common, *theirs]) == 0
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
 
 
@@ -133,7 +136,7 @@ def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, t
     assert 0 < kept < 8
     assert metrics["budgets"] == [kept]
     theirs = ["--methods", f"{method},his", "--budgets", str(kept), "--seeds", "0", "--stages", "post hoc,retrained"]
-    assert compare.main([*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
+    assert run_command("compare", [*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
     his = [rows_of(tmp_path / name).loc[("his", "post hoc")] for name in ("fit", "compare")]
     pd.testing.assert_series_equal(*his, check_exact=True)
