@@ -8,13 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-import xxhash
 from transformers import PreTrainedModel
 
 from training.config import PrunerOptions
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
+from training.runs.fingerprint import file_fingerprint, weights_fingerprint
 from training.setup import Setup
 
 FORMAT = 4
@@ -91,21 +90,3 @@ def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
         generation = model.generation_config.to_diff_dict()
         behaviour["generation"] = {name: value for name, value in generation.items() if name not in names}
     return behaviour
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """A hash of all parameters and buffers, names and values."""
-    digest = xxhash.xxh3_128()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def file_fingerprint(path: Path) -> str:
-    """A hash of a file's content."""
-    with path.open("rb") as file:
-        digest = xxhash.xxh3_128()
-        while part := file.read(2**24):
-            digest.update(part)
-        return digest.hexdigest()

@@ -148,7 +148,7 @@ class Calibration:
         batches = self.deciding[:: max(1, round(1 / share))]
         total = torch.stack([self._total_loss(values, batch) for batch in batches]).double().sum()
         examples = torch.tensor(float(sum(len(batch["labels"]) for batch in batches)), dtype=torch.float64, device=self.device)
-        return float(self._over_processes(total) / self._over_processes(examples))
+        return float(self.subject.summed(total) / self.subject.summed(examples))
 
     def gradient(self, values: Tensor) -> Tensor:
         """Of the loss with respect to gate values ``[gates]``, up to a factor, on the proposing half."""
@@ -156,17 +156,12 @@ class Calibration:
         for batch in self.proposing:
             self._total_loss(leaf, batch).backward()
         assert leaf.grad is not None
-        return self._over_processes(leaf.grad)
+        return self.subject.summed(leaf.grad)
 
     def _total_loss(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         subject = self.subject
         with subject.trainer.strategy.precision_plugin.forward_context(), subject.gates.use(values):
             return subject.task.losses(subject.backbone, batch)[0].sum()
-
-    def _over_processes(self, total: Tensor) -> Tensor:
-        reduced = self.subject.trainer.strategy.reduce(total, reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        return reduced
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def compare_methods(
 
 
 def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[pd.DataFrame, RankTest]]:
-    """At each stage, Friedman's test of the methods, but for the dense model and those that miss more than half of the cells
+    """At each stage, Friedman's test of the methods, but for the dense model and those that miss half of the cells or more
     (budget and seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
 
     Returns:
@@ -112,7 +112,7 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[
 def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
     """Average ranks and tests of the methods of one stage."""
     table = rows.pivot_table(index=["budget", "seed"], columns="method", values=column, sort=False)
-    table = table.loc[:, table.notna().mean() >= 0.5].dropna()
+    table = table.loc[:, table.notna().mean() > 0.5].dropna()
     test = friedman(table.to_numpy())
     ranks = pd.DataFrame({"method": table.columns, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
     ranks = ranks.sort_values("average_rank", kind="stable", ignore_index=True)

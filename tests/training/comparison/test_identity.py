@@ -8,7 +8,8 @@ import torch
 from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_setup
 from training.comparison.cache import key_of
-from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, shape_of, weights_fingerprint
+from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, shape_of
+from training.runs.fingerprint import weights_fingerprint
 
 
 def dense_key(setup=None, *, pruner=None, data=None, processes=1):
