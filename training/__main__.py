@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from training.runs.own_code import import_from_here
+
 COMMANDS = {
     "fit": ("training.fit", "learn which heads to keep, compare, export"),
     "compare": ("training.commands.compare", "methods x budgets x seeds, at equal training cost"),
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[0] not in COMMANDS:
         print(f"error: unknown command {given[0]!r}; expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    import_from_here()  # a user's own data and scores
     command = importlib.import_module(COMMANDS[given[0]][0])
     return int(command.main(given[1:]))
 

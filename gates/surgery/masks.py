@@ -152,18 +152,15 @@ def _row_of(indices: Any, site: AttentionSite, source: str) -> Tensor:
 
 
 def _of_rows(rows: list[Any], sites: tuple[AttentionSite, ...], source: str) -> Tensor:
-    """From 0 or 1 for every head."""
-    if not isinstance(rows[0], list):
-        expected, rows = [sum(site.heads for site in sites)], [rows]
-    else:
-        expected = [site.heads for site in sites]
-    sizes = [len(row) if isinstance(row, list) else None for row in rows]
-    if sizes != expected:
-        wanted = (
-            f"{expected[0]} values" if len(expected) == 1 else f"a row for each of {len(sites)} layers, with {_sizes(expected)}"
+    """From 0 or 1 for every head, in a row for each site or all in one."""
+    heads = [site.heads for site in sites]
+    if not any(isinstance(row, list) for row in rows):
+        rows, heads = [rows], [sum(heads)]
+    sizes = [len(row) if isinstance(row, list) else 0 for row in rows]
+    if sizes != heads:
+        raise GateError(
+            f"the mask file {source!r} has {_shape(sizes)}; expected {_shape(heads)}, 0 or 1 for each head, layer by layer"
         )
-        found = f"{sizes[0]}" if len(rows) == len(expected) == 1 else f"{len(rows)} rows with {_sizes(sizes)}"
-        raise GateError(f"the mask file {source!r} has {found}; expected {wanted}, 0 or 1 for each head")
     values = [value for row in rows for value in row]
     for place, value in enumerate(values):
         if not isinstance(value, (int, float)) or value not in (0, 1):
@@ -171,6 +168,7 @@ def _of_rows(rows: list[Any], sites: tuple[AttentionSite, ...], source: str) -> 
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _sizes(sizes: Sequence[int | None]) -> str:
-    """``12 values``, or the different numbers one after another."""
-    return f"{sizes[0]} values" if len(set(sizes)) == 1 else f"{', '.join(map(str, sizes))} values"
+def _shape(sizes: Sequence[int]) -> str:
+    """``12 values``, ``2 rows of 4 values`` or ``2 rows of 4 and 3 values``."""
+    values = f"{' and '.join(map(str, dict.fromkeys(sizes)))} values"
+    return values if len(sizes) == 1 else f"{len(sizes)} rows of {values}"

@@ -14,6 +14,7 @@ from training.config import PrunerOptions
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs.fingerprint import file_fingerprint, weights_fingerprint
+from training.runs.own_code import code_fingerprint
 from training.setup import Setup
 
 FORMAT = 4
@@ -58,9 +59,17 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         **({"patience": weights.patience} if weights.patience is not None else {}),
         # A run that goes on from another one's checkpoint has its history, which nothing else here tells.
         **({"continues": file_fingerprint(Path(setup.run.ckpt_path))} if setup.run.ckpt_path is not None else {}),
+        **own_code_of(data),
         "after_finetuning": round(options.prune + options.retrain, 6),
         **{name: getattr(options, name) for name in OF_DENSE},
     }
+
+
+def own_code_of(data: TaskData) -> dict[str, str]:
+    """The code of data and task where it is a user's own; what comes with this project is told apart by :data:`FORMAT`."""
+    modules = [type(part).__module__ for part in (data, data.task)]
+    own = [name for name in modules if name.split(".")[0] != "training"]
+    return {"code": code_fingerprint(own)} if own else {}
 
 
 def options_of_gates(options: PrunerOptions) -> dict[str, Any]:

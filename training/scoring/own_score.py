@@ -7,11 +7,9 @@ afterwards, says :func:`run_own_score`.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from torch import Tensor
 from gates.errors import GateError, first_line
 from training.runs import processes
 from training.runs.fingerprint import weights_fingerprint
+from training.runs.own_code import code_fingerprint, import_from_here
 from training.scoring.subject import Subject
 
 
@@ -55,15 +54,15 @@ def own_score(name: str) -> OwnScore:
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
         dotted = ".".join(Path(module_name).with_suffix("").parts)
-        raise GateError(
-            f"the score {name!r} names a file; name its module, as an import does: {dotted}:{attribute or 'function'}"
-        )
+        raise GateError(f"the score {name!r} names a file; name its module, as an import does: {dotted}:{attribute}")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
         raise GateError(f"the score {name!r} is no module:function; expected a name such as my_package.my_module:my_score")
     module = _imported(module_name, name)
     function = getattr(module, attribute, None)
     if function is None:
-        known = [other for other, value in vars(module).items() if inspect.isfunction(value) and not other.startswith("_")]
+        package = module_name.split(".")[0]
+        functions = {other: value for other, value in vars(module).items() if inspect.isfunction(value)}
+        known = [other for other, value in functions.items() if value.__module__.split(".")[0] == package and other[0] != "_"]
         raise GateError(f"the module {module_name!r} has no {attribute!r}; it has {', '.join(known) or 'no function'}")
     if not callable(function):
         raise GateError(f"the score {name!r} is {function!r}; expected a function that takes a subject")
@@ -73,13 +72,13 @@ def own_score(name: str) -> OwnScore:
         raise GateError(f"the score {name!r} cannot be called with one subject ({error}); have it take one argument") from error
     except ValueError:
         pass  # some callables that are not written in Python do not say what they take
-    return OwnScore(name, function, _code_of(module_name, function))
+    defined_in = getattr(inspect.unwrap(function), "__module__", None) or module_name
+    return OwnScore(name, function, code_fingerprint([module_name, defined_in]))
 
 
 def _imported(module_name: str, name: str) -> Any:
-    """The module, with the working directory on the path, as ``python -m`` has it."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+    """The module, from the working directory or the installed packages."""
+    import_from_here()
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
@@ -92,15 +91,6 @@ def _imported(module_name: str, name: str) -> Any:
         raise GateError(
             f"the module of the score {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def _code_of(module_name: str, function: Any) -> str:
-    """A hash of the files of two modules: the one that was named, and the one that defines the function."""
-    digest = hashlib.sha256()
-    for of in dict.fromkeys([module_name, getattr(inspect.unwrap(function), "__module__", None) or module_name]):
-        file = getattr(sys.modules.get(of), "__file__", None)
-        digest.update(f"{of} ".encode() + (Path(file).read_bytes() if file else b""))
-    return digest.hexdigest()[:32]
 
 
 def run_own_score(score: OwnScore, subject: Subject, *, seed: int = 0) -> Tensor:
