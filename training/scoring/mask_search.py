@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,19 +79,11 @@ def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget
 
 
 def refined_by_swaps(
-    subject: Subject, mask: Tensor, passes: float, *, budget: Budget, minimum_per_layer: int
+    subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
 ) -> dict[str, Any]:
-    """The same, as plain data: how it was searched, the new mask, how it was found, and the seconds that took."""
-    search, start = SwapSearch(passes=passes), time.perf_counter()
+    """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
-    return {
-        "search": asdict(search),
-        "mask": found.mask.tolist(),
-        "losses": found.losses,
-        "swaps": found.swaps,
-        "passes": found.passes,
-        "seconds": round(time.perf_counter() - start, 2),
-    }
+    return {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
 
 
 def draw(
