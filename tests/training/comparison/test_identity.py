@@ -1,5 +1,6 @@
 """What an experiment's key depends on, and what it does not."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_setup
 from training.comparison.cache import key_of
-from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, shape_of, weights_fingerprint
+from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, own_code_of, shape_of
+from training.runs.fingerprint import weights_fingerprint
 
 
 def dense_key(setup=None, *, pruner=None, data=None, processes=1):
@@ -21,6 +23,21 @@ def dense_key(setup=None, *, pruner=None, data=None, processes=1):
 def test_what_a_model_does_with_the_same_weights_is_part_of_its_key(changed):
     keys = [dense_key(pruner=make_pruner(from_scratch=MODEL | more, budget=2)) for more in ({}, {}, changed)]
     assert keys[0] == keys[1] != keys[2]
+
+
+class OwnData(type(make_data())):
+    """Of a module that is not the project's."""
+
+
+def test_a_users_own_code_is_part_of_the_key_and_the_projects_is_not(monkeypatch):
+    own = make_data()
+    own.__class__ = OwnData
+    before, plain = dense_key(data=own), dense_key()
+    assert own_code_of(make_data()) == {}
+    assert before != plain
+    monkeypatch.setattr(sys.modules[__name__], "__file__", sys.modules["tests.training.runs"].__file__)  # as if it were edited
+    assert dense_key(data=own) != before
+    assert dense_key() == plain
 
 
 def test_how_a_translator_generates_is_part_of_its_key():

@@ -165,6 +165,38 @@ def test_from_scratch_are_trained_the_dense_structure_and_learned_ones():
     assert {name for name, _, stages in found if "from scratch" in stages} == {"dense", "learned", "learned+swap"}
 
 
+@pytest.fixture
+def mask(tmp_path):
+    (tmp_path / "mask.json").write_text("[0, 1, 0, 0, 1, 0, 0, 1]")
+    return f"mask:{tmp_path / 'mask.json'}"
+
+
+def own_score(subject):
+    """Is only named here."""
+
+
+def test_a_given_mask_comes_once_with_all_its_stages(mask):
+    found = planned(["his", mask], [4, 3], (*STAGES, "from scratch"))
+    assert [(name, stages) for name, _, stages in found if name == mask] == [(mask, (*STAGES, "from scratch"))]
+    assert [budget for name, budget, _ in found if name == "his"] == [4, 3]
+
+
+def test_a_run_is_compared_with_scores_and_masks_that_are_named(mask):
+    score = f"{__name__}:own_score"
+    found = of_run(compare="full", retrained=["learned", score], from_scratch=[mask])
+    assert found[score] == STAGES
+    assert found[mask] == ("post hoc", "from scratch")
+    assert list(found)[-2:] == [score, mask]
+    assert score not in of_run(compare="full")
+    for own, name, said in (
+        ("learned", f"{score}+swap", "has a modifier, which only the methods of a comparison have"),
+        ("learned", "nowhere:score", "there is no module 'nowhere'"),
+        ("priced", mask, "a run with a price ends with a number that is not known before"),
+    ):
+        with pytest.raises(GateError, match=said):
+            of_run(own, compare="full", retrained=[name])
+
+
 def of_run(own="learned", **end):
     plan = plan_of_run(Method.parse(own), 3, EndOfRun(**end))
     return {one.method.name: one.stages for one in plan}

@@ -637,3 +637,14 @@ def test_where_gates_stay_open_as_their_price_rises(prices, ticks, tmp_path):
     pd.DataFrame(rows).drop(columns="cross.0").to_csv(folder / "prices.csv", index=False)
     with pytest.raises(GateError, match="has no column 'cross"):
         read_contents(folder)
+
+
+def test_long_names_of_methods_stand_within_the_picture():
+    figure = figures.Figure(figsize=(figures.WIDTH, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for name in ("learned", "his", "my_package.my_module:my_score+swap", "mask:masks/from_a_paper.json"):
+        axes.plot([0, 1], label=name)
+    figures.legend_below(figure, axes)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
