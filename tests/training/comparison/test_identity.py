@@ -60,7 +60,7 @@ def test_batches_of_evaluation_matter_only_where_they_are_limited():
     setup, data, pruner, keys = make_setup(), make_data(), make_pruner(), {}
     for limit in (None, 1.0, 2):
         for size in (8, 16):
-            data.eval_batch_size = size
+            data.options = replace(data.options, eval_batch_size=size)
             limited = replace(setup, trainer=replace(setup.trainer, limit_test_batches=limit))
             keys[limit, size] = dense_key(limited, pruner=pruner, data=data)
     assert keys[None, 8] == keys[None, 16]
