@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from gates.budget import Budget
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.base import GateFamily
 from gates.families.by_name import learned_gates
@@ -182,6 +182,10 @@ class HeadGates(nn.Module):
         finally:
             self.learned.train(was_training)
 
+    def open(self) -> Tensor:
+        """Which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
+        return (self.values() > 0).float()
+
     def open_probability(self) -> Tensor:
         """P(z > 0) of every gate as learned, ``[gates]``, with a gradient; one for kinds that are not."""
         return self._one_elsewhere(self.learned.open_probability())
@@ -245,6 +249,20 @@ class HeadGates(nn.Module):
     def layer_index(self) -> Tensor:
         """The index of each gate's site, ``[gates]``: gates of one site share a number."""
         return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def mask_of(self, scores: Tensor, budget: Budget, *, minimum_per_layer: int = 0) -> Tensor:
+        """The 0/1 mask ``[gates]`` of the highest scores: exactly the budget.
+
+        Args:
+            scores: a score for each gate, ``[gates]``; higher is kept first.
+            budget: number of gates to keep, in total or per kind.
+            minimum_per_layer: number of gates that every layer keeps, the best ones, whatever their scores.
+
+        Raises:
+            GateError: if the minimum does not fit into the budget.
+        """
+        kinds, layers = self.kind_index().to(scores.device), self.layer_index().to(scores.device)
+        return budget_mask(scores, budget, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum_per_layer)
 
     def set_mask_(self, mask: Tensor) -> Self:
         """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``."""

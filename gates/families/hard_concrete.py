@@ -124,7 +124,7 @@ class HardConcrete(LearnedGates):
             )
         if not 0 <= straight_through_from <= 1:
             raise GateError(f"straight_through_from is {straight_through_from}; expected a share from 0 to 1 (never)")
-        self._first_stretch = stretch
+        self.first_stretch = stretch
         self.straight_through = straight_through
         self.anneal = anneal
         self.straight_through_from = straight_through_from
@@ -133,9 +133,9 @@ class HardConcrete(LearnedGates):
     def stretch(self) -> Stretch:
         """Temperature and stretch interval at the present progress."""
         if self.anneal is None:
-            return self._first_stretch
-        temperature = annealed(self._first_stretch.temperature, self.anneal, self.progress)
-        return replace(self._first_stretch, temperature=temperature)
+            return self.first_stretch
+        temperature = annealed(self.first_stretch.temperature, self.anneal, self.progress)
+        return replace(self.first_stretch, temperature=temperature)
 
     @property
     def rounds(self) -> bool:

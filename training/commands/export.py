@@ -176,6 +176,7 @@ def _export_onnx(
             card,
             auto=own_auto_class(model),
             parameters=count_parameters(cut),
+            has_tokenizer=trained.tokenizer is not None,
             files=[file.name for file in files],
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
