@@ -33,8 +33,10 @@ from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
 from training.cli import finish, stdout
 from training.commands.trained import TrainedModel, choose_mask, load_trained
+from training.comparison.run_results import metrics_on_test
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
+from training.stats.stages import POST_HOC, RETRAINED
 
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}
@@ -186,13 +188,18 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
     """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
     own = load_mask(trained.run.path / "masks" / f"{trained.method}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
-        results = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["run"]["result"]
-        metrics = {name.removeprefix("test_"): value for name, value in results.items() if name.startswith("test_")}
+        described = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["run"]
+        dense = described.get("dense", {})
+        known = {
+            "metrics": metrics_on_test(described["result"]),
+            "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
+            **described.get("data", {}),
+        }
         method = trained.options.mask_found_by
     else:
-        metrics = {}
+        known = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, not trained on with this mask"
-    return ModelCard(base_model=trained.gate_config.base_model, method=method, metrics=metrics, versions=versions(), cost=cost)
+    return ModelCard(base_model=trained.gate_config.base_model, method=method, **known, versions=versions(), cost=cost)
 
 
 def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, out: Path, cost: Cost | None) -> None:
