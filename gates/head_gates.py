@@ -70,6 +70,15 @@ class HeadGates(nn.Module):
         GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
             attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, and for
             attention that goes round its output projection, where gates would do nothing.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> gates = HeadGates(model)
+    >>> mask = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])
+    >>> with gates.attached(), gates.use(mask):
+    ...     masked = model(torch.randint(50, (3, 7)))
+    >>> gates.open_heads(mask)
+    4
     """
 
     mask: Tensor

@@ -46,6 +46,10 @@ class ModelCard:
         split: its split.
         versions: package versions, by name.
         cost: parameters, FLOPs and latency, if they were measured already.
+
+    >>> card = ModelCard(base_model="bert-base-uncased", metrics={"accuracy": 0.91}, dense_metrics={"accuracy": 0.92})
+    >>> card.split
+    'test'
     """
 
     base_model: str = ""

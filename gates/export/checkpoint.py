@@ -82,6 +82,14 @@ def save_pruned(
     Raises:
         GateError: if the directory is taken, the model's class is not a stock one, the stock form is not possible, or the
             comparison fails.
+
+    >>> import tempfile
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     path = save_pruned(model, directory, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), tokenizer=None)
+    ...     sorted(file.name for file in path.iterdir() if file.suffix == ".json")
+    ['checksums.json', 'config.json', 'mask.json']
     """
     directory = Path(directory)
     refuse_taken(directory)
@@ -139,6 +147,14 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
     Raises:
         GateError: if the directory is not a saved model, a file is damaged, weights are missing, or its config states
             impossible head counts or names that are not plain; all before any weight is used.
+
+    >>> import tempfile
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     _ = save_pruned(model, directory, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), tokenizer=None)
+    ...     [site.heads for site in find_attention(load_pruned(directory))]
+    [3, 1]
     """
     directory = Path(directory)
     verify_checksums(directory)

@@ -25,6 +25,10 @@ class Stretch:
         temperature: beta; Voita et al. 2019 use 0.33, Louizos et al. 2018 two thirds.
         low: lower end, below 0.
         high: upper end, above 1.
+
+    >>> closed, opened = evaluation_gates(torch.tensor([-2.4, 2.4]), Stretch(temperature=0.33, low=-0.1, high=1.1)).tolist()
+    >>> closed, opened
+    (0.0, 1.0)
     """
 
     temperature: float = 0.33
@@ -105,6 +109,12 @@ class HardConcrete(LearnedGates):
 
     In ``train()`` mode a call draws fresh gates, in ``eval()`` mode it returns the evaluation gates. All
     arithmetic is float32, also under autocast and for half-precision models.
+
+    >>> gates = HardConcrete(4)
+    >>> gates.eval()()
+    tensor([1., 1., 1., 1.], grad_fn=<ClampBackward1>)
+    >>> gates.train()(draws=3).shape
+    torch.Size([3, 4])
     """
 
     def __init__(
