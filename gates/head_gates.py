@@ -72,13 +72,10 @@ class HeadGates(nn.Module):
             attention that goes round its output projection, where gates would do nothing.
 
     >>> from transformers import BertConfig, BertModel
-    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
     >>> gates = HeadGates(model)
-    >>> mask = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])
-    >>> with gates.attached(), gates.use(mask):
+    >>> with gates.attached(), gates.use(torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])):
     ...     masked = model(torch.randint(50, (3, 7)))
-    >>> gates.open_heads(mask)
-    4
     """
 
     mask: Tensor
@@ -260,16 +257,7 @@ class HeadGates(nn.Module):
         return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
 
     def mask_of(self, scores: Tensor, budget: Budget, *, minimum_per_layer: int = 0) -> Tensor:
-        """The 0/1 mask ``[gates]`` of the highest scores: exactly the budget.
-
-        Args:
-            scores: a score for each gate, ``[gates]``; higher is kept first.
-            budget: number of gates to keep, in total or per kind.
-            minimum_per_layer: number of gates that every layer keeps, the best ones, whatever their scores.
-
-        Raises:
-            GateError: if the minimum does not fit into the budget.
-        """
+        """The 0/1 mask ``[gates]`` of the highest scores ``[gates]`` within a budget; see :func:`gates.budget.budget_mask`."""
         kinds, layers = self.kind_index().to(scores.device), self.layer_index().to(scores.device)
         return budget_mask(scores, budget, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum_per_layer)
 

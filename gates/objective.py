@@ -16,8 +16,9 @@ from gates.sites import KINDS
 
 
 def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
-    """Voita et al. 2019: the price times the expected number of open heads (the plain sum of their paper;
-    their released code divides it by the number of sites).
+    """The penalty of Voita et al. 2019: the price times the expected number of open heads.
+
+    It is the plain sum of their paper; their released code divides it by the number of sites.
 
     Args:
         open_probability: P(z > 0), ``[heads]``.
