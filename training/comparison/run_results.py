@@ -38,7 +38,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
         data: of the run.
         metrics: of the final model, as ``test_accuracy`` and so on.
     """
-    gates, options = pruner.gates, pruner.options
+    gates, options, source = pruner.gates, pruner.options, source_of(data)
     batch = next(iter(data.test_dataloader()))
     shutil.rmtree(run.export, ignore_errors=True)
     gates.detach()
@@ -52,7 +52,8 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
                 base_model=base_model_name(options),
                 method=options.mask_found_by,
                 metrics={name: metrics[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
-                **source_of(data),
+                dataset=source["dataset"],
+                subset=source["subset"],
                 versions=versions(),
             ),
             measure=BATCH_SIZES,
