@@ -22,10 +22,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
-from gates.families.base import GateFamily
 from gates.families.hard_concrete import Stretch
 from gates.files import replacing
-from gates.head_gates import TOP_K_FAMILIES, DrawPer, HeadGates, Mode, Unit
+from gates.head_gates import HeadGates, Mode
+from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS
 from gates.steering import BudgetSteering
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from gates.budget import Budget, parse_prices
 from gates.families.hard_concrete import Stretch
 from gates.families.relaxed_topk import TopKGates
-from gates.head_gates import TOP_K_FAMILIES, HeadGates
+from gates.head_gates import HeadGates
 from gates.objective import l0_penalty
+from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, Kind
 from gates.steering import BudgetSteering, set_apart_
 from training.config import PrunerOptions
