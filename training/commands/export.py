@@ -34,9 +34,9 @@ from training.cli.line import CommandLine
 from training.commands.parsers import Format
 from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.comparison.run_results import metrics_on_test
+from training.config.stages import POST_HOC, RETRAINED
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
-from training.stats.stages import POST_HOC, RETRAINED
 
 FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}
 
