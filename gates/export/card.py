@@ -88,7 +88,8 @@ def card_text(
     """
     sizes = {site.label: site.heads for site in find_attention(dense)}
     kept = [int(part.sum()) for part in mask.split(list(sizes.values()))]
-    base_model = card.base_model or dense.name_or_path or ""
+    source = dense.name_or_path or ""
+    base_model = card.base_model or (Path(source).name if Path(source).is_dir() else source)
     shown, hub_name = stated_base_model(base_model, default=type(dense).__name__)
     title = f"{type(dense).__name__} with {int(mask.sum())} of {len(mask)} attention heads"
     if form == "onnx":
@@ -101,7 +102,7 @@ def card_text(
             library_name="onnx" if form == "onnx" else "transformers",
             pipeline_tag=PIPELINE_TAGS.get(auto),
             base_model=hub_name,
-            license=known_license(base_model),
+            license=known_license(source) or known_license(base_model),
             model_name=title,
             eval_results=_evaluation(card, PIPELINE_TAGS.get(auto, "other")) or None,
         ),

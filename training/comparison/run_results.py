@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -64,10 +65,11 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
 
 
 def source_of(data: TaskData) -> dict[str, str]:
-    """What a model card says of the data: the hub name of a data set and its configuration, or what kind of data they are."""
-    name, subset = getattr(data, "dataset", None), getattr(data, "subset", None)
-    kind = type(data).__name__
-    return {"dataset": name or (kind if kind.startswith("Synthetic") else "local files"), "subset": subset or ""}
+    """What a model card says of the data: the hub name of a data set and its configuration, or what kind of data they are; of a
+    local folder the last part."""
+    name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
+    kind = type(data.options).__name__
+    return {"dataset": Path(name).name if name and Path(name).exists() else name or kind, "subset": subset or ""}
 
 
 def complete_card(run: RunDirectory, results: Results, own: Method) -> None:

@@ -193,7 +193,7 @@ def test_the_base_model_and_its_licence_are_found_where_it_was_loaded_from(tmp_p
     card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.license == "mit"
     assert card.data.base_model is None  # a folder is no name on the Hub
-    assert f"- Base model: `{tmp_path / 'base'}`" in card.text
+    assert "- Base model: `base`\n" in card.text
 
 
 @pytest.mark.parametrize("text", ["words", "---\nlicense: [a, b]\n---\n", "---\n: {\n---\n", "---\n- a\n---\n", "---\n---\n"])
