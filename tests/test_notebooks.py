@@ -1,6 +1,7 @@
 """The notebooks, executed top to bottom on what tiny runs leave, and the script of the ablation."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -9,7 +10,9 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.training.runs import run_fit, write_config
-from training.commands.compare import main as compare
+from training.commands.table import run_command
+
+compare = partial(run_command, "compare")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 

@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-from training.commands.summary import main
+from training.commands.table import run_command
+
+main = partial(run_command, "summary")
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -28,6 +31,7 @@ prune_batches, retrain_batches = batches[:2], batches[2:]
 
 AFTER = """
 from gates.sites import find_attention
+
 assert int(heads.sum()) == 18 == sum(site.heads for site in find_attention(pruned))
 assert gated.base_model is trained and not gated.gates.is_attached
 assert trainer.state.global_step == 3

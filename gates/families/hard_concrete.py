@@ -83,12 +83,6 @@ def open_probability(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> T
     return torch.sigmoid(log_alpha.float() - stretch.temperature * math.log(-stretch.low / stretch.high))
 
 
-def full_probability(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> Tensor:
-    """P(z = 1) in closed form: the probability that the stretched variable exceeds 1."""
-    threshold = (1 - stretch.low) / (stretch.high - stretch.low)
-    return torch.sigmoid(log_alpha.float() - stretch.temperature * math.log(threshold / (1 - threshold)))
-
-
 def _stretch_and_clip(unit: Tensor, stretch: Stretch) -> Tensor:
     return torch.clamp(unit * (stretch.high - stretch.low) + stretch.low, 0.0, 1.0)
 
