@@ -3,6 +3,7 @@ from gates.budget import Budget as Budget
 from gates.budget import budget_mask as budget_mask
 from gates.budget import top_k_mask as top_k_mask
 from gates.errors import GateError as GateError
+from gates.export.card import ModelCard as ModelCard
 from gates.export.checkpoint import load_pruned as load_pruned
 from gates.export.checkpoint import save_pruned as save_pruned
 from gates.export.cost import measure_cost as measure_cost

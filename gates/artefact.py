@@ -22,21 +22,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
-from gates.export.card import stated_base_model
 from gates.families.hard_concrete import Stretch
 from gates.files import replacing
 from gates.head_gates import HeadGates, Mode
-from gates.options import DrawPer, GateFamily, Unit
+from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS
+from gates.steering import BudgetSteering
 
 CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
 CARD_FILE = "README.md"
-CARD_TAG = "tags: [head-gates]"
+CARD_TAG = "tags:\n- head-gates\n"
 CHOICES: dict[str, tuple[str, ...]] = {
     "unit": get_args(Unit), "draw_per": get_args(DrawPer), "family": get_args(GateFamily),
 }  # fmt: skip
-ADDED_LATER = ("family", "budget", "kinds")
+ADDED_LATER = ("family", "budget", "kinds", "minimum_per_layer", "ramp")
 """Fields that older artefacts lack: with their defaults they are not written, nor part of a checksum."""
 
 
@@ -54,13 +54,17 @@ class GateConfig:
         draw_per: one draw of the gates per ``batch`` or per ``example``.
         base_model: name of the model the gates belong to, for the reader.
         family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
-        budget: heads that the two top-k families keep, as a count, a fraction or one of these per kind; None for all.
-        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all.
+        budget: heads to keep, to which :meth:`gates.model.GatedModel.step_` leads the gates: a count (18), a fraction (0.25) or
+            one of these per kind ({"encoder": 10}; other kinds stay whole). None where a price decides.
+        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for those that a budget per kind names,
+            or all.
+        minimum_per_layer: heads that every layer keeps within the budget, whatever their gates say.
+        ramp: share of the pruning after which the expected number of open heads has come down to the budget.
 
     Raises:
         GateError: for a field of another type or outside its range.
 
-    >>> config = GateConfig(unit="group", draw_per="example")
+    >>> config = GateConfig(budget={"encoder": 10}, draw_per="example")
     >>> GateConfig(unit="layer")
     Traceback (most recent call last):
     gates.errors.GateError: unit is 'layer'; expected 'head' or 'group'
@@ -77,6 +81,8 @@ class GateConfig:
     family: GateFamily = "hard-concrete"
     budget: int | float | dict[str, int | float] | None = None
     kinds: list[str] | None = None
+    minimum_per_layer: int = 0
+    ramp: float = 0.6
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -97,6 +103,21 @@ class GateConfig:
             if expected:
                 raise GateError(f"{field.name} is {value!r}; expected {expected}")
         _ = self.stretch  # checks the interval
+        if not 0 < self.ramp <= 1:
+            raise GateError(f"ramp is {self.ramp}; expected a share of the pruning above 0 and at most 1")
+        if self.minimum_per_layer < 0:
+            raise GateError(f"minimum_per_layer is {self.minimum_per_layer}; expected 0 or more")
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        """Whether a budget counts learned gates alone."""
+        if self.budget is None or self.kinds is None:
+            return
+        if not isinstance(self.budget, dict) or not set(self.budget) <= set(self.kinds):
+            raise GateError(
+                f"the budget is {self.budget!r}, but only gates of the kinds {self.kinds!r} are learned; give a budget for "
+                "each of these, such as {'encoder': 10}, or leave out kinds"
+            )
 
     @property
     def stretch(self) -> Stretch:
@@ -117,9 +138,19 @@ class GateConfig:
             straight_through=self.straight_through,
             draw_per=self.draw_per,
             family=self.family,
-            budget=self.budget,
-            kinds=self.kinds,
+            budget=self.budget if self.family in TOP_K_FAMILIES else None,
+            kinds=list(self.budget) if self.kinds is None and isinstance(self.budget, dict) else self.kinds,
         )
+
+    def steering_for(self, gates: HeadGates) -> BudgetSteering | None:
+        """What leads such gates to the budget; None without one.
+
+        Raises:
+            GateError: for a budget that the model cannot have, or a minimum per layer that does not fit into it.
+        """
+        if self.budget is None:
+            return None
+        return BudgetSteering(gates, self.budget, minimum_per_layer=self.minimum_per_layer, ramp=self.ramp)
 
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write the fields as JSON."""
@@ -263,42 +294,18 @@ def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
     return Path(found[0]).parent
 
 
-def gate_card(gates: HeadGates, config: GateConfig, open_heads: dict[str, list[int]]) -> str:
-    """The text of a model card.
-
-    Args:
-        gates: gates of the model.
-        config: configuration that the gates were built from; its ``base_model`` is the only text that a user wrote.
-        open_heads: open heads of each kind, by layer.
-    """
-    name, front_matter = stated_base_model(config.base_model, default="not stated")
-    heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}
-    count, total = (sum(map(sum, table.values())) for table in (open_heads, heads))
-    lines = [
-        "---",
-        CARD_TAG,
-        *front_matter,
-        "---",
-        "",
-        f"# Gates of {total} attention heads, {count} open",
-        "",
-        f"- Base model: `{name}` (not included)",
-        f"- One gate per {'query head' if gates.unit == 'head' else 'key/value head with its query heads'}: {gates.size} gates",
-        "",
-        "```python",
-        "from gates.model import GatedModel",
-        "",
-        'gated = GatedModel.from_pretrained(base_model, "path/to/this/directory")',
-        "pruned = gated.prune_and_unload()",
-        "```",
-        "",
-        "| site | heads | open |",
-        "| --- | --: | --: |",
-    ]
-    for kind, counts in open_heads.items():
-        labels = [site.label for site in gates.sites if site.kind == kind]
-        lines += [f"| {label} | {of} | {n} |" for label, of, n in zip(labels, heads[kind], counts, strict=True)]
-    return "\n".join(lines) + "\n"
+def upload(
+    directory: str,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    **more: Any,
+) -> huggingface_hub.CommitInfo:
+    """Upload a folder to a repository on the Hugging Face hub, made if it is missing; see :meth:`GatedModel.push_to_hub`."""
+    api = huggingface_hub.HfApi(token=token)
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    return api.upload_folder(repo_id=repo_id, folder_path=directory, **more)
 
 
 def _written(config: GateConfig) -> dict[str, Any]:

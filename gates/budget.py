@@ -20,6 +20,11 @@ class Budget:
     Args:
         total: heads to keep in the model, when ``per_kind`` is empty.
         per_kind: heads to keep of each kind; every kind the model has is listed.
+
+    >>> Budget.parse(0.25, {"encoder": 72})
+    Budget(total=18, per_kind={})
+    >>> Budget.parse({"encoder": 10}, {"encoder": 48, "decoder": 48}).per_kind
+    {'encoder': 10, 'decoder': 48}
     """
 
     total: int
@@ -101,6 +106,9 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
 
     Returns:
         0/1 mask ``[heads]``, float32.
+
+    >>> top_k_mask(torch.tensor([0.3, 0.9, 0.1, 0.5]), Budget(2, {}), kind_index=torch.zeros(4))
+    tensor([0., 1., 0., 1.])
     """
     mask = torch.zeros(scores.shape[0], device=scores.device)
     quotas: list[tuple[str | None, int]] = [*budget.per_kind.items()] or [(None, budget.total)]
@@ -127,6 +135,11 @@ def budget_mask(
 
     Raises:
         GateError: if the minimum does not fit into the budget.
+
+    >>> layer = torch.tensor([0, 0, 1, 1])
+    >>> scores = torch.tensor([0.3, 0.9, 0.1, 0.2])
+    >>> budget_mask(scores, Budget(2, {}), kind_index=torch.zeros(4), layer_index=layer, minimum_per_layer=1)
+    tensor([0., 1., 0., 1.])
     """
     if minimum_per_layer > 0:
         scores = scores.double().clone()

@@ -8,6 +8,11 @@ class GateError(ValueError):
 
     Command-line programs print the message and exit with code 2; library users see an ordinary
     :class:`ValueError`.
+
+    >>> from gates import Budget
+    >>> Budget.parse(100, {"encoder": 72})
+    Traceback (most recent call last):
+    gates.errors.GateError: the budget is 100; expected a whole number from 0 to 72 (heads in the model) or a fraction below 1
     """
 
 

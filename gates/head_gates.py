@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from gates.budget import Budget
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
@@ -65,6 +65,12 @@ class HeadGates(nn.Module):
         GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
             attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, and for
             attention that goes round its output projection, where gates would do nothing.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> gates = HeadGates(model)
+    >>> with gates.attached(), gates.use(torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])):
+    ...     masked = model(torch.randint(50, (3, 7)))
     """
 
     mask: Tensor
@@ -177,6 +183,10 @@ class HeadGates(nn.Module):
         finally:
             self.learned.train(was_training)
 
+    def open(self) -> Tensor:
+        """Which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
+        return (self.values() > 0).float()
+
     def open_probability(self) -> Tensor:
         """P(z > 0) of every gate as learned, ``[gates]``, with a gradient; one for kinds that are not."""
         return self._one_elsewhere(self.learned.open_probability())
@@ -240,6 +250,11 @@ class HeadGates(nn.Module):
     def layer_index(self) -> Tensor:
         """The index of each gate's site, ``[gates]``: gates of one site share a number."""
         return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def mask_of(self, scores: Tensor, budget: Budget, *, minimum_per_layer: int = 0) -> Tensor:
+        """The 0/1 mask ``[gates]`` of the highest scores ``[gates]`` within a budget; see :func:`gates.budget.budget_mask`."""
+        kinds, layers = self.kind_index().to(scores.device), self.layer_index().to(scores.device)
+        return budget_mask(scores, budget, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum_per_layer)
 
     def set_mask_(self, mask: Tensor) -> Self:
         """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``."""

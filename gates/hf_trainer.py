@@ -1,4 +1,4 @@
-"""Gates in Hugging Face's Trainer: the price in the loss, a learning rate of their own, checkpoints that keep them.
+"""Gates in Hugging Face's Trainer: a budget or a price, a learning rate of their own, checkpoints that keep them.
 
 Trainer needs the package ``accelerate``.
 """
@@ -26,33 +26,59 @@ accumulated batches and processes (Transformers issue 47688); the price would th
 
 
 class GateCallback(TrainerCallback):
-    """Brings the gates of a :class:`gates.model.GatedModel` back into their limits after every optimiser step."""
+    """After every optimiser step: hold the gates to their budget and fix their mask where pruning ends, or, without a budget,
+    bring them back into their limits.
+
+    Args:
+        retrain: share of all steps, the last ones, in which the mask is fixed.
+    """
+
+    def __init__(self, retrain: float = 0.0) -> None:
+        self.retrain = retrain
+
+    def _pruning_steps(self, state: Any) -> int:
+        return max(1, round((1 - self.retrain) * state.max_steps))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: GatedModel | None = None, **kwargs: Any) -> None:
+        assert model is not None
+        if model.steering is not None and not model.steering.projects:
+            model.step_(min(1.0, state.global_step / self._pruning_steps(state)))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: GatedModel | None = None, **kwargs: Any) -> None:
         assert model is not None
-        model.clamp_()
+        if model.steering is None:
+            model.clamp_()
+            return
+        done, steps = state.global_step + 1, self._pruning_steps(state)
+        model.step_(min(1.0, done / steps))
+        if done >= steps and model.gates.mode == "stochastic":
+            model.fix_mask_()
 
 
 class GatedTrainer(Trainer):
-    """Trainer for a :class:`gates.model.GatedModel`; also a mixin for trainers of other kinds.
+    """Trainer for a :class:`gates.model.GatedModel` that ends with exactly the budgeted heads; also a mixin for other trainers.
 
-    Training adds the price of the expected number of open gates to the loss; evaluation reports the task's loss alone.
-    Checkpoints hold the base model, as its own class would save it, and the gates beside it; training resumes from them.
-    The log has ``open_heads`` and ``gate_price``.
+    With a budget, the gates come down to it and are fixed at it, and the weights go on training with the heads that are left.
+    With a price, training adds the price of the expected number of open gates to the loss; evaluation reports the task's loss
+    alone. Checkpoints hold the base model, as its own class would save it, and the gates beside it; training resumes from
+    them. The log has ``open_heads`` and, with a price, ``gate_price``.
 
     For another trainer: ``class GatedSeq2SeqTrainer(GatedTrainer, Seq2SeqTrainer): pass``.
 
     Args:
         model: gated model.
         args: everything else, by position or name, is :class:`transformers.Trainer`'s.
-        price: price of one open gate in expectation; see :meth:`gates.model.GatedModel.penalty`.
+        budget: heads to keep: a count, a fraction or one of these per kind; by default that of the model's ``GateConfig``.
+        retrain: with a budget, the share of all steps, the last ones, in which the mask is fixed.
+        price: without a budget, the price of one open gate in expectation (default: 0.01); see
+            :meth:`gates.model.GatedModel.penalty`.
         price_ramp: share of all steps over which the price rises linearly from 0.
         gate_learning_rate: learning rate of ``log_alpha``; it follows the schedule of the model's own. Without effect where an
             optimiser is given (``optimizers``): then use :meth:`gates.model.GatedModel.parameter_groups`.
 
     Raises:
-        GateError: if the model is not gated, a number is out of range, or the model would be replicated or sharded
-            (``DataParallel``, FSDP, DeepSpeed; distributed data parallel training works).
+        GateError: if the model is not gated, a number is out of range, a budget and a price are given, or the model would be
+            replicated or sharded (``DataParallel``, FSDP, DeepSpeed; distributed data parallel training works).
 
     >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
     >>> from gates.model import get_gated_model
@@ -60,11 +86,13 @@ class GatedTrainer(Trainer):
     >>> gated = get_gated_model(BertForSequenceClassification(BertConfig(vocab_size=50, **size)))
     >>> examples = [{"input_ids": torch.randint(50, (7,)), "labels": label % 2} for label in range(16)]
     >>> more = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    >>> arguments = TrainingArguments("unused", max_steps=2, save_strategy="no", **more)
-    >>> trainer = GatedTrainer(gated, arguments, train_dataset=examples, price=0.01)
+    >>> arguments = TrainingArguments("unused", max_steps=3, save_strategy="no", **more)
+    >>> trainer = GatedTrainer(gated, arguments, train_dataset=examples, budget=3)
     >>> trainer.train().global_step  # doctest: +ELLIPSIS
     {'train_runtime': ...
-    2
+    3
+    >>> sum(gated.open_heads()["encoder"])
+    3
     """
 
     model: Any  # the GatedModel; its base model while a checkpoint is written or read
@@ -73,7 +101,9 @@ class GatedTrainer(Trainer):
         self,
         model: GatedModel,
         *args: Any,
-        price: float = 0.01,
+        budget: int | float | dict[str, int | float] | None = None,
+        retrain: float = 0.4,
+        price: float | None = None,
         price_ramp: float = 0.3,
         gate_learning_rate: float = 0.05,
         **kwargs: Any,
@@ -82,7 +112,17 @@ class GatedTrainer(Trainer):
             raise GateError(
                 f"the model is a {type(model).__name__}; expected a GatedModel, as get_gated_model(model) returns it"
             )
+        if budget is not None:
+            model.set_budget_(budget)
+        held = model.steering is not None and model.steering.projects
+        if held and price is not None:
+            raise GateError(
+                f"a price of {price} and a budget of {model.gate_config.budget} are given, and each would decide how many "
+                "heads stay; leave out one"
+            )
+        price = price if price is not None else 0.0 if held else 0.01
         for name, value, limit in (
+            ("retrain", retrain, 1.0),
             ("price", price, math.inf),
             ("price_ramp", price_ramp, 1.0),
             ("gate_learning_rate", gate_learning_rate, math.inf),
@@ -106,7 +146,7 @@ class GatedTrainer(Trainer):
         self.gate_learning_rate = gate_learning_rate
         model.gates.to(model.base_model.device)
         self.model = self.model_wrapped = self.callback_handler.model = model
-        self.add_callback(GateCallback())
+        self.add_callback(GateCallback(retrain))
 
     @property
     def gate_price(self) -> float:
@@ -134,7 +174,7 @@ class GatedTrainer(Trainer):
     ) -> Any:
         """The task's loss, and in training the price of the open gates."""
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        if model.training and self.model.gates.mode == "stochastic":
+        if model.training and self.price and self.model.gates.mode == "stochastic":
             loss = loss + self.model.penalty(self.gate_price) / self._shares(num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -151,7 +191,8 @@ class GatedTrainer(Trainer):
         """Trainer's log; beside a training loss also the open heads and the present price."""
         if "loss" in logs:
             logs["open_heads"] = sum(map(sum, self.model.open_heads().values()))
-            logs["gate_price"] = self.gate_price
+            if self.price:
+                logs["gate_price"] = self.gate_price
         super().log(logs, *args, **kwargs)
 
     # -- checkpoints -------------------------------------------------------------------------------------------

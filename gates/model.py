@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import huggingface_hub
@@ -18,11 +19,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gates.artefact import GateConfig, fetch, gate_card, load_gates_, save_gates
-from gates.budget import Budget, budget_mask
+from gates.artefact import GateConfig, fetch, load_gates_, save_gates, upload
+from gates.budget import Budget
 from gates.errors import GateError
+from gates.export.card import gate_card
+from gates.export.checkpoint import SavesPretrained, own_auto_class, save_pruned
 from gates.objective import l0_penalty
 from gates.sites import KINDS
+from gates.steering import set_apart_
 from gates.surgery.remove import remove_heads_
 
 
@@ -47,7 +51,7 @@ def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) ->
 
 
 class GatedModel(nn.Module):
-    """A Transformers model and the gates on its heads.
+    """A Transformers model and the gates on its heads: train both, then keep exactly the budgeted heads.
 
     Both are submodules, so ``parameters``, ``to``, ``train``, ``eval`` and ``state_dict`` cover them together. Calls go to
     the model, and so does every attribute that is not listed here (``generate``, ``config``, ``device``).
@@ -58,20 +62,20 @@ class GatedModel(nn.Module):
         model: Transformers model, which is wrapped and not copied; it stays in its mode (training or evaluation).
         config: configuration of the gates.
 
-    One step of a plain loop:
+    A plain loop that ends with exactly three heads:
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
-    >>> gated = GatedModel(BertForSequenceClassification(BertConfig(vocab_size=50, **size))).train()
+    >>> model = BertForSequenceClassification(BertConfig(vocab_size=50, **size))
+    >>> gated = GatedModel(model, GateConfig(budget=3)).train()
     >>> optimizer = torch.optim.AdamW(gated.parameter_groups(5e-5, gate_learning_rate=0.05))
-    >>> batch = {"input_ids": torch.randint(50, (3, 7)), "labels": torch.tensor([0, 1, 0])}
-    >>> (gated(**batch).loss + gated.penalty(0.01)).backward()
-    >>> optimizer.step()
-    >>> gated.clamp_()
-
-    Afterwards the model without the other heads:
-
-    >>> smaller = gated.prune_and_unload(budget=3)
+    >>> for step in range(4):
+    ...     gated(input_ids=torch.randint(50, (3, 7)), labels=torch.tensor([0, 1, 0])).loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     gated.step_((step + 1) / 4)
+    >>> mask = gated.fix_mask_()  # from here on the weights can be trained with the mask
+    >>> smaller = gated.prune_and_unload()
     >>> len(get_gated_model(smaller).mask())
     3
     """
@@ -84,6 +88,7 @@ class GatedModel(nn.Module):
         name = config.base_model or getattr(model, "name_or_path", "")
         self.gate_config = replace(config, base_model=name)
         self.gates = config.gates_for(model).attach()
+        self.steering = config.steering_for(self.gates)
         self.base_model = model
         self.train(model.training)
 
@@ -110,7 +115,15 @@ class GatedModel(nn.Module):
 
         Args:
             price: price of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
+
+        Raises:
+            GateError: for gates that are held to a budget, whose number follows from no price.
         """
+        if self.steering is not None and self.steering.projects:
+            raise GateError(
+                f"the gates are held to a budget of {self.gate_config.budget}, so no price is to be paid; leave out penalty(), "
+                "or make the gates without a budget"
+            )
         return l0_penalty(self.gates.open_probability(), price)
 
     def parameter_groups(self, learning_rate: float, gate_learning_rate: float = 0.05) -> list[dict[str, Any]]:
@@ -122,8 +135,49 @@ class GatedModel(nn.Module):
         ]
 
     def clamp_(self) -> None:
-        """Bring the gates back into their limits; call it after every optimiser step."""
+        """Bring the gates back into their limits; call it after every optimiser step of a training with a price."""
         self.gates.learned.clamp_()
+
+    def step_(self, progress: float) -> None:
+        """Hold the gates to their way to the budget; call it after every optimiser step.
+
+        Args:
+            progress: share of the pruning that is done, 0 to 1; see :meth:`gates.steering.BudgetSteering.step_`.
+
+        Raises:
+            GateError: without a budget, or for a progress outside 0 to 1.
+        """
+        if self.steering is None:
+            raise GateError(
+                "step_ leads gates to a budget, and there is none; give one, for example GateConfig(budget=18), or train with "
+                "penalty(price) and clamp_()"
+            )
+        self.steering.step_(progress)
+
+    def fix_mask_(self) -> Tensor:
+        """End the pruning: fix the gates at :meth:`mask`, for training and evaluation alike, and return it, ``[gates]``."""
+        self.set_mask_(self.mask())
+        return self.gates.mask.clone()
+
+    def start_from_(self, his: Tensor, spread: float = 1.0) -> Self:
+        """Set the gates apart by importance before they are trained; see :func:`gates.steering.set_apart_`."""
+        set_apart_(self.gates, his, spread)
+        return self
+
+    def set_budget_(self, budget: int | float | dict[str, int | float]) -> Self:
+        """Give gates a budget before they are trained; the same as ``GateConfig(budget=...)`` from the first.
+
+        Raises:
+            GateError: for a budget that the model cannot have; nothing is changed then.
+        """
+        config, before = replace(self.gate_config, budget=budget), self.gates
+        gates = config.gates_for(self.base_model)
+        self.steering = config.steering_for(gates)
+        gates.learned.log_alpha = before.log_alpha  # an optimiser may have it already
+        gates.generator = before.generator
+        before.detach()
+        self.gate_config, self.gates = config, gates.train(before.training).attach()
+        return self
 
     @contextmanager
     def disable_gates(self) -> Iterator[Self]:
@@ -137,8 +191,9 @@ class GatedModel(nn.Module):
         """Which gates to keep: 0/1, ``[gates]``; ``gates.to_heads`` turns it into a mask of heads.
 
         Args:
-            budget: number of gates to keep, the highest ``log_alpha`` first; None for those above 0 in evaluation
-                mode. A count (18), a fraction (0.25) or one of these per kind ({"encoder": 10}).
+            budget: number of gates to keep, the highest ``log_alpha`` first: a count (18), a fraction (0.25) or one of these
+                per kind ({"encoder": 10}). None for a mask that is fixed, or the configured budget, or without one the gates
+                above 0 in evaluation mode.
             minimum_per_layer: number of gates that every layer keeps; without effect where no budget is given.
 
         Raises:
@@ -146,19 +201,15 @@ class GatedModel(nn.Module):
         """
         gates = self.gates
         if budget is None:
-            return (gates.values() > 0).float()
+            steers = self.steering is not None and gates.mode != "masked"
+            return self.steering.mask() if steers else gates.open()  # type: ignore[union-attr]
         if gates.mode == "masked":
             raise GateError(
                 f"the gates are fixed at a mask that keeps {int(gates.mask.sum())}, so a budget of {budget} cannot be chosen; "
                 "leave it out, or set gates.mode = 'stochastic' to choose by log_alpha again"
             )
-        return budget_mask(
-            gates.log_alpha.detach(),
-            Budget.parse(budget, gates.kind_sizes()),
-            kind_index=gates.kind_index(),
-            layer_index=gates.layer_index(),
-            minimum_per_layer=minimum_per_layer,
-        )
+        parsed = Budget.parse(budget, gates.kind_sizes())
+        return gates.mask_of(gates.log_alpha.detach(), parsed, minimum_per_layer=minimum_per_layer)
 
     def set_mask_(self, mask: Tensor) -> Self:
         """Fix the gates at a 0/1 mask ``[gates]``, for training and evaluation alike."""
@@ -167,7 +218,7 @@ class GatedModel(nn.Module):
 
     def open_heads(self) -> dict[str, list[int]]:
         """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers."""
-        parts = self.gates.to_heads(self.mask()).split([site.heads for site in self.gates.sites])
+        parts = self.gates.to_heads(self.gates.open()).split([site.heads for site in self.gates.sites])
         counts = [(site.kind, int(part.sum())) for site, part in zip(self.gates.sites, parts, strict=True)]
         return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
 
@@ -195,8 +246,11 @@ class GatedModel(nn.Module):
                 model computes in evaluation mode, gates between 0 and 1 folded into the output projections.
 
         Raises:
-            GateError: for a budget that the model cannot have, or attention that cannot be cut; nothing is changed then.
+            GateError: for a budget that the model cannot have, gates with a budget whose mask is not fixed yet, or attention
+                that cannot be cut; nothing is changed then.
         """
+        if budget is None:
+            self._check_fixed()
         mask = self.mask(budget)
         values = self.gates.values() if budget is None else torch.ones_like(mask)
         self.gates.detach()
@@ -206,6 +260,30 @@ class GatedModel(nn.Module):
             self.gates.attach()
             raise
 
+    def save_pruned(self, directory: str | os.PathLike[str], *, tokenizer: SavesPretrained | None, **more: Any) -> Path:
+        """Write the model without its closed heads, and leave it as it is here.
+
+        Args:
+            directory, tokenizer, more: see :func:`gates.export.checkpoint.save_pruned`.
+
+        Raises:
+            GateError: for gates with a budget whose mask is not fixed yet, and for what the function raises.
+        """
+        self._check_fixed()
+        mask, values = (self.gates.to_heads(tensor) for tensor in (self.mask(), self.gates.values()))
+        self.gates.detach()
+        try:
+            return save_pruned(self.base_model, directory, mask, values=values, tokenizer=tokenizer, **more)
+        finally:
+            self.gates.attach()
+
+    def _check_fixed(self) -> None:
+        if self.steering is not None and self.gates.mode != "masked":
+            raise GateError(
+                f"the gates have a budget of {self.gate_config.budget}, but their mask is not fixed: "
+                f"{int(self.gates.open().sum())} of {self.gates.size} are above 0; call fix_mask_() where pruning ends"
+            )
+
     # -- the artefact ------------------------------------------------------------------------------------------
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
@@ -214,7 +292,9 @@ class GatedModel(nn.Module):
         The model's own weights are not included; if they were trained too, save them with
         ``gated.base_model.save_pretrained``.
         """
-        card = gate_card(self.gates, self.gate_config, self.open_heads())
+        auto = own_auto_class(self.base_model)
+        name = self.gate_config.base_model
+        card = gate_card(self.gates, self.base_model, self.open_heads(), base_model=name, auto=auto)
         save_gates(directory, self.gates, self.gate_config, card=card)
 
     def load_gates_(self, directory: str | os.PathLike[str]) -> Self:
@@ -256,17 +336,15 @@ class GatedModel(nn.Module):
             raise
 
     def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **upload: Any
+        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **more: Any
     ) -> huggingface_hub.CommitInfo:
         """Upload what :meth:`save_pretrained` writes to a repository on the Hugging Face hub, made if it is missing.
 
         Args:
             repo_id: ``user/repository``.
             private, token: see :meth:`huggingface_hub.HfApi.create_repo`.
-            upload: ``commit_message``, ``revision`` and what else :meth:`huggingface_hub.HfApi.upload_folder` takes.
+            more: ``commit_message``, ``revision`` and what else :meth:`huggingface_hub.HfApi.upload_folder` takes.
         """
-        api = huggingface_hub.HfApi(token=token)
-        api.create_repo(repo_id, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as directory:
             self.save_pretrained(directory)
-            return api.upload_folder(repo_id=repo_id, folder_path=directory, **upload)
+            return upload(directory, repo_id, private=private, token=token, **more)

@@ -16,12 +16,16 @@ from gates.sites import KINDS
 
 
 def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
-    """Voita et al. 2019: the price times the expected number of open heads (the plain sum of their paper;
-    their released code divides it by the number of sites).
+    """The penalty of Voita et al. 2019: the price times the expected number of open heads.
+
+    It is the plain sum of their paper; their released code divides it by the number of sites.
 
     Args:
         open_probability: P(z > 0), ``[heads]``.
         price: lambda, a scalar or one per head ``[heads]``.
+
+    >>> float(l0_penalty(torch.tensor([1.0, 0.5, 0.0]), price=0.1))
+    0.15000000596046448
     """
     return (price * open_probability).sum()
 

@@ -152,6 +152,12 @@ class AttentionSite:
         head_dim: width of one head.
         layout: the row of the family table that matched.
         module: the attention module itself.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    >>> (site,) = find_attention(LlamaModel(LlamaConfig(num_key_value_heads=2, vocab_size=50, **size)))
+    >>> site.kind, site.layer, site.heads, site.kv_heads, site.head_dim
+    ('decoder', 0, 4, 2, 8)
     """
 
     name: str
@@ -202,6 +208,11 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
     Raises:
         GateError: if the model has no attention this library knows, or some it does not know, so that gates
             would cover it only in part.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> sites = find_attention(BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)))
+    >>> [(site.name, site.kind, site.heads) for site in sites]
+    [('encoder.layer.0.attention', 'encoder', 4), ('encoder.layer.1.attention', 'encoder', 4)]
     """
     sites = tuple(
         _site(name, module, layout) for name, module in model.named_modules() if (layout := _match(module)) is not None

@@ -15,13 +15,17 @@ README = Path(__file__).parents[1] / "README.md"
 
 BEFORE = """
 import torch, transformers
+from tokenizers import Tokenizer, models
 torch.manual_seed(0)
 size = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=8, intermediate_size=40, vocab_size=50)
 transformers.BertForSequenceClassification(transformers.BertConfig(**size)).save_pretrained("path/to/model")
+words = Tokenizer(models.WordLevel({f"word{i}": i for i in range(50)}, unk_token="word0"))
+transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="word0").save_pretrained("path/to/model")
 ids = torch.randint(50, (24, 8))
 train_set = [dict(input_ids=row, attention_mask=torch.ones_like(row), labels=int(row[0] > 25)) for row in ids]
 select_set = train_set[:8]
 batches = [transformers.default_data_collator(train_set[at : at + 8]) for at in range(0, 24, 8)]
+prune_batches, retrain_batches = batches[:2], batches[2:]
 """
 """What the section takes as given: a model in a folder, data sets, batches."""
 
@@ -48,7 +52,7 @@ def test_the_snippets_of_the_library_section_run(tmp_path):
         [sys.executable, "snippets.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^open heads: \d+ of 24", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^open heads: 18 of 24", done.stdout, flags=re.MULTILINE)
 
 
 def test_its_tables_are_those_of_the_files(tmp_path):

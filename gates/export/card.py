@@ -1,18 +1,24 @@
-"""The README of an exported model: what it is, how to load it, which heads it kept and what it costs."""
+"""The README of an exported model: what it is, a prediction with it, its results, which heads it kept and what it costs."""
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import huggingface_hub
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from torch import Tensor
 from transformers import PreTrainedModel
+from yaml import YAMLError
 
 from gates.export.cost import Cost, count_parameters
+from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
+from gates.files import replacing
+from gates.head_gates import HeadGates
 from gates.sites import find_attention
 
 CardForm = Literal["pruned", "stock", "masked", "onnx"]
@@ -22,6 +28,8 @@ FORMS: dict[str, str] = {
     "masked": "masked (dense shape, dropped heads are zero)",
     "onnx": "ONNX (the heads are physically gone)",
 }
+RESULTS, END = "<!-- results -->", "<!-- end of results -->"
+Metrics = Mapping[str, float | int | str]
 
 
 @dataclass(frozen=True)
@@ -29,16 +37,28 @@ class ModelCard:
     """What a saved model's README says beside what is known from the model itself.
 
     Args:
-        base_model: hub name or description of the dense model.
+        base_model: hub name or description of the dense model; by default where it was loaded from.
         method: name of the method that chose the mask.
-        metrics: results to state, by name.
+        metrics: results of the export, by name (``{"accuracy": 0.91}``).
+        dense_metrics: results of the model with all its heads, by name.
+        dataset: hub name or description of the data that they are results on, on which the Hub's evaluation block depends.
+        subset: its configuration.
+        split: its split.
         versions: package versions, by name.
         cost: parameters, FLOPs and latency, if they were measured already.
+
+    >>> card = ModelCard(base_model="bert-base-uncased", metrics={"accuracy": 0.91}, dense_metrics={"accuracy": 0.92})
+    >>> card.split
+    'test'
     """
 
     base_model: str = ""
     method: str = ""
-    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    dense_metrics: Metrics = field(default_factory=dict)
+    dataset: str = ""
+    subset: str = ""
+    split: str = "test"
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: Cost | None = None
 
@@ -51,6 +71,7 @@ def card_text(
     *,
     auto: str,
     parameters: int,
+    has_tokenizer: bool,
     files: Sequence[str] = (),
 ) -> str:
     """The text of the README.
@@ -62,28 +83,43 @@ def card_text(
         card: what the text states.
         auto: the Auto class that loads the export.
         parameters: number of parameters of the export.
+        has_tokenizer: whether a tokenizer lies beside the export.
         files: the ONNX graphs in it.
     """
     sizes = {site.label: site.heads for site in find_attention(dense)}
     kept = [int(part.sum()) for part in mask.split(list(sizes.values()))]
-    base, front_matter = stated_base_model(card.base_model, default=type(dense).__name__)
+    source = dense.name_or_path or ""
+    base_model = card.base_model or (Path(source).name if Path(source).is_dir() else source)
+    shown, hub_name = stated_base_model(base_model, default=type(dense).__name__)
+    title = f"{type(dense).__name__} with {int(mask.sum())} of {len(mask)} attention heads"
+    if form == "onnx":
+        usage = onnx_usage(dense, auto, files, has_tokenizer=has_tokenizer)
+    else:
+        usage = torch_usage(dense, auto, remote_code=form == "pruned", has_tokenizer=has_tokenizer)
     lines = [
-        "---",
-        f"library_name: {'onnx' if form == 'onnx' else 'transformers'}",
-        "tags: [attention-head-pruning]",
-        *front_matter,
-        "---",
+        *_front_matter(
+            tags=["attention-head-pruning"],
+            library_name="onnx" if form == "onnx" else "transformers",
+            pipeline_tag=PIPELINE_TAGS.get(auto),
+            base_model=hub_name,
+            license=known_license(source) or known_license(base_model),
+            model_name=title,
+            eval_results=_evaluation(card, PIPELINE_TAGS.get(auto, "other")) or None,
+        ),
+        f"# {title}",
         "",
-        f"# {type(dense).__name__} with {int(mask.sum())} of {len(mask)} attention heads",
-        "",
-        f"- Base model: `{base}`",
+        f"- Base model: `{shown}`",
         f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the heads kept are in `mask.json`)",
         f"- Parameters: {parameters:,} (dense: {count_parameters(dense):,})",
         f"- Form: {FORMS[form]}",
         "",
         "```python",
-        *_usage(form, auto, files),
+        *usage,
         "```",
+    ]
+    if card.metrics:
+        lines += ["", *_results(card.metrics, card.dense_metrics)]
+    lines += [
         "",
         "| site | heads | kept |",
         "| --- | --: | --: |",
@@ -91,29 +127,122 @@ def card_text(
     ]
     if card.cost is not None:
         lines += ["", *_cost_table(card.cost)]
-    for title, table in (("metric", card.metrics), ("package", card.versions)):
-        if table:
-            lines += ["", f"| {title} | |", "| --- | --: |"]
-            lines += [
-                f"| {name} | {value:.4g} |" if isinstance(value, float) else f"| {name} | {value} |"
-                for name, value in table.items()
-            ]
+    if card.versions:
+        lines += ["", "| package | |", "| --- | --: |", *(f"| {name} | {value} |" for name, value in card.versions.items())]
     return "\n".join(lines) + "\n"
 
 
-def stated_base_model(name: str, *, default: str) -> tuple[str, list[str]]:
-    """A base model's name as a card can show it, and the card's metadata about it: none unless it is a hub name."""
+def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics) -> None:
+    """Put the dense model's results beside the export's in a README of :func:`card_text`; another README stays as it is.
+
+    Args:
+        readme: path of the README.
+        metrics: results of the export, by name.
+        dense_metrics: results of the model with all its heads, by name.
+    """
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    if RESULTS not in text or END not in text:
+        return
+    before, _, rest = text.partition(RESULTS)
+    after = rest.partition(END)[2]
+    with replacing(readme) as partial:
+        partial.write_text(before + "\n".join(_results(metrics, dense_metrics)) + after, encoding="utf-8")
+
+
+def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, list[int]], *, base_model: str, auto: str) -> str:
+    """The text of the model card of gates alone.
+
+    Args:
+        gates: gates of the model.
+        model: the model that they are on.
+        open_heads: open heads of each kind, by layer.
+        base_model: name of the model as a user wrote it.
+        auto: the Auto class that loads the model.
+    """
+    shown, hub_name = stated_base_model(base_model, default="not stated")
+    heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}
+    count, total = (sum(map(sum, table.values())) for table in (open_heads, heads))
+    lines = [
+        *_front_matter(tags=["head-gates"], base_model=hub_name, license=known_license(base_model)),
+        f"# Gates of {total} attention heads, {count} open",
+        "",
+        f"- Base model: `{shown}` (not included)",
+        f"- One gate per {'query head' if gates.unit == 'head' else 'key/value head with its query heads'}: {gates.size} gates",
+        "",
+        "```python",
+        "import torch",
+        f"from transformers import {auto}",
+        "",
+        "from gates import GatedModel",
+        "",
+        f'base_model = {auto}.from_pretrained("path/to/base/model")  # with the weights that the gates were trained with',
+        PATH,
+        "model = GatedModel.from_pretrained(base_model, path).prune_and_unload().eval()",
+        *prediction(model, auto, reads_text=False),
+        "```",
+        "",
+        "| site | heads | open |",
+        "| --- | --: | --: |",
+    ]
+    for kind, counts in open_heads.items():
+        labels = [site.label for site in gates.sites if site.kind == kind]
+        lines += [f"| {label} | {of} | {n} |" for label, of, n in zip(labels, heads[kind], counts, strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+def stated_base_model(name: str, *, default: str) -> tuple[str, str | None]:
+    """A base model's name as a card can show it, and as its metadata can link to it: not at all unless it is a hub name."""
     shown = re.sub(r"[`\s]+", " ", name).strip() or default
     is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", shown) and not Path(shown).exists()
-    return shown, [f"base_model: {json.dumps(shown)}"] if is_hub_name else []
+    return shown, shown if is_hub_name else None
 
 
-def _usage(form: CardForm, auto: str, files: Sequence[str]) -> list[str]:
-    if form == "onnx":
-        sessions = ((Path(file).stem, f'onnxruntime.InferenceSession("path/to/this/directory/{file}")') for file in files)
-        return ["import onnxruntime", "", *(f"{name} = {session}" for name, session in sessions)]
-    remote = ", trust_remote_code=True" if form == "pruned" else ""
-    return [f"from transformers import {auto}", "", f'model = {auto}.from_pretrained("path/to/this/directory"{remote})']
+def known_license(base_model: str) -> str | None:
+    """The licence that the card of a base model states, if it lies in its folder or in the Hub's cache."""
+    try:
+        folder = Path(base_model)
+        cached = folder / "README.md" if folder.is_dir() else huggingface_hub.try_to_load_from_cache(base_model, "README.md")
+        if not isinstance(cached, (str, Path)):
+            return None
+        stated = (metadata_load(cached) or {}).get("license")
+    except (OSError, ValueError, AttributeError, YAMLError):  # no such card, no name of a repository, or other metadata
+        return None
+    return stated if isinstance(stated, str) else None
+
+
+def _front_matter(**known: object) -> list[str]:
+    return ["---", ModelCardData(**known).to_yaml(), "---", ""]  # type: ignore[arg-type]
+
+
+def _evaluation(card: ModelCard, task: str) -> list[EvalResult]:
+    """The Hub's evaluation block; none for results on data that are not stated."""
+    numbers = {name: value for name, value in card.metrics.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+    return [
+        EvalResult(
+            task_type=task,
+            dataset_type=card.dataset,
+            dataset_name=" ".join(filter(None, [card.dataset, card.subset])),
+            dataset_config=card.subset or None,
+            dataset_split=card.split,
+            metric_type=name,
+            metric_value=value,
+        )
+        for name, value in (numbers.items() if card.dataset else ())
+    ]
+
+
+def _results(metrics: Metrics, dense_metrics: Metrics) -> list[str]:
+    """The table of results between its two marks."""
+    columns = {"dense": dense_metrics, "pruned": metrics} if dense_metrics else {"pruned": metrics}
+    rows = [
+        f"| {name} | {' | '.join(_number(column[name]) if name in column else '' for column in columns.values())} |"
+        for name in metrics
+    ]
+    return [RESULTS, f"| metric | {' | '.join(columns)} |", f"| --- |{' --: |' * len(columns)}", *rows, END]
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _cost_table(cost: Cost) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 import transformers
@@ -37,6 +37,14 @@ from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_, zero_heads_
 
 Form = Literal["pruned", "stock", "masked"]
+
+
+class SavesPretrained(Protocol):
+    """A tokenizer or a processor."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> object: ...
+
+
 TOLERANCE = 1e-4
 """Largest difference between saved and reloaded outputs, relative to the largest output; float rounding only."""
 
@@ -44,11 +52,11 @@ TOLERANCE = 1e-4
 def save_pruned(
     model: PreTrainedModel,
     directory: str | os.PathLike[str],
-    mask: Tensor,
+    mask: Tensor | None = None,
     *,
     values: Tensor | None = None,
     form: Form = "pruned",
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: SavesPretrained | None,
     card: ModelCard | None = None,
     check_batch: Mapping[str, Tensor] | None = None,
     measure: Sequence[int] | None = None,
@@ -61,10 +69,11 @@ def save_pruned(
     Args:
         model: model without attached gates; dense, or for the form ``pruned`` also pruned before.
         directory: directory to create; must not exist or be empty.
-        mask: 0/1 per head, ``[heads]``.
+        mask: 0/1 per head, ``[heads]``; None for a model whose heads were removed already, which keeps those it has.
         values: gate values to fold into the output projection, ``[heads]``.
         form: form of the weights: ``pruned``, ``stock`` or ``masked``.
-        tokenizer: tokenizer to save beside the model.
+        tokenizer: tokenizer or processor to save beside the model, so that the directory is all a user needs; None for a model
+            that has none.
         card: contents of the README.
         check_batch: model inputs for the comparison; by default random ones.
         measure: batch sizes at which latency is measured for the README, on ``check_batch`` or random inputs, beside the counts
@@ -73,6 +82,14 @@ def save_pruned(
     Raises:
         GateError: if the directory is taken, the model's class is not a stock one, the stock form is not possible, or the
             comparison fails.
+
+    >>> import tempfile
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     path = save_pruned(model, directory, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), tokenizer=None)
+    ...     sorted(file.name for file in path.iterdir() if file.suffix == ".json")
+    ['checksums.json', 'config.json', 'mask.json']
     """
     directory = Path(directory)
     refuse_taken(directory)
@@ -81,6 +98,12 @@ def save_pruned(
     if form != "pruned" and getattr(model.config, "pruned_attention", None):
         raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
     sites, card = find_attention(model), card or ModelCard()
+    if mask is None:
+        if not getattr(model.config, "pruned_attention", None):
+            raise GateError(
+                "no mask is given, and no head of this model was removed before; give the mask of the heads to keep"
+            )
+        mask = torch.ones(sum(site.heads for site in sites))
     cut = (zero_heads_ if form == "masked" else remove_heads_)(copy.deepcopy(model).eval(), mask, values=values)
     check_batch = example_inputs(model) if check_batch is None else check_batch
     if form == "stock":
@@ -101,7 +124,15 @@ def save_pruned(
             raise GateError(f"the reloaded model differs from the saved one by {difference:.2g} (relative); nothing was kept")
         if measure is not None:
             card = replace(card, cost=measure_cost(model, reloaded, check_batch, batch_sizes=measure))
-        text = card_text(model, mask, form, card, auto=own_auto_class(model), parameters=count_parameters(cut))
+        text = card_text(
+            model,
+            mask,
+            form,
+            card,
+            auto=own_auto_class(model),
+            parameters=count_parameters(cut),
+            has_tokenizer=isinstance(tokenizer, PreTrainedTokenizerBase),
+        )
         (partial / "README.md").write_text(text, encoding="utf-8")
     return directory
 
@@ -116,6 +147,14 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
     Raises:
         GateError: if the directory is not a saved model, a file is damaged, weights are missing, or its config states
             impossible head counts or names that are not plain; all before any weight is used.
+
+    >>> import tempfile
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     _ = save_pruned(model, directory, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), tokenizer=None)
+    ...     [site.heads for site in find_attention(load_pruned(directory))]
+    [3, 1]
     """
     directory = Path(directory)
     verify_checksums(directory)

@@ -83,6 +83,14 @@ def measure_cost(
 
     Raises:
         GateError: for a batch size below 1, or models on different devices.
+
+    >>> from gates import remove_heads_
+    >>> from transformers import BertConfig, BertModel
+    >>> dense, pruned = (BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)) for _ in range(2))
+    >>> _ = remove_heads_(pruned, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]))
+    >>> cost = measure_cost(dense, pruned, {"input_ids": torch.randint(50, (1, 7))}, batch_sizes=[])
+    >>> cost.dense_parameters - cost.pruned_parameters
+    4192
     """
     inputs = dict(inputs)
     one = resized(inputs, 1)

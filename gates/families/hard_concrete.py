@@ -25,6 +25,10 @@ class Stretch:
         temperature: beta; Voita et al. 2019 use 0.33, Louizos et al. 2018 two thirds.
         low: lower end, below 0.
         high: upper end, above 1.
+
+    >>> closed, opened = evaluation_gates(torch.tensor([-2.4, 2.4]), Stretch(temperature=0.33, low=-0.1, high=1.1)).tolist()
+    >>> closed, opened
+    (0.0, 1.0)
     """
 
     temperature: float = 0.33
@@ -79,12 +83,6 @@ def open_probability(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> T
     return torch.sigmoid(log_alpha.float() - stretch.temperature * math.log(-stretch.low / stretch.high))
 
 
-def full_probability(log_alpha: Tensor, stretch: Stretch = DEFAULT_STRETCH) -> Tensor:
-    """P(z = 1) in closed form: the probability that the stretched variable exceeds 1."""
-    threshold = (1 - stretch.low) / (stretch.high - stretch.low)
-    return torch.sigmoid(log_alpha.float() - stretch.temperature * math.log(threshold / (1 - threshold)))
-
-
 def _stretch_and_clip(unit: Tensor, stretch: Stretch) -> Tensor:
     return torch.clamp(unit * (stretch.high - stretch.low) + stretch.low, 0.0, 1.0)
 
@@ -105,6 +103,12 @@ class HardConcrete(LearnedGates):
 
     In ``train()`` mode a call draws fresh gates, in ``eval()`` mode it returns the evaluation gates. All
     arithmetic is float32, also under autocast and for half-precision models.
+
+    >>> gates = HardConcrete(4)
+    >>> gates.eval()()
+    tensor([1., 1., 1., 1.], grad_fn=<ClampBackward1>)
+    >>> gates.train()(draws=3).shape
+    torch.Size([3, 4])
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class HardConcrete(LearnedGates):
             )
         if not 0 <= straight_through_from <= 1:
             raise GateError(f"straight_through_from is {straight_through_from}; expected a share from 0 to 1 (never)")
-        self._first_stretch = stretch
+        self.first_stretch = stretch
         self.straight_through = straight_through
         self.anneal = anneal
         self.straight_through_from = straight_through_from
@@ -133,9 +137,9 @@ class HardConcrete(LearnedGates):
     def stretch(self) -> Stretch:
         """Temperature and stretch interval at the present progress."""
         if self.anneal is None:
-            return self._first_stretch
-        temperature = annealed(self._first_stretch.temperature, self.anneal, self.progress)
-        return replace(self._first_stretch, temperature=temperature)
+            return self.first_stretch
+        temperature = annealed(self.first_stretch.temperature, self.anneal, self.progress)
+        return replace(self.first_stretch, temperature=temperature)
 
     @property
     def rounds(self) -> bool:

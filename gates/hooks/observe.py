@@ -68,6 +68,17 @@ def observe_attention(
     Raises:
         GateError: for block-sparse attention; if the attention of some site was not seen; or if a model that has to give its
             attention matrix is in training mode, where dropout has changed it.
+
+    >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> sites = find_attention(model)
+    >>> entropy, confidence = AttentionEntropy(sites), AttentionConfidence(sites)
+    >>> ids, valid = torch.randint(50, (3, 7)), {"encoder": torch.ones(3, 7, dtype=torch.bool)}
+    >>> with torch.no_grad(), observe_attention(model, sites, [entropy, confidence], valid):
+    ...     _ = model(ids)
+    >>> entropy.compute().shape, confidence.compute().shape
+    (torch.Size([8]), torch.Size([8]))
     """
     sparse = sparse_site(sites)
     if sparse is not None:
@@ -101,7 +112,17 @@ def observe_attention(
 def observe_entropy(
     model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Mapping[str, Tensor | None]
 ) -> Iterator[None]:
-    """:func:`observe_attention` for the entropy alone."""
+    """:func:`observe_attention` for the entropy alone.
+
+    >>> from gates import AttentionEntropy, find_attention
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> model = GPT2Model(GPT2Config(n_embd=32, n_layer=2, n_head=4)).eval()
+    >>> entropy = AttentionEntropy(sites := find_attention(model))
+    >>> with torch.no_grad(), observe_entropy(model, sites, entropy, {"decoder": None}):
+    ...     _ = model(torch.randint(50, (3, 7)))
+    >>> entropy.compute().shape
+    torch.Size([8])
+    """
     with observe_attention(model, sites, [metric], valid):
         yield
 

@@ -82,6 +82,14 @@ def rescaled_gates(
 
     Raises:
         GateError: for a mask of another size.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> batches, gates = [torch.randint(50, (3, 7))], HeadGates(model)
+    >>> mask = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])
+    >>> values = rescaled_gates(gates, mask, lambda: batches, model, lambda batch: {})
+    >>> torch.equal(values == 0, mask == 0)
+    True
     """
     if mask.shape != gates.mask.shape:
         raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates.size} {gates.unit}s to gate")

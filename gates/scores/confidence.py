@@ -45,7 +45,17 @@ def attention_confidence(
 
 
 class AttentionConfidence(AttentionMetric):
-    """Mean largest attention weight of every head, in [0, 1]."""
+    """Mean largest attention weight of every head, in [0, 1].
+
+    >>> from gates import find_attention, observe_attention
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> confidence = AttentionConfidence(sites := find_attention(model))
+    >>> with torch.no_grad(), observe_attention(model, sites, [confidence], {"encoder": None}):
+    ...     _ = model(torch.randint(50, (3, 7)))
+    >>> confidence.compute().shape
+    torch.Size([8])
+    """
 
     def from_scores(self, query: Tensor, key: Tensor, scale: float, bias: Tensor | None, **more: Any) -> Tensor:
         return attention_confidence(query, key, scale, bias, **more)

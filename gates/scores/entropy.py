@@ -116,7 +116,17 @@ def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
 
 
 class AttentionEntropy(AttentionMetric):
-    """Mean normalised attention entropy of every head; queries that see one key do not count."""
+    """Mean normalised attention entropy of every head; queries that see one key do not count.
+
+    >>> from gates import find_attention, observe_entropy
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> entropy = AttentionEntropy(sites := find_attention(model))
+    >>> with torch.no_grad(), observe_entropy(model, sites, entropy, {"encoder": None}):
+    ...     _ = model(torch.randint(50, (3, 7)))
+    >>> bool((entropy.compute() <= 1).all())  # 1 where a head attends to all keys alike
+    True
+    """
 
     least_keys = 2
 

@@ -32,6 +32,11 @@ class FisherInformation(Metric):
     Args:
         gates: gates in the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
+
+    >>> fisher = FisherInformation(gates=2)
+    >>> fisher.update(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))  # gradients of two examples
+    >>> fisher.compute().tolist()
+    [[5.0, 1.0], [1.0, 2.0]]
     """
 
     full_state_update = False

@@ -32,6 +32,14 @@ def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: 
     Returns:
         ``[samples, heads]``: one row per example; per example with the absolute values of its positions summed;
         or a single row for the batch, divided by the number of examples.
+
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> model = BertForSequenceClassification(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> ids, labels = torch.randint(50, (3, 7)), torch.tensor([0, 1, 0])
+    >>> with HeadGates(model).attached() as gates:
+    ...     rows = head_gradients(gates, lambda: torch.nn.functional.cross_entropy(model(ids).logits, labels, reduction="none"))
+    >>> rows.shape
+    torch.Size([3, 8])
     """
     gradients, _, examples = _gradients(gates, losses, granularity)
     if granularity == "token":
@@ -176,6 +184,11 @@ class HeadImportance(Metric):
     Args:
         heads: heads in the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
+
+    >>> importance = HeadImportance(2)
+    >>> importance.update(torch.tensor([[1.0, -2.0], [-3.0, 0.0]]))  # gradients of two examples
+    >>> importance.compute().his.tolist()
+    [2.0, 1.0]
     """
 
     full_state_update = False

@@ -31,6 +31,10 @@ def ranking_scores(
         layer_index: layer of each head ``[heads]``.
         alpha: weight of HIS in ``hies``; choose it on a selection split.
         seed: seed of ``random``.
+
+    >>> his, entropy, layer = torch.tensor([3.0, 4.0, 1.0]), torch.tensor([0.9, 0.2, 0.5]), torch.tensor([0, 0, 1])
+    >>> [round(score, 2) for score in ranking_scores("his", his=his, entropy=entropy, layer_index=layer).tolist()]
+    [0.6, 0.8, 1.0]
     """
     his = normalise_by_layer(his.double(), layer_index)
     entropy = entropy.double()
@@ -54,7 +58,11 @@ def ranking_scores(
 
 
 def hies(his: Tensor, entropy: Tensor, alpha: float) -> Tensor:
-    """HIS and entropy combined (Choi et al. 2025): ``alpha * minmax(HIS) + (1 - alpha) * (1 - minmax(H))``."""
+    """HIS and entropy combined (Choi et al. 2025): ``alpha * minmax(HIS) + (1 - alpha) * (1 - minmax(H))``.
+
+    >>> hies(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.2, 0.2, 0.8]), alpha=0.5).tolist()
+    [0.5, 0.75, 0.5]
+    """
     if not 0 <= alpha <= 1:
         raise GateError(f"alpha is {alpha}; expected a number from 0 (entropy alone) to 1 (HIS alone)")
     return alpha * _minmax(his) + (1 - alpha) * (1 - _minmax(entropy))

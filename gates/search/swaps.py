@@ -91,6 +91,13 @@ def refine_by_swaps(
 
     Raises:
         GateError: for fewer than :data:`LEAST_PASSES`.
+
+    >>> cost = torch.tensor([4.0, 3.0, 2.0, 1.0])  # what a closed gate adds to the loss
+    >>> def loss(mask, share):
+    ...     return float((cost * (1 - mask)).sum())
+    >>> refined = refine_by_swaps(torch.tensor([0.0, 0, 1, 1]), loss=loss, gradient=lambda mask: -cost)
+    >>> refined.mask.tolist()
+    [1.0, 1.0, 0.0, 0.0]
     """
     if passes < LEAST_PASSES:
         raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least {LEAST_PASSES}")

@@ -23,7 +23,17 @@ def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list
 
 
 def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[AttentionSite, ...], *, method: str = "") -> None:
-    """Write a mask ``[heads]`` as JSON: for every site its kind, layer, head count and the heads it keeps."""
+    """Write a mask ``[heads]`` as JSON: for every site its kind, layer, head count and the heads it keeps.
+
+    >>> import tempfile
+    >>> from gates import find_attention
+    >>> from transformers import BertConfig, BertModel
+    >>> sites = find_attention(BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     save_mask(f"{directory}/mask.json", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), sites)
+    ...     json.loads(Path(directory, "mask.json").read_text())["sites"][1]["kept"]
+    [3]
+    """
     kept = kept_heads(sites, mask)
     rows = [
         {"name": site.name, "kind": site.kind, "layer": site.layer, "heads": site.heads, "kept": kept[site.name]}
@@ -41,6 +51,15 @@ def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) ->
 
     Raises:
         GateError: if the file cannot be read, is not a mask, or is the mask of a model with other attention.
+
+    >>> import tempfile
+    >>> from gates import find_attention
+    >>> from transformers import BertConfig, BertModel
+    >>> sites = find_attention(BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     save_mask(f"{directory}/mask.json", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]), sites)
+    ...     load_mask(f"{directory}/mask.json", sites)
+    tensor([1., 0., 1., 1., 0., 0., 0., 1.])
     """
     return parse_mask(read_mask(path), sites, source=str(path))
 

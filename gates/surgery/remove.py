@@ -50,6 +50,12 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
 
     Raises:
         GateError: if gates are attached or the mask is of another model.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> _ = remove_heads_(model, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]))
+    >>> [site.heads for site in find_attention(model)]
+    [3, 1]
     """
     sites = find_attention(model)
     check_removable(sites)
@@ -89,7 +95,14 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
 
 @torch.no_grad()
 def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> Model:
-    """Fold gates ``mask * values`` into the output projections and keep the dense shape (the *masked* form)."""
+    """Fold gates ``mask * values`` into the output projections and keep the dense shape (the *masked* form).
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> _ = zero_heads_(model, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1]))
+    >>> float(find_attention(model)[0].output.weight[:, 8:16].abs().sum().detach())  # the columns of head 1
+    0.0
+    """
     sites = find_attention(model)
     mask = _checked(mask, sites)
     gates = mask if values is None else mask * _checked_values(values, mask)

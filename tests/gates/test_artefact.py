@@ -266,7 +266,7 @@ def test_the_card_says_what_is_open(tmp_path):
     gated = trained("llama", unit="group", base_model="someone/model").set_mask_(torch.tensor([1.0, 0, 1, 1]))
     gated.save_pretrained(tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert 'base_model: "someone/model"' in text
+    assert "base_model: someone/model\n" in text
     assert "# Gates of 8 attention heads, 6 open" in text
     assert "| decoder.0 | 4 | 2 |" in text
     assert "| decoder.1 | 4 | 4 |" in text

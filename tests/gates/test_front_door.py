@@ -14,7 +14,9 @@ def test_a_public_name_is_the_one_of_its_module(name):
     found = getattr(gates, name)
     assert found.__name__ == name
     assert found.__module__.startswith("gates.")
-    assert found.__doc__
+    summary, *_ = found.__doc__.splitlines()
+    assert summary.endswith((".", ":"))
+    assert ">>> " in found.__doc__  # run by tests/test_doctests.py
 
 
 def test_the_stub_names_the_same():

@@ -375,3 +375,92 @@ def test_two_processes_stay_in_step(tmp_path):
 def test_importing_needs_no_accelerate():
     code = "import sys; sys.modules['accelerate'] = None; import gates.hf_trainer, gates.model"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# -- a budget ----------------------------------------------------------------------------------------------------
+
+
+class Course(t.TrainerCallback):
+    """Keeps the expected number of open heads and the mode of the gates after every step."""
+
+    def __init__(self):
+        self.expected, self.modes = [], []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.expected.append(float(model.gates.open_probability().detach().sum()))
+        self.modes.append(model.gates.mode)
+
+
+@pytest.mark.parametrize("given_to", ["trainer", "config"])
+def test_training_ends_with_exactly_the_budget_and_retrains_with_it(tmp_path, given_to):
+    course = Course()
+    gated = gated_bert(**({"budget": 3} if given_to == "config" else {}))
+    more = {"budget": 3} if given_to == "trainer" else {}
+    settings = arguments(tmp_path, max_steps=10)
+    trainer = GatedTrainer(gated, settings, train_dataset=examples(64), callbacks=[course], retrain=0.2, **more)
+    trainer.train()
+    assert gated.gates.mode == "masked"
+    assert sum(gated.open_heads()["encoder"]) == 3
+    assert course.modes == ["stochastic"] * 7 + ["masked"] * 3
+    assert course.expected[:5] == sorted(course.expected[:5], reverse=True)
+    assert course.expected[-1] == pytest.approx(3, abs=0.5)
+    assert not any("gate_price" in row for row in trainer.state.log_history)
+
+
+def test_it_does_what_a_plain_loop_does(tmp_path):
+    rows, batches = examples(32), []
+
+    class Batches(GatedTrainer):
+        def training_step(self, model, inputs, *more):
+            batches.append({name: tensor.clone() for name, tensor in inputs.items()})
+            return super().training_step(model, inputs, *more)
+
+    settings = {"max_steps": 4, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    gated, plain = gated_bert(), gated_bert(budget=3)
+    for both in (gated, plain):
+        both.gates.generator = torch.Generator().manual_seed(4)
+    Batches(gated, arguments(tmp_path, **settings), train_dataset=rows, budget=3, retrain=0.0, gate_learning_rate=0.1).train()
+    optimizer = torch.optim.AdamW(plain.train().parameter_groups(1e-3, gate_learning_rate=0.1), weight_decay=0.0)
+    for step, batch in enumerate(batches):
+        plain(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain.step_((step + 1) / 4)
+    assert torch.equal(plain.fix_mask_(), gated.mask())
+    torch.testing.assert_close(gated.gates.log_alpha, plain.gates.log_alpha, atol=1e-6, rtol=0)
+
+
+def test_a_run_with_a_budget_resumes(tmp_path):
+    more = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    whole = gated_bert()
+    GatedTrainer(whole, arguments(tmp_path, **more), train_dataset=examples(64), budget=3).train()
+    for step in (2, 4):  # before and after the mask is fixed
+        again = gated_bert(seed=9)
+        trainer = GatedTrainer(again, arguments(tmp_path, **more), train_dataset=examples(64), budget=3)
+        trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert int(again.mask().sum()) == 3
+        if step == 4:
+            assert torch.equal(again.mask(), whole.mask())
+        torch.testing.assert_close(again.gates.log_alpha, whole.gates.log_alpha, atol=1e-6, rtol=0)
+
+
+def test_a_top_k_family_goes_its_whole_way(tmp_path):
+    gated, found = gated_bert(family="straight-through-top-k", budget=2), []
+
+    class Open(t.TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **kwargs):
+            found.append(model.gates.learned.current_budget().total)
+
+    GatedTrainer(gated, arguments(tmp_path), train_dataset=examples(64), callbacks=[Open()], retrain=0.0).train()
+    assert (found[0], found[-1]) == (8, 2)
+    assert found == sorted(found, reverse=True)
+    assert int(gated.mask().sum()) == 2
+
+
+def test_a_price_and_a_budget_are_refused(tmp_path):
+    with pytest.raises(GateError, match=r"a price of 0\.1 and a budget of 3 are given"):
+        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), budget=3, price=0.1)
+    with pytest.raises(GateError, match="the budget is 9"):
+        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), budget=9)
+    with pytest.raises(GateError, match=r"retrain is 1\.5"):
+        GatedTrainer(gated_bert(), arguments(tmp_path), train_dataset=examples(8), budget=3, retrain=1.5)

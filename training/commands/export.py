@@ -33,6 +33,8 @@ from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.commands.parsers import Format
 from training.commands.trained import TrainedModel, choose_mask, load_trained
+from training.comparison.run_results import metrics_on_test
+from training.config.stages import POST_HOC, RETRAINED
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
@@ -135,6 +137,7 @@ def _export_onnx(
             card,
             auto=own_auto_class(model),
             parameters=count_parameters(cut),
+            has_tokenizer=trained.tokenizer is not None,
             files=[file.name for file in files],
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
@@ -144,13 +147,18 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
     """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
     own = load_mask(trained.run.path / "masks" / f"{trained.method}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
-        results = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["run"]["result"]
-        metrics = {name.removeprefix("test_"): value for name, value in results.items() if name.startswith("test_")}
+        described = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["run"]
+        dense = described.get("dense", {})
+        known = {
+            "metrics": metrics_on_test(described["result"]),
+            "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
+            **described.get("data", {}),
+        }
         method = trained.options.mask_found_by
     else:
-        metrics = {}
+        known = {}
         method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, not trained on with this mask"
-    return ModelCard(base_model=trained.gate_config.base_model, method=method, metrics=metrics, versions=versions(), cost=cost)
+    return ModelCard(base_model=trained.gate_config.base_model, method=method, **known, versions=versions(), cost=cost)
 
 
 def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, out: Path, cost: Cost | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ from pytorch_lightning.loggers import WandbLogger
 from rich.console import Console
 from rich.table import Table
 
-from gates.export.card import ModelCard
+from gates.export.card import ModelCard, update_results
 from gates.export.checkpoint import save_pruned
 from gates.surgery.masks import save_mask
 from training.comparison.methods import Method, file_name
@@ -38,7 +39,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
         data: of the run.
         metrics: of the final model, as ``test_accuracy`` and so on.
     """
-    gates, options = pruner.gates, pruner.options
+    gates, options, source = pruner.gates, pruner.options, source_of(data)
     batch = next(iter(data.test_dataloader()))
     shutil.rmtree(run.export, ignore_errors=True)
     gates.detach()
@@ -52,6 +53,8 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
                 base_model=base_model_name(options),
                 method=options.mask_found_by,
                 metrics={name: metrics[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
+                dataset=source["dataset"],
+                subset=source["subset"],
                 versions=versions(),
             ),
             measure=BATCH_SIZES,
@@ -59,6 +62,29 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
         )
     finally:
         gates.attach()
+
+
+def source_of(data: TaskData) -> dict[str, str]:
+    """What a model card says of the data: the hub name of a data set and its configuration, or what kind of data they are; of a
+    local folder the last part."""
+    name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
+    kind = type(data.options).__name__
+    return {"dataset": Path(name).name if name and Path(name).exists() else name or kind, "subset": subset or ""}
+
+
+def complete_card(run: RunDirectory, results: Results, own: Method) -> None:
+    """Put the dense model's results into the export's model card, once the comparison has them: after the same training where
+    it was trained on too, and otherwise as it was before pruning."""
+    rows = {(row["method"], row["stage"]): row for row in results.rows}
+    dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((own.name, RETRAINED))
+    if dense is not None and pruned is not None:
+        update_results(run.export / "README.md", metrics_on_test(pruned), metrics_on_test(dense))
+
+
+def metrics_on_test(row: dict[str, Any]) -> dict[str, float]:
+    """The results on the test split in a row of the comparison, by the name of the metric; the loss comes last."""
+    found = {name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")}
+    return {name: found[name] for name in sorted(found, key=lambda name: name == "loss")}
 
 
 def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: float, wandb_mode: str) -> dict[str, Any]:
@@ -84,6 +110,7 @@ def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: 
     return {
         "method": own.name,
         "kept": gates.open_heads(mask),
+        "data": source_of(results.data) if results.data is not None else {},
         "by_site": {site.label: int(part.sum()) for site, part in zip(gates.sites, kept, strict=True)},
         "result": rows_of(own.name)[stage],
         "dense": rows_of("dense"),
@@ -97,6 +124,7 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
     """The curve, a mask file for each method, and pictures; what an earlier comparison left and this one has not goes."""
     pruner = results.pruner
     assert pruner is not None
+    complete_card(run, results, own)
     gates, table = pruner.gates, pd.DataFrame(curve)
     for folder in ("masks", "plots"):
         shutil.rmtree(run.path / folder, ignore_errors=True)

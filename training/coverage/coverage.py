@@ -163,7 +163,7 @@ class Check:
         mask = zoo.random_mask(self.architecture)
         expected, model = self._masked(mask, _output, self.batch)
         with tempfile.TemporaryDirectory() as folder:
-            save_pruned(model, Path(folder) / "export", mask, check_batch=self.batch)
+            save_pruned(model, Path(folder) / "export", mask, check_batch=self.batch, tokenizer=None)
             _equal(_output(load_pruned(Path(folder) / "export").eval(), self.batch), expected)
         return "yes"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gates.steering import ramped
 from training.config import Decay, PrunerOptions
 
 Phase = Literal["finetune", "prune", "retrain"]
@@ -74,7 +75,7 @@ class Schedule:
         """How far the target or the price has gone, 0 to 1; 0 outside the prune phase."""
         if self.phase(step) != "prune":
             return 0.0
-        return min(1.0, (step - self.finetune + 1) / max(1.0, self.ramp_share * (self.prune - self.finetune)))
+        return ramped(step - self.finetune + 1, self.ramp_share * (self.prune - self.finetune))
 
     def progress(self, step: int, *, on_ramp: bool) -> float:
         """How far pruning has come, 0 before the prune phase and 1 after it.

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from gates.budget import Budget, budget_mask, parse_prices
-from gates.families.hard_concrete import HardConcrete, Stretch
+from gates.budget import Budget, parse_prices
+from gates.families.hard_concrete import Stretch
 from gates.families.relaxed_topk import TopKGates
 from gates.head_gates import HeadGates
-from gates.objective import TargetBudget, l0_penalty, project_to_budget
+from gates.objective import l0_penalty
 from gates.options import TOP_K_FAMILIES
-from gates.scores.importance import normalise_by_layer
 from gates.sites import KINDS, Kind
+from gates.steering import BudgetSteering, set_apart_
 from training.config import PrunerOptions
 
 
@@ -65,18 +65,15 @@ class Steering:
     def __init__(self, options: PrunerOptions, gates: HeadGates, kinds: list[Kind] | None) -> None:
         self.options, self.gates, self.kinds = options, gates, kinds
         heads = gates.kind_sizes()
-        self.budget = None if options.budget is None else Budget.parse(options.budget, heads)
         self.prices = parse_prices(options.price, heads)[gates.kind_index().cpu()]
         if gates.is_learned is not None:
             self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing
-        self.target: TargetBudget | None = None
-        if self.budget is not None:
-            # A projection cannot reach an expectation of all heads: the limits would level the gates there.
-            start = 1.0
-            if options.steering == "projection" and options.gate == "hard-concrete":
-                start = float(gates.learned.open_probability().detach().mean())
-            self.target = TargetBudget(self.budget, heads, Stretch(options.temperature), start=start)
-            self.mask_within(gates.log_alpha.detach(), self.budget)  # raises where the minimum does not fit
+        self.held: BudgetSteering | None = None
+        if options.budget is not None:
+            start = 1.0 if options.steering == "multipliers" else None
+            self.held = BudgetSteering(gates, options.budget, minimum_per_layer=options.minimum_per_layer, start=start)
+        self.budget = None if self.held is None else self.held.budget
+        self.target = None if self.held is None else self.held.target
 
     @property
     def has_multipliers(self) -> bool:
@@ -86,7 +83,7 @@ class Steering:
     @property
     def projects(self) -> bool:
         """Whether gates are shifted to the budget after every step."""
-        return self.budget is not None and self.options.gate == "hard-concrete" and not self.has_multipliers
+        return self.held is not None and self.held.projects and not self.has_multipliers
 
     @property
     def starts_from_his(self) -> bool:
@@ -102,10 +99,7 @@ class Steering:
     @torch.no_grad()
     def start_from_his_(self, his: Tensor) -> None:
         """Set the gates apart by raw HIS ``[gates]``; the first projection brings their sum to its course."""
-        logarithm = normalise_by_layer(his, self.gates.layer_index().cpu()).clamp(min=1e-6).log()
-        standard = (logarithm - logarithm.mean()) / logarithm.std().clamp(min=1e-6)
-        self.gates.log_alpha.add_(self.options.his_start * standard.to(self.gates.log_alpha))
-        self.gates.learned.clamp_()
+        set_apart_(self.gates, his, self.options.his_start)
 
     def penalty(self, ramp: float) -> Tensor:
         """The price on open gates, or the pull to the target; times 0 outside the prune phase, so that every
@@ -126,25 +120,18 @@ class Steering:
     @torch.no_grad()
     def project_(self, ramp: float) -> None:
         """Hold the expected number of open heads to the target, in the whole model or in each budgeted kind."""
-        if not self.projects or ramp == 0:
-            return
-        assert self.target is not None
-        assert isinstance(self.gates.learned, HardConcrete)
-        expected = (self.target.target(ramp) * self.target.heads).tolist()
-        log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
-        quotas: list[str | None] = [*self.target.kinds] or [None]
-        for kind, count in zip(quotas, expected, strict=True):
-            among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
-            log_alpha[among] = project_to_budget(log_alpha[among], count, self.gates.learned.stretch)
+        if self.projects:
+            assert self.held is not None
+            self.held.hold_(ramp)
 
     def goals(self, ramp: float) -> list[float]:
         """Open gates aimed at, in all or of each budgeted kind; none without a budget."""
-        if self.target is None or self.budget is None:
+        if self.held is None or self.target is None or self.budget is None:
             return []
         budget, learned = self.budget, self.gates.learned
         if self.gates.mode != "masked":
             if self.projects or self.has_multipliers:
-                return (self.target.target(ramp) * self.target.heads).tolist()
+                return self.held.goals(ramp)
             if self.gates.mode == "open":
                 return self.target.heads.tolist()
             if isinstance(learned, TopKGates):
@@ -159,19 +146,13 @@ class Steering:
         Raises:
             GateError: if the minimum does not fit into the budget.
         """
-        return budget_mask(
-            scores,
-            budget,
-            kind_index=self.gates.kind_index().to(scores.device),
-            layer_index=self.gates.layer_index().to(scores.device),
-            minimum_per_layer=self.options.minimum_per_layer,
-        )
+        return self.gates.mask_of(scores, budget, minimum_per_layer=self.options.minimum_per_layer)
 
     def learned_mask(self) -> Tensor:
         """What log_alpha says now: the highest within the budget, or without one every gate above 0."""
         log_alpha = self.gates.log_alpha.detach()
-        if self.budget is not None:
-            return self.mask_within(log_alpha, self.budget)
+        if self.held is not None:
+            return self.held.mask()
         before, self.gates.mode = self.gates.mode, "stochastic"
         is_open = self.gates.values() > 0
         self.gates.mode = before

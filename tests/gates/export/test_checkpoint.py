@@ -66,7 +66,7 @@ def run_fresh(folder, cases):
 
 def save(name, directory, **more):
     model, mask = build(name), random_mask(name)
-    return model, mask, save_pruned(model, directory, mask, check_batch=inputs(name), **more)
+    return model, mask, save_pruned(model, directory, mask, check_batch=inputs(name), **more, tokenizer=None)
 
 
 def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
@@ -82,7 +82,9 @@ def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
             gates = HeadGates(model)
             with gates.attached(), gates.use(mask):
                 reference = logits(model, inputs(name))
-            directory = save_pruned(model, tmp_path / f"{name}-{form}", mask, form=form, check_batch=inputs(name))
+            directory = save_pruned(
+                model, tmp_path / f"{name}-{form}", mask, form=form, check_batch=inputs(name), tokenizer=None
+            )
             case = {"name": directory.name, "auto": own_auto_class(model), "directory": str(directory), "what": "forward"}
             cases.append(case | {"inputs": str(tmp_path / f"{name}.pt"), "remote": form == "pruned"})
             expected[directory.name] = reference
@@ -114,7 +116,7 @@ def test_every_head_reloads_through_every_auto_class(tmp_path, family, heads):
             forward, base = model(**batch)[0], model.base_model(**base_batch)[0]
             options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
             text = model.generate(**prompt, **options) if model.can_generate() else None
-        directory = save_pruned(model, tmp_path / head, mask, check_batch=batch)
+        directory = save_pruned(model, tmp_path / head, mask, check_batch=batch, tokenizer=None)
         for what, given in outputs.items():
             torch.save(given, tmp_path / f"{head}-{what}.pt")
         auto_map = json.loads((directory / "config.json").read_text())["auto_map"]
@@ -142,14 +144,14 @@ def test_folded_gate_values_survive(tmp_path):
     gates = HeadGates(model)
     with gates.attached(), gates.use(mask * values):
         expected = logits(model, inputs("bert"))
-    save_pruned(model, tmp_path / "out", mask, values=values)
+    save_pruned(model, tmp_path / "out", mask, values=values, tokenizer=None)
     torch.testing.assert_close(logits(load_pruned(tmp_path / "out").eval(), inputs("bert")), expected, atol=3e-6, rtol=1e-5)
 
 
 def test_saving_does_not_change_the_model(tmp_path):
     model = build("bert")
     expected = logits(model, inputs("bert"))
-    save_pruned(model, tmp_path / "out", random_mask("bert"))
+    save_pruned(model, tmp_path / "out", random_mask("bert"), tokenizer=None)
     assert torch.equal(logits(model, inputs("bert")), expected)
     assert not hasattr(model.config, "pruned_attention")
     assert not hasattr(model.config, "auto_map")
@@ -251,7 +253,7 @@ SITE = "encoder.layer.0.attention"
 def test_impossible_and_hostile_shapes_are_refused(tmp_path, change):
     """By name and number before any weight is used; what only contradicts the weights, by these."""
     model, mask = build("bert"), torch.tensor([0.0, 0, 0, 0, 1, 1, 0, 0])
-    save_pruned(model, tmp_path / "out", mask)
+    save_pruned(model, tmp_path / "out", mask, tokenizer=None)
     hostile(tmp_path / "out", change)
     with pytest.raises(GateError) as caught:
         load_pruned(tmp_path / "out")
@@ -298,7 +300,7 @@ def test_the_card_states_what_was_measured(tmp_path):
 def test_forms_of_a_dense_shape_are_refused_for_a_pruned_model(tmp_path, form):
     pruned = remove_heads_(build("llama"), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))
     with pytest.raises(GateError, match="was pruned before"):
-        save_pruned(pruned, tmp_path / "out", torch.ones(6), form=form)
+        save_pruned(pruned, tmp_path / "out", torch.ones(6), form=form, tokenizer=None)
 
 
 def test_eager_attention_and_padding_on_the_left(tmp_path):
@@ -306,7 +308,7 @@ def test_eager_attention_and_padding_on_the_left(tmp_path):
     model, batch = build("llama"), inputs("llama")
     assert int(batch["attention_mask"][1, 0]) == 0
     model.set_attn_implementation("eager")
-    save_pruned(model, tmp_path / "out", random_mask("llama"), check_batch=batch)
+    save_pruned(model, tmp_path / "out", random_mask("llama"), check_batch=batch, tokenizer=None)
 
 
 def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatch):
@@ -314,5 +316,5 @@ def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatc
         checkpoint, "remove_heads_", lambda model, mask, values=None: remove_heads_(model, mask, values=mask * 2)
     )
     with pytest.raises(GateError, match="differs"):
-        save_pruned(build("bert"), tmp_path / "out", random_mask("bert"))
+        save_pruned(build("bert"), tmp_path / "out", random_mask("bert"), tokenizer=None)
     assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
     architecture, model, batch = make(name)
     mask = same_heads_everywhere(architecture, keep)
     expected = masked_output(model, mask, batch)
-    save_pruned(model, tmp_path / "out", mask, form="stock", check_batch=batch)
+    save_pruned(model, tmp_path / "out", mask, form="stock", check_batch=batch, tokenizer=None)
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {
         "README.md", "checksums.json", "config.json", "generation_config.json", "mask.json", "model.safetensors",
     }  # fmt: skip
@@ -56,7 +56,7 @@ def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
 def test_a_stock_decoder_generates_what_the_masked_model_generates(tmp_path):
     architecture, model, batch = make("Llama")
     mask = same_heads_everywhere(architecture, [2])
-    save_pruned(model, tmp_path / "out", mask, form="stock")
+    save_pruned(model, tmp_path / "out", mask, form="stock", tokenizer=None)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     gates = HeadGates(model)
@@ -69,7 +69,7 @@ def test_folded_gate_values_survive(tmp_path):
     architecture, model, batch = make("Qwen2")
     mask, values = same_heads_everywhere(architecture, [0, 3]), torch.rand(architecture.heads)
     expected = masked_output(model, mask * values, batch)
-    save_pruned(model, tmp_path / "out", mask, values=values, form="stock")
+    save_pruned(model, tmp_path / "out", mask, values=values, form="stock", tokenizer=None)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         torch.testing.assert_close(loaded(**batch)[0], expected, atol=5e-6, rtol=2e-5)
@@ -78,7 +78,7 @@ def test_folded_gate_values_survive(tmp_path):
 def test_saving_leaves_the_model_as_it_was(tmp_path):
     architecture, model, _ = make("Llama")
     before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
-    save_pruned(model, tmp_path / "out", same_heads_everywhere(architecture, [0]), form="stock")
+    save_pruned(model, tmp_path / "out", same_heads_everywhere(architecture, [0]), form="stock", tokenizer=None)
     assert model.config.to_dict() == config
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -101,7 +101,7 @@ def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name,
     for row, heads in zip(mask, kept, strict=True):
         row[heads] = 1.0
     with pytest.raises(GateError, match=reason) as caught:
-        save_pruned(model, tmp_path / "out", mask.flatten(), form="stock", check_batch=batch)
+        save_pruned(model, tmp_path / "out", mask.flatten(), form="stock", check_batch=batch, tokenizer=None)
     assert "remote code" in str(caught.value)  # what to use instead
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -110,4 +110,4 @@ def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name,
 def test_an_unknown_form_is_refused(tmp_path):
     _, model, _ = make("Bert")
     with pytest.raises(GateError, match="'squashed'"):
-        save_pruned(model, tmp_path / "out", torch.ones(8), form="squashed")
+        save_pruned(model, tmp_path / "out", torch.ones(8), form="squashed", tokenizer=None)

@@ -12,7 +12,6 @@ from gates.families.hard_concrete import (
     HardConcrete,
     Stretch,
     evaluation_gates,
-    full_probability,
     open_probability,
     sample_gates,
 )
@@ -45,7 +44,9 @@ def expectation(f, log_alpha: float, stretch: Stretch) -> float:
 @pytest.mark.parametrize("log_alpha", LOG_ALPHAS)
 def test_samples_follow_the_closed_forms(log_alpha, stretch):
     gates = sample_gates(torch.full((DRAWS,), log_alpha), stretch, generator=torch.Generator().manual_seed(0))
-    p_open, p_full = open_probability(torch.tensor(log_alpha), stretch), full_probability(torch.tensor(log_alpha), stretch)
+    p_open = open_probability(torch.tensor(log_alpha), stretch)
+    at_one = (1 - stretch.low) / (stretch.high - stretch.low)  # of the variable before it is stretched and clipped
+    p_full = torch.sigmoid(torch.tensor(log_alpha - stretch.temperature * math.log(at_one / (1 - at_one))))
     error = 5 * 0.5 / math.sqrt(DRAWS)
     assert float((gates > 0).float().mean()) == pytest.approx(float(p_open), abs=error)
     assert float((gates == 1).float().mean()) == pytest.approx(float(p_full), abs=error)

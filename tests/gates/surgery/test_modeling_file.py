@@ -21,7 +21,7 @@ def test_the_modeling_file_holds_no_text_of_the_user(tmp_path):
     model.config._name_or_path = HOSTILE
     model.config.id2label, model.config.label2id = {0: HOSTILE, 1: "b"}, {HOSTILE: 0, "b": 1}
     directory = tmp_path / HOSTILE.replace("/", "")
-    save_pruned(model, directory, random_mask("bert"), card=ModelCard(base_model=HOSTILE, method=HOSTILE))
+    save_pruned(model, directory, random_mask("bert"), card=ModelCard(base_model=HOSTILE, method=HOSTILE), tokenizer=None)
     text = (directory / "modeling_pruned.py").read_text()
     assert "evil" not in text
     library = Path(pruned.__file__).read_text().replace("import torch\n", "import torch\nimport transformers\n", 1)
@@ -41,13 +41,13 @@ def test_a_class_with_a_hostile_name_is_not_written(tmp_path):
     model = build("bert")
     model.__class__ = type(HOSTILE, (type(model),), {})
     with pytest.raises(GateError, match="not a class that an Auto class"):
-        save_pruned(model, tmp_path / "out", random_mask("bert"))
+        save_pruned(model, tmp_path / "out", random_mask("bert"), tokenizer=None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_encoder_decoders_causal_lm_class_is_not_offered(tmp_path):
     """``BartForCausalLM`` has no encoder, so a shape that names encoder layers cannot be given to it."""
-    directory = save_pruned(build("bart"), tmp_path / "out", random_mask("bart"), check_batch=inputs("bart"))
+    directory = save_pruned(build("bart"), tmp_path / "out", random_mask("bart"), check_batch=inputs("bart"), tokenizer=None)
     offered = json.loads((directory / "config.json").read_text())["auto_map"]
     assert "AutoModelForSeq2SeqLM" in offered
     assert "AutoModelForCausalLM" not in offered

@@ -1,9 +1,11 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 
+import huggingface_hub
 import numpy as np
 import onnxruntime
 import pandas as pd
@@ -112,7 +114,7 @@ def test_onnx_with_what_goes_with_it(run, tmp_path):
     (found,) = session.run(["logits"], {name: tensor.numpy() for name, tensor in batch().items()})
     torch.testing.assert_close(torch.from_numpy(found), logits(dense(run), learned(run)), atol=2e-5, rtol=1e-4)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"README.md", "config.json", "mask.json", "tokenizer.json"}
-    assert "model = onnxruntime.InferenceSession(" in (tmp_path / "out" / "README.md").read_text()
+    assert "outputs = model.run(" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_gates_alone_belong_to_the_dense_weights(run, tmp_path, capsys):
@@ -171,8 +173,13 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     for part in ("parameters", "FLOPs of one example", "ms at batch size 1", "ms at batch size 2"):
         assert part in text
         assert part in shown
-    results = json.loads((run / "metrics.json").read_text())["run"]["result"]
-    assert f"| accuracy | {results['test_accuracy']:.4g} |" in text
+    said = json.loads((run / "metrics.json").read_text())["run"]
+    before, after = said["dense"]["post hoc"]["test_accuracy"], said["result"]["test_accuracy"]  # none was trained on dense
+    assert f"| accuracy | {before:.4g} | {after:.4g} |" in text
+    data = huggingface_hub.ModelCard.load(tmp_path / "own" / "README.md").data
+    result = data.eval_results[0]
+    assert (result.metric_type, result.metric_value) == ("accuracy", after)
+    assert result.dataset_name.startswith("Synthetic")
     assert "weights retrained with the mask" in text
     assert transformers.__version__ in text
     assert call(run, tmp_path / "other", "--format", "remote-code", "--budget", "6") == 0
@@ -180,6 +187,23 @@ def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, c
     assert "accuracy" not in text
     assert "not trained on with this mask" in text
     assert "ms at batch size" not in text
+
+
+def test_the_runs_own_export_gets_the_dense_results_after_the_comparison(run):
+    said = json.loads((run / "metrics.json").read_text())["run"]
+    before, after = said["dense"]["post hoc"]["test_accuracy"], said["result"]["test_accuracy"]
+    assert f"| accuracy | {before:.4g} | {after:.4g} |" in (run / "export" / "README.md").read_text()
+
+
+def test_the_snippet_of_a_runs_export_runs(run, tmp_path):
+    """With the run's own tokenizer, in a process of its own."""
+    text = (run / "export" / "README.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE).group(1)
+    (tmp_path / "snippet.py").write_text(code.replace("path/to/this/directory", str(run / "export")))
+    home = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in transformers.AutoConfig.from_pretrained(run / "export").id2label.values()
 
 
 def test_other_weights_do_not_get_the_runs_results(run, tmp_path):

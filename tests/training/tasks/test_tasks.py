@@ -61,7 +61,7 @@ def test_code_of_a_backbone_does_not_run_unless_asked_for(tmp_path, monkeypatch)
 
 def test_an_export_can_be_the_backbone_of_the_next_run(tmp_path):
     model = build("bert")
-    save_pruned(model, tmp_path / "export", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0]))
+    save_pruned(model, tmp_path / "export", torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0]), tokenizer=None)
     again = load(tmp_path / "export").eval()
     kept = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0])
     torch.testing.assert_close(logits(again, BATCH), logits(zero_heads_(model, kept), BATCH), atol=3e-6, rtol=1e-5)

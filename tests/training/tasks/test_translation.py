@@ -201,11 +201,11 @@ def test_a_pruned_translator_without_heads_in_a_layer_is_pruned_on_and_reloads(d
     pruner.gates.detach()
     mask = torch.ones(pruner.gates.size)
     mask[:4] = 0
-    save_pruned(pruner.backbone, tmp_path / "first", mask)
+    save_pruned(pruner.backbone, tmp_path / "first", mask, tokenizer=None)
     model = data.task.build(str(tmp_path / "first"), None, data.tokenizer).eval()
     more = torch.ones(pruner.gates.size - 4)
     more[:2] = 0
-    save_pruned(model, tmp_path / "second", more)
+    save_pruned(model, tmp_path / "second", more, tokenizer=None)
     mask[4:6] = 0
     expected = data.task.translate(zero_heads_(pruner.backbone, mask), batch_of(data), beams=2)
     assert data.task.translate(load_pruned(tmp_path / "second"), batch_of(data), beams=2) == expected
@@ -269,10 +269,10 @@ def test_languages_are_set_by_their_names_and_unknown_ones_refused():
 
 def test_an_export_says_what_translations_begin_with(data, pruner, tmp_path):
     pruner.gates.detach()
-    save_pruned(pruner.backbone, tmp_path / "plain", torch.ones(pruner.gates.size))
+    save_pruned(pruner.backbone, tmp_path / "plain", torch.ones(pruner.gates.size), tokenizer=None)
     task = replace(data.task, decoding=Decoding(1, max_length=20, forced_first=9))
     model = task.build(str(tmp_path / "plain"), None, data.tokenizer)
-    save_pruned(model, tmp_path / "export", torch.ones(pruner.gates.size))
+    save_pruned(model, tmp_path / "export", torch.ones(pruner.gates.size), tokenizer=None)
     batch = batch_of(data)
     for folder, first in (("plain", False), ("export", True)):
         ids = generate(load_pruned(tmp_path / folder), batch["input_ids"], batch["attention_mask"], Decoding(1), beams=1)

@@ -1,0 +1,214 @@
+"""The README of an export: its snippet runs as it stands, its metadata are the Hub's, its numbers those that were given."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import tokenizers
+import torch
+import transformers as t
+
+from gates.export.card import ModelCard, card_text, known_license, update_results
+from gates.export.checkpoint import own_auto_class, save_pruned
+from gates.export.cost import count_parameters
+from gates.export.example_inputs import example_inputs
+from gates.export.onnx import export_onnx_files
+from gates.model import get_gated_model
+from gates.sites import find_attention
+from gates.surgery.remove import remove_heads_
+from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
+
+ROOT = str(Path(__file__).parents[3])
+PROCESS = """
+import contextlib, io, json, pathlib, sys
+said = {}
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(path.read_text(), str(path), "exec"), {})
+    said[path.stem] = out.getvalue()
+pathlib.Path(sys.argv[1], "said.json").write_text(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *(f"word{i}" for i in range(VOCABULARY - 4))]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    return t.PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"], **special)
+
+
+def model_of(head):
+    torch.manual_seed(0)
+    if head == "Bart":
+        return t.BartForConditionalGeneration(t.BartConfig(**SEQ2SEQ)).eval()
+    names = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+    return getattr(t, f"Bert{head}")(t.BertConfig(**_sizes(**names))).eval()
+
+
+def snippet(directory):
+    text = (directory / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    assert code.count("path/to/this/directory") == 1
+    return code.replace("path/to/this/directory", str(directory))
+
+
+def run(folder, directories):
+    """What the snippet of each export prints, in a process of its own."""
+    for name, directory in directories.items():
+        (folder / f"{name}.py").write_text(snippet(directory).replace("path/to/base/model", str(folder / "base")))
+    home = {
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": ROOT,
+    }
+    command = [sys.executable, "-c", PROCESS, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=home, cwd=folder, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "said.json").read_text())
+
+
+def test_the_snippet_of_every_form_and_task_runs_to_a_prediction(tmp_path, tokenizer):
+    exports, folder = {}, tmp_path / "snippets"
+    folder.mkdir()
+    heads = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM", "Model", "Bart")
+    for head in heads:
+        model = model_of(head)
+        mask = torch.ones(sum(site.heads for site in find_attention(model)))
+        mask[1] = 0
+        exports[head] = save_pruned(model, tmp_path / head, mask, tokenizer=tokenizer)
+    for name, form in (("gpt2", "pruned"), ("llama", "masked"), ("marian", "pruned"), ("vit", "pruned"), ("bert", "masked")):
+        exports[f"{name}-{form}"] = save_pruned(build(name), tmp_path / name, random_mask(name), form=form, tokenizer=None)
+    stock = torch.tensor([1.0, 1, 0, 0, 1, 1, 0, 0])
+    exports["stock"] = save_pruned(build("llama"), tmp_path / "stock", stock, form="stock", tokenizer=tokenizer)
+    gated = get_gated_model(model_of("ForSequenceClassification")).set_mask_(random_mask("bert"))
+    gated.save_pretrained(tmp_path / "gates")
+    gated.base_model.save_pretrained(folder / "base")
+    exports["gates-alone"] = tmp_path / "gates"
+    said = run(folder, exports)
+    assert said.keys() == exports.keys()
+    assert said["ForSequenceClassification"].strip() in ("bad", "good")
+    assert said["gates-alone"].strip() in ("bad", "good")
+    assert set(re.findall(r"\w+", said["ForTokenClassification"])) <= {"bad", "good"}
+    assert said["Model"].startswith("torch.Size([1, ")
+    assert said["gpt2-pruned"].startswith("[")
+    assert said["vit-pruned"].startswith("LABEL_")
+    inputs = tokenizer("The attention heads that are left do the work.", return_tensors="pt")
+    generated = t.AutoModelForCausalLM.from_pretrained(tmp_path / "stock").generate(**inputs, max_new_tokens=20)
+    assert said["stock"] == tokenizer.decode(generated[0], skip_special_tokens=True) + "\n"
+
+
+@pytest.mark.slow
+def test_the_snippet_of_an_onnx_export_predicts_what_the_model_predicts(tmp_path, tokenizer):
+    exports, models, folder = {}, {}, tmp_path / "snippets"
+    folder.mkdir()
+    for name in ("bert", "llama", "bart", "vit"):
+        model, directory, mask = build(name), tmp_path / name, random_mask(name)
+        directory.mkdir()
+        cut = remove_heads_(build(name), mask)
+        files = export_onnx_files(cut, directory, example_inputs(model))
+        cut.config.save_pretrained(directory)
+        reads_text = name != "vit"
+        if reads_text:
+            tokenizer.save_pretrained(directory)
+        auto, size = own_auto_class(model), count_parameters(cut)
+        names = [file.name for file in files]
+        text = card_text(model, mask, "onnx", ModelCard(), auto=auto, parameters=size, has_tokenizer=reads_text, files=names)
+        (directory / "README.md").write_text(text)
+        exports[name], models[name] = directory, cut
+    said = run(folder, exports)
+    inputs = dict(tokenizer("The attention heads that are left do the work.", return_tensors="pt"))
+    label = int(models["bert"](**inputs).logits[0].argmax())
+    assert said["bert"].strip() == f"LABEL_{label}"
+    for name in ("llama", "bart"):
+        settings = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None}
+        generated = models[name].generate(**inputs, **settings)
+        assert said[name].strip() == tokenizer.decode(generated[0], skip_special_tokens=True).strip()
+    assert said["vit"].startswith("LABEL_")
+
+
+# -- what is stated ----------------------------------------------------------------------------------------------
+
+
+def readme(directory, **card):
+    save_pruned(build("bert"), directory, random_mask("bert"), card=ModelCard(**card), tokenizer=None)
+    return huggingface_hub.ModelCard.load(directory / "README.md")
+
+
+def test_the_metadata_are_the_hubs(tmp_path):
+    card = readme(
+        tmp_path / "out",
+        base_model="someone/model",
+        metrics={"accuracy": 0.875, "loss": 0.25, "examples": 8},
+        dense_metrics={"accuracy": 0.90, "loss": 0.2},
+        dataset="glue",
+        subset="sst2",
+    )
+    data = card.data
+    assert (data.base_model, data.library_name, data.pipeline_tag) == ("someone/model", "transformers", "text-classification")
+    assert [(result.metric_type, result.metric_value) for result in data.eval_results] == [
+        ("accuracy", 0.875), ("loss", 0.25), ("examples", 8),
+    ]  # fmt: skip
+    result = data.eval_results[0]
+    assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("glue", "sst2", "test")
+    assert "- Base model: `someone/model`" in card.text
+    assert "| metric | dense | pruned |" in card.text
+    assert "| accuracy | 0.9 | 0.875 |" in card.text
+    assert "| examples |  | 8 |" in card.text
+
+
+def test_without_results_or_data_there_is_no_evaluation_block(tmp_path):
+    card = readme(tmp_path / "out", metrics={"accuracy": 0.5})
+    assert card.data.eval_results is None
+    assert "| metric | pruned |" in card.text
+    assert "metric" not in readme(tmp_path / "other").text
+
+
+def test_dense_results_that_come_later_take_their_place(tmp_path):
+    readme(tmp_path / "out", metrics={"accuracy": 0.875})
+    path = tmp_path / "out" / "README.md"
+    before = path.read_text()
+    update_results(path, {"accuracy": 0.875}, {"accuracy": 0.9})
+    after = path.read_text()
+    assert "| accuracy | 0.9 | 0.875 |" in after
+    table, line = "| metric | pruned |\n| --- | --: |\n| accuracy | 0.875 |", "| metric | dense | pruned |"
+    assert after == before.replace(table, f"{line}\n| --- | --: | --: |\n| accuracy | 0.9 | 0.875 |")
+    path.write_text("my own words")
+    update_results(path, {"accuracy": 0.875}, {"accuracy": 0.9})
+    assert path.read_text() == "my own words"
+
+
+def test_the_base_model_and_its_licence_are_found_where_it_was_loaded_from(tmp_path):
+    build("bert").save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "README.md").write_text("---\nlicense: mit\n---\nwords")
+    model = t.AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    save_pruned(model, tmp_path / "out", random_mask("bert"), tokenizer=None)
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.license == "mit"
+    assert card.data.base_model is None  # a folder is no name on the Hub
+    assert "- Base model: `base`\n" in card.text
+
+
+@pytest.mark.parametrize("text", ["words", "---\nlicense: [a, b]\n---\n", "---\n: {\n---\n", "---\n- a\n---\n", "---\n---\n"])
+def test_a_card_that_states_no_licence(tmp_path, text):
+    (tmp_path / "README.md").write_text(text)
+    assert known_license(str(tmp_path)) is None
+    assert known_license("no such/name at all") is None
+
+
+def test_hostile_text_stays_text(tmp_path):
+    name = 'x`\n---\n```python\nimport os; os.system("echo")\n```\n'
+    directory = tmp_path / "out"
+    readme(directory, base_model=name, method=name, metrics={"accuracy": 0.5}, dataset=name)
+    text = (directory / "README.md").read_text()
+    assert text.count("\n---\n") == 1
+    assert re.findall(r"^```", text, flags=re.MULTILINE) == ["```", "```"]
+    data = huggingface_hub.ModelCard.load(directory / "README.md").data
+    assert data.eval_results[0].dataset_type == name

@@ -1,0 +1,153 @@
+"""A budget for gates, in a model without training: against the formulas."""
+
+import pytest
+import torch
+
+from gates.budget import Budget
+from gates.errors import GateError
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, open_probability
+from gates.model import GateConfig, get_gated_model
+from gates.steering import BudgetSteering, ramped, set_apart_
+from tests.models import build, inputs
+
+REACHABLE = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT])).tolist()
+"""Open probabilities of a gate at its lower and its upper limit."""
+
+
+def gated_model(name="bert", **config):
+    """Gates with a budget, apart from each other."""
+    gated = get_gated_model(build(name).train(), GateConfig(**config))
+    with torch.no_grad():
+        gated.gates.log_alpha.add_(torch.linspace(-1, 1, gated.gates.size))
+    return gated
+
+
+def expected(gated, kind=None):
+    probability, kinds = gated.gates.open_probability().detach(), gated.gates.kind_index()
+    return float(probability[kinds == kind].sum() if kind is not None else probability.sum())
+
+
+def test_a_step_brings_the_expectation_to_a_straight_line_from_the_start_to_the_budget():
+    gated = gated_model(budget=3, ramp=0.5)
+    start = 8 * float(open_probability(torch.tensor(2.5)))
+    end = 3 * REACHABLE[1] + 5 * REACHABLE[0]
+    ranking = gated.gates.log_alpha.argsort().tolist()
+    for progress, done in ((0.1, 0.2), (0.25, 0.5), (0.5, 1.0), (0.75, 1.0), (1.0, 1.0)):
+        gated.step_(progress)
+        assert expected(gated) == pytest.approx(start + done * (end - start), abs=1e-3)
+        if done < 1:
+            assert gated.gates.log_alpha.argsort().tolist() == ranking
+    assert int(gated.fix_mask_().sum()) == 3
+
+
+def test_a_budget_per_kind_holds_each_kind_and_leaves_the_others_whole():
+    gated = gated_model("marian", budget={"encoder": 2, "cross": 0.5})
+    gated.step_(1.0)
+    assert expected(gated, 0) == pytest.approx(2 * REACHABLE[1] + 6 * REACHABLE[0], abs=1e-3)
+    assert expected(gated, 2) == pytest.approx(6 * REACHABLE[1] + 6 * REACHABLE[0], abs=1e-3)
+    assert expected(gated, 1) == 12
+    gated.fix_mask_()
+    assert {kind: sum(counts) for kind, counts in gated.open_heads().items()} == {"encoder": 2, "decoder": 12, "cross": 6}
+
+
+def test_every_layer_keeps_its_minimum():
+    gated = gated_model(budget=4, minimum_per_layer=1)  # without one, all of them would be of the second layer
+    assert gated.mask().view(2, 4).sum(1).tolist() == [1, 3]
+    assert gated_model(budget=4).mask().view(2, 4).sum(1).tolist() == [0, 4]
+
+
+def test_once_fixed_nothing_moves():
+    gated = gated_model(budget=3)
+    mask, before = gated.fix_mask_(), gated.gates.log_alpha.detach().clone()
+    gated.step_(1.0)
+    assert torch.equal(gated.gates.log_alpha.detach(), before)
+    assert torch.equal(gated.mask(), mask)
+
+
+@pytest.mark.parametrize(("family", "values"), [("straight-through-top-k", [8, 6, 3]), ("relaxed-top-k", [10.0, 1.0, 0.1])])
+def test_the_top_k_families_go_with_the_progress(family, values):
+    gated = gated_model(family=family, budget=3, ramp=1.0)
+    found = []
+    for progress in (0.0, 0.5, 1.0):
+        gated.step_(progress)
+        learned = gated.gates.learned
+        found.append(learned.current_budget().total if family.startswith("straight") else learned.temperature)
+    assert found == pytest.approx(values)
+
+
+def test_a_budget_given_later_is_the_same():
+    first, later = gated_model(budget=3), gated_model()
+    log_alpha, generator = later.gates.log_alpha, torch.Generator().manual_seed(1)
+    later.gates.generator = generator
+    assert later.set_budget_(3) is later
+    assert later.gates.log_alpha is log_alpha
+    assert later.gates.generator is generator
+    assert later.gate_config == first.gate_config
+    for gated in (first, later):
+        gated.step_(0.4)
+    assert torch.equal(first.gates.log_alpha, later.gates.log_alpha)
+    assert later(**inputs("bert")).logits.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("done", "length", "value"), [(0, 4, 0.0), (1, 4, 0.25), (4, 4, 1.0), (9, 4, 1.0), (1, 0.3, 1.0), (1, 0, 1.0)]
+)
+def test_a_ramp(done, length, value):
+    assert ramped(done, length) == value
+
+
+def test_gates_start_apart_by_standard_deviations_of_the_logarithm():
+    gates = gated_model().gates
+    his = torch.tensor([1.0, 2, 3, 4, 10, 20, 30, 40])
+    with torch.no_grad():
+        gates.log_alpha.zero_()
+    set_apart_(gates, his, 1.5)
+    log_alpha = gates.log_alpha.detach()
+    assert log_alpha[:4].tolist() == pytest.approx(log_alpha[4:].tolist())  # relative to the layer
+    assert log_alpha.std().item() == pytest.approx(1.5, rel=1e-4)
+    assert log_alpha[:4].diff().tolist() == pytest.approx(
+        (1.5 * torch.tensor([1.0, 2, 3, 4]).log().diff() / torch.tensor([1.0, 2, 3, 4] * 2).log().std()).tolist(), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: gated_model(budget=9), "the budget is 9; expected a whole number from 0 to 8"),
+        (lambda: gated_model().set_budget_(9), "the budget is 9; expected a whole number from 0 to 8"),
+        (lambda: gated_model(budget={"cross": 1}), "'cross'"),
+        (lambda: gated_model(budget=3, minimum_per_layer=2), "needs 4 heads"),
+        (lambda: gated_model(budget=3, kinds=["encoder"]), "leave out kinds"),
+        (lambda: gated_model(budget=3, ramp=0.0), "ramp is 0.0"),
+        (lambda: gated_model(budget=3, minimum_per_layer=-1), "minimum_per_layer is -1"),
+        (lambda: gated_model().step_(0.5), r"step_ leads gates to a budget, and there is none; give one"),
+        (lambda: gated_model(budget=3).step_(1.2), "progress is 1.2; expected"),
+        (lambda: gated_model(budget=3).step_(float("nan")), "progress is nan; expected"),
+        (lambda: gated_model(budget=3).penalty(0.1), "budget of 3, so no price is to be paid"),
+        (lambda: gated_model(budget=3).prune_and_unload(), "8 of 8 are above 0; call fix_mask_"),
+        (lambda: gated_model(budget=3).save_pruned("unused", tokenizer=None), "call fix_mask_"),
+        (lambda: gated_model().start_from_(torch.ones(7)), r"shape \[7\]; expected one for each of 8 heads"),
+    ],
+)
+def test_what_cannot_be_is_refused(act, message):
+    with pytest.raises(GateError, match=message):
+        act()
+
+
+def test_a_budget_that_is_refused_changes_nothing():
+    gated = gated_model()
+    gates, config = gated.gates, gated.gate_config
+    with pytest.raises(GateError):
+        gated.set_budget_(9)
+    assert gated.gates is gates
+    assert gates.is_attached
+    assert (gated.gate_config, gated.steering) == (config, None)
+
+
+def test_goals_are_those_that_a_step_reaches():
+    gated = gated_model(budget=2)
+    steering = gated.steering
+    assert isinstance(steering, BudgetSteering)
+    assert steering.budget == Budget(2, {})
+    steering.hold_(0.3)
+    assert expected(gated) == pytest.approx(sum(steering.goals(0.3)), abs=1e-3)

@@ -1,0 +1,31 @@
+"""What a run says of itself beside the tables."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from training.comparison.run_results import metrics_on_test, source_of
+from training.config.data import ParallelText, Synthetic, Text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (Text(dataset="glue", subset="sst2"), {"dataset": "glue", "subset": "sst2"}),
+        (Text(train_file="/home/someone/reviews.csv", test_file="/home/someone/test.csv"), {"dataset": "Text", "subset": ""}),
+        (ParallelText(dataset="someone/pairs"), {"dataset": "someone/pairs", "subset": ""}),
+        (Synthetic(), {"dataset": "Synthetic", "subset": ""}),
+    ],
+)
+def test_the_data_are_named_without_paths_of_this_machine(options, expected):
+    assert source_of(SimpleNamespace(options=options)) == expected
+
+
+def test_a_local_folder_is_named_by_its_last_part(tmp_path):
+    (tmp_path / "reviews").mkdir()
+    assert source_of(SimpleNamespace(options=Text(dataset=str(tmp_path / "reviews"))))["dataset"] == "reviews"
+
+
+def test_the_loss_comes_after_the_task_metrics():
+    row = {"heads": 3, "test_loss": 0.5, "select_f1": 0.1, "test_accuracy": 0.9, "test_f1": 0.8}
+    assert list(metrics_on_test(row).items()) == [("accuracy", 0.9), ("f1", 0.8), ("loss", 0.5)]
