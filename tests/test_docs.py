@@ -15,6 +15,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+import gates
 from training.__main__ import COMMANDS
 from training.commands.summary import BLOCK, main
 from training.comparison.methods import LEARNED, MODIFIERS
@@ -92,6 +93,8 @@ def calls(page, folder):
 
 def parse(command, arguments, monkeypatch):
     """Let a command of this project read its options, and do nothing with them."""
+    if "--" in arguments:  # what follows goes to runs
+        parse("fit", arguments[arguments.index("--") + 1 :], monkeypatch)
     module = importlib.import_module(COMMANDS[command][0])
     if not hasattr(module, "finish"):
         module.build_parser().parse_args(arguments)
@@ -200,6 +203,9 @@ def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path):
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert not re.search(r":\w+:<code>", reference)
+    assert {name for name in gates.__all__ if f'id="gates.{name}"' not in reference} == set()
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(list(DOCS.glob("*.md")))  # with the page for what is not found
     for page in pages:
