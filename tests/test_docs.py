@@ -1,6 +1,5 @@
 """README and documentation: links lead somewhere, commands parse, names exist, tables and pictures are those of the files."""
 
-import importlib
 import importlib.util
 import os
 import re
@@ -16,8 +15,10 @@ import yaml
 from markdown_it import MarkdownIt
 
 import gates
-from training.__main__ import COMMANDS
-from training.commands.summary import BLOCK, main
+from gates.errors import GateError
+from training.__main__ import main
+from training.commands import table
+from training.commands.summary import BLOCK
 from training.comparison.methods import LEARNED, MODIFIERS
 from training.scoring.scorers import SCORERS
 
@@ -91,18 +92,11 @@ def calls(page, folder):
     return [shlex.split(line) for line in noted.read_text().splitlines()]
 
 
-def parse(command, arguments, monkeypatch):
-    """Let a command of this project read its options, and do nothing with them."""
-    if "--" in arguments:  # what follows goes to runs
-        parse("fit", arguments[arguments.index("--") + 1 :], monkeypatch)
-    module = importlib.import_module(COMMANDS[command][0])
-    if not hasattr(module, "finish"):
-        module.build_parser().parse_args(arguments)
-        return
-    read = []
-    monkeypatch.setattr(module, "finish", lambda parse, work, **_: read.append(parse()) or 0)
-    assert module.main(arguments) == 0
-    assert len(read) == 1
+def parse(command, arguments):
+    """Let a command of this project read its line, and do nothing; what follows two dashes goes to runs, and is read too."""
+    line = table.read(command, arguments)
+    if line.rest:
+        table.read("fit", line.rest)
 
 
 @pytest.mark.parametrize("page", [page for page in WITH_COMMANDS if page.name not in RUN_WHOLE], ids=name_of)
@@ -114,9 +108,9 @@ def test_commands_parse(page, tmp_path, monkeypatch):
         match call:
             case ["python", "-m", "training", command, *arguments] | ["head-gates", command, *arguments]:
                 if command != "--help":
-                    parse(command, arguments, monkeypatch)
+                    parse(command, arguments)
             case ["python", "-m", "training.fit", *arguments]:
-                parse("fit", arguments, monkeypatch)
+                parse("fit", arguments)
             case ["python", script, *_]:
                 assert (ROOT / script).is_file()
             case ["make", target]:
@@ -129,13 +123,13 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                 pytest.fail(f"{name_of(page)} has the command {shlex.join(call)}")
 
 
-def test_a_wrong_command_would_be_found(tmp_path, monkeypatch):
+def test_a_wrong_command_would_be_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```bash\nWHERE=a\nfor SEED in 1 2; do\n  head-gates report $WHERE$SEED --uot b.html\ndone\n```\n")
     found = calls(page, tmp_path)
     assert found == [["head-gates", "report", f"a{seed}", "--uot", "b.html"] for seed in (1, 2)]
-    with pytest.raises(SystemExit):
-        parse("report", found[0][2:], monkeypatch)
+    with pytest.raises(GateError, match="--uot"):
+        parse("report", found[0][2:])
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in {*RUN_WHOLE, "README.md"}], ids=name_of)
@@ -157,7 +151,7 @@ def test_tables_are_those_of_the_files(page, tmp_path):
     copy.parent.mkdir(exist_ok=True)
     shutil.copy(page, copy)
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    assert main(["--update", str(copy)]) == 0
+    assert main(["summary", "--update", str(copy)]) == 0
     assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 
