@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
 from gates.export.card import stated_base_model
-from gates.families.base import GateFamily
 from gates.families.hard_concrete import Stretch
 from gates.files import replacing
-from gates.head_gates import DrawPer, HeadGates, Mode, Unit
+from gates.head_gates import HeadGates, Mode
+from gates.options import DrawPer, GateFamily, Unit
 from gates.sites import KINDS
 
 CONFIG_FILE = "gate_config.json"

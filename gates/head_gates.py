@@ -16,19 +16,14 @@ from torch import Tensor, nn
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.base import GateFamily
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
 from gates.hooks.output_hooks import OutputHooks
+from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
 Granularity = Literal["example", "token", "batch"]
-DrawPer = Literal["batch", "example"]
-Unit = Literal["head", "group"]
-
-TOP_K_FAMILIES: tuple[GateFamily, ...] = ("relaxed-top-k", "straight-through-top-k")
-"""Gate families that have a budget of their own."""
 
 IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
 """Arguments of Transformers 4 that Transformers 5 accepts and ignores."""

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = {
-    "fit": ("training.fit", "learn which heads to keep, compare, export"),
-    "compare": ("training.commands.compare", "methods x budgets x seeds, at equal training cost"),
-    "report": ("training.commands.report", "runs and comparisons as one page, with pictures"),
-    "summary": ("training.commands.summary", "tables over runs"),
-    "analyze": ("training.analysis.analyze", "Michel et al.'s further experiments on a trained model"),
-    "sweep": ("training.sweeps.local", "a sweep in W&B's format, on this machine"),
-    "export": ("training.commands.export", "a finished run's model in another form or at another budget"),
-    "convert": ("training.commands.convert", "checkpoints whose heads Transformers 4 pruned"),
-    "translate": ("training.commands.translate", "a file translated by one or more systems, with BLEU"),
-    "benchmark": ("training.commands.benchmark", "tokens per second of translators"),
-    "coverage": ("training.coverage.coverage", "what works for which architecture"),
-}
-"""Module and purpose of every command; a module is imported when its command runs, since most load much."""
+from training.cli.line import did_you_mean
+from training.commands.table import COMMANDS, run_command, usage, version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,18 +15,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("--help", "-h"):
         print(usage())
         return 0 if given else 2
+    if given[0] == "--version":
+        print(f"head-gates {version()}")
+        return 0
     if given[0] not in COMMANDS:
-        print(f"error: unknown command {given[0]!r}; expected one of {', '.join(COMMANDS)}", file=sys.stderr)
+        near = did_you_mean(given[0], COMMANDS)
+        known = "" if "did you mean" in near else f"; expected one of {', '.join(COMMANDS)}"
+        print(f"error: there is no command {given[0]!r}{known or near}", file=sys.stderr)
         return 2
-    command = importlib.import_module(COMMANDS[given[0]][0])
-    return int(command.main(given[1:]))
-
-
-def usage() -> str:
-    """Every command with its purpose."""
-    lines = [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    first, last = "usage: python -m training COMMAND [OPTIONS]", "COMMAND --help shows a command's options."
-    return "\n".join([first, "", *lines, "", last])
+    return run_command(given[0], given[1:])
 
 
 if __name__ == "__main__":

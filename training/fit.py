@@ -1,127 +1,16 @@
-"""``python -m training.fit``: learn which heads to keep, compare, export.
-
-Reads top to bottom: parse the command line, set up, train, compare, write the run directory.
-"""
+"""``python -m training.fit``: learn which heads to keep, compare, export. The work is in :mod:`training.comparison.run`."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 
-import yaml
-from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.loggers import CSVLogger
-
-from gates.scores.ranking import RANKINGS
-from training.cli import finish, stdout, with_config
-from training.comparison.adoption import adopt, is_adopted, seconds_of
-from training.comparison.cache import ExperimentCache
-from training.comparison.experiments import Experiments
-from training.comparison.methods import own_method
-from training.comparison.plan import curve_of_run, plan_of_run, run_seed
-from training.comparison.run_results import describe_run, export, send_run, show_run, write_run
-from training.comparison.selection import MaskSelector
-from training.comparison.tables import Results, score_columns, write_tables
-from training.comparison.training import restore, train
-from training.comparison.translations import save_translations
-from training.pruner.checkpoints import check_checkpoint
-from training.pruner.evaluation import evaluate
-from training.runs import processes
-from training.runs.progress import comparison_progress
-from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
-from training.scoring.mask_search import SwapSearch
-from training.setup import Setup, build_parser, draws_bars, make_pruner, make_trainer, open_data, quiet_libraries
+from training.commands.table import run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    quiet_libraries()
-    parser = build_parser(description=__doc__)
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = shlex.join(["python", "-m", "training.fit", *given])
-    return finish(
-        lambda: parser.parse_args(with_config(given)),
-        lambda config: fit(parser, config, command),
-        when_stopped="go on with --existing resume",
-    )
-
-
-def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory:
-    """The whole run.
-
-    Args:
-        parser: that read the configuration.
-        config: all options.
-        command: as which the run can be started again.
-    """
-    setup = Setup.of(config)
-    own = own_method(setup.model)
-    list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
-    if setup.end.from_scratch:
-        setup.check_scratch()
-    run, first = claim(setup.run)
-    resolved = parser.dump(config, skip_unset=False)
-    if run.resumes:
-        check_same_options(run, resolved)
-    checkpoint = checkpoint_of(setup.run, run, first)
-    data = open_data(setup, checkpoint)
-    pruner = make_pruner(setup, data)
-    if checkpoint is not None:
-        check_checkpoint(checkpoint, pruner)
-    trainer = make_trainer(setup)  # raises for its settings before anything is written
-    if first:
-        run.create(resolved)
-        data.write_files(run.path)
-    processes.start(trainer)
-    # Now, since experiments are known by the weights that training starts from.
-    experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
-    wandb_logger = setup.wandb.make_logger(run.path, yaml.safe_load(resolved))
-
-    if run.resumes and restore(run, pruner) and is_adopted(experiments, pruner):
-        metrics = evaluate(trainer, pruner, data)
-    else:
-        loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
-        trained = train(setup, run, pruner, data, loggers, checkpoint)
-        adopt(experiments, pruner, trained)
-        metrics = dict(trained.metrics)
-    seconds = seconds_of(experiments, pruner)  # now, while the module is in its final state
-    processes.in_first(lambda: export(run, pruner, data, metrics))
-
-    mask = pruner.gates.mask.detach().cpu().clone()
-    budget = pruner.steering.budget_option(mask)
-    swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
-    selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
-    plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
-    compares = setup.end.compare != "none"
-    count = sum(len(planned.stages) for planned in plan) + compares * len(setup.end.curve) * len(RANKINGS)
-    visible = draws_bars(setup) and processes.is_first()
-    with comparison_progress(count, visible=visible) as progress:
-        experiments.show_in(progress)
-        results.rows += run_seed(experiments, selector, plan, results)
-        curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
-    methods = [planned.method for planned in plan]
-    if compares:
-        results.scores.append(score_columns(experiments, selector, results.rankings))
-    if processes.is_first():
-        described = describe_run(results, own, mask, seconds=seconds, wandb_mode=setup.wandb.resolved_mode())
-        run.join_logs()
-        write_run(run, results, own, curve)
-        save_translations(run, results)
-        write_tables(
-            run,
-            results,
-            name=setup.run.name,
-            methods=methods,
-            budgets=[budget],
-            seeds=[setup.run.seed],
-            command=command,
-            more={"run": described},
-        )
-        if wandb_logger is not None:
-            send_run(wandb_logger, run, results, described)
-        show_run(stdout(), run, results, described, own)
-    return run
+    """Run the command; returns its exit code."""
+    return run_command("fit", arguments)
 
 
 if __name__ == "__main__":

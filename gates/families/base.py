@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-
-GateFamily = Literal["hard-concrete", "relaxed-top-k", "straight-through-top-k", "clamped-linear"]
 
 LOG_ALPHA_LIMIT = math.log(100)
 """``|log_alpha|`` is kept below this, so that no gate is lost to a vanishing gradient."""

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.base import GateFamily, LearnedGates
+from gates.families.base import LearnedGates
 from gates.families.clamped_linear import ClampedLinear
 from gates.families.hard_concrete import HardConcrete
 from gates.families.relaxed_topk import RelaxedTopK
 from gates.families.straight_through import StraightThroughTopK
+from gates.options import GateFamily
 
 
 def learned_gates(family: GateFamily, budget: Budget, kind_index: Tensor, hard_concrete: HardConcrete) -> LearnedGates:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
+from gates.options import LEAST_PASSES
 from gates.search.successive_halving import Loss, Metered, race
 
 CANDIDATES = 16
 """Swaps that race for each gradient."""
-LEAST_PASSES = 6
-"""To the mask itself, to a race of all candidates (4) and to one swap; with fewer a search can try nothing."""
 
 Swap = tuple[int, int]
 

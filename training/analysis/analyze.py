@@ -1,14 +1,11 @@
-"""``python -m training analyze RUN --experiments LIST --out DIR``: Michel et al.'s (2019) experiments on a finished run.
+"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: Michel et al.'s (2019) experiments on a finished run.
 
 The run is of a classifier. Reads its directory and its data; the model is the dense one, at the end of fine-tuning.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,8 @@ from gates.errors import GateError
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.model import DenseModel, Finding, load_dense, setup_of
 from training.analysis.training import through_training
-from training.cli import finish, split_at_dashes, stdout
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
 from training.data.classification import ClassificationData
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import code_version, machine, versions
@@ -43,54 +41,21 @@ TITLES = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training analyze",
-        description="Michel et al.'s (2019) experiments on the dense model of a finished run of a classifier.",
-        epilog="The experiment domains needs other data of the same task: options of training.fit's data as --other_data.NAME, "
-        "such as --other_data.test_file FILE; the rest is as in the run. After a lone -- come options of training.fit in place "
-        "of the run's, such as -- --trainer.accelerator cpu --data.test_file FILE.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("run", help="a run directory that training.fit wrote")
-    parser.add_argument("--out", required=True, type=Path, help="directory to write; one of an earlier analysis is added to")
-    parser.add_argument(
-        "--experiments",
-        default="ablate,one-per-layer,by-kind",
-        help=f"some of {', '.join(TITLES)}, separated by commas (default: %(default)s)",
-    )
-    return parser
+def other_data_options(given: Sequence[str]) -> list[str]:
+    """The arguments that describe other data, as ``training.fit`` takes them."""
+    found, arguments = [], iter(given)
+    for argument in arguments:
+        if argument.startswith(OTHER):
+            found.append("--data." + argument.removeprefix(OTHER))
+            if "=" not in argument:
+                found += [value] if (value := next(arguments, None)) is not None else []
+    return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    quiet_libraries()
-    own, other, overrides = split_arguments(arguments)
-    command = "python -m training analyze " + shlex.join(arguments)
-    return finish(
-        lambda: build_parser().parse_args(own),
-        lambda options: analyze(options, other, overrides, command=command),
-        when_stopped="experiments that had ended are written",
-    )
-
-
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """The command's own arguments; those of the other data, as ``training.fit`` takes them; those after a lone ``--``."""
-    before, behind = split_at_dashes(arguments)
-    own, other, rest = [], [], iter(before)
-    for argument in rest:
-        if not argument.startswith(OTHER):
-            own.append(argument)
-            continue
-        other.append("--data." + argument.removeprefix(OTHER))
-        if "=" not in argument:
-            other += [value] if (value := next(rest, None)) is not None else []
-    return own, other, behind
-
-
-def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequence[str], *, command: str) -> None:
+def analyze(line: CommandLine) -> None:
     """Run the experiments one after the other; each is written as it ends."""
+    quiet_libraries()
+    options, overrides, other = line.options, line.rest, other_data_options(line.given)
     chosen = list(dict.fromkeys(name.strip() for name in options.experiments.split(",") if name.strip()))
     for name in chosen:
         if name not in TITLES:
@@ -103,7 +68,7 @@ def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequen
             if DOMAINS in chosen
             else f"other data are given ({other[0]}) and nothing uses them; add the experiment domains"
         )
-    out = OutputDirectory.claim(options.out, options.run)
+    out = OutputDirectory.claim(Path(options.run_dir), options.run)
     dense = load_dense(options.run, overrides)
     other_data: ClassificationData | None = None
     if other:  # read first, so that what is wrong with it shows before the long part
@@ -116,7 +81,7 @@ def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequen
             finding = across_domains(dense, other_data)
         else:
             finding = EXPERIMENTS[name](dense)
-        out.write(name, finding, {"command": command, "metric": dense.metric})
+        out.write(name, finding, {"command": line.command, "metric": dense.metric})
         for sentence in finding.sentences:
             console.print(escape(sentence), soft_wrap=True)
     console.print(f"written: {escape(str(out.path))}", soft_wrap=True)
@@ -144,16 +109,18 @@ class OutputDirectory:
         """
         for place in (path, *path.parents):
             if place.exists() and not place.is_dir():
-                raise GateError(f"--out {str(path)!r} is or lies in a file ({str(place)!r}); give a directory")
+                raise GateError(f"--run_dir {str(path)!r} is or lies in a file ({str(place)!r}); give a directory")
         if not path.is_dir() or not any(path.iterdir()):
             return cls(path, run, {})
         try:
             known = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
             analysed, findings = known["analysed_run"], known["experiments"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GateError(f"--out {str(path)!r} is not empty and holds no analysis; give another directory") from error
+            raise GateError(f"--run_dir {str(path)!r} is not empty and holds no analysis; give another directory") from error
         if Path(analysed).resolve() != Path(run).resolve():
-            raise GateError(f"--out {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory")
+            raise GateError(
+                f"--run_dir {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory"
+            )
         return cls(path, run, findings)
 
     def write(self, name: str, finding: Finding, about: dict[str, Any]) -> None:

@@ -21,11 +21,12 @@ from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
+from training.cli.run_parser import build_parser
 from training.data.classification import ClassificationData
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs.run_directory import RunDirectory
-from training.setup import Setup, build_parser, make_pruner, make_trainer, open_classification
+from training.setup import Setup, make_pruner, make_trainer, open_classification
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.stats.significance import mcnemar
 

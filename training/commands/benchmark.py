@@ -7,7 +7,6 @@ one the others are compared with. Every system generates equally many tokens, so
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -24,39 +22,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.cost import count_parameters, hardware
 from gates.files import replacing
-from training.cli import finish, stdout
-from training.commands.translate import add_languages, fitting_ids, load_system, system_names, usable_device
-from training.data.base import check_positive
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
+from training.commands.translate import fitting_ids, load_system, system_names, usable_device
+from training.config.checks import check_positive
 from training.data.parallel_text import read_lines
 from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, generate
 from training.tasks.encoder_decoder import positions
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training benchmark", description="Tokens per second of translators.")
-    parser.add_argument("systems", type=str, nargs="+", help="Folders of models or runs; the first is the baseline.")
-    parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
-    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
-    add_languages(parser)
-    parser.add_argument("--batch_sizes", type=list[int], default=[1, 8, 32], help="Sentences translated at a time.")
-    parser.add_argument("--beams", type=int, default=1, help="1 for greedy decoding.")
-    parser.add_argument("--tokens", type=int, default=32, help="Tokens that every translation has.")
-    parser.add_argument("--repeats", type=int, default=10, help="Timed batches of each system and batch size.")
-    parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
-    parser.add_argument("--out", type=str | None, default=None, help="csv file to write.")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    quiet_libraries()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return finish(lambda: build_parser().parse_args(given), benchmark, when_stopped="nothing was written")
-
-
-def benchmark(options: Namespace) -> None:
+def benchmark(line: CommandLine) -> None:
     """Measure, write and show."""
+    quiet_libraries()
+    options = line.options
     for name in ("beams", "tokens", "repeats"):
         check_positive(**{f"--{name}": options[name]})
     if not options.batch_sizes:
@@ -74,8 +53,8 @@ def benchmark(options: Namespace) -> None:
         chosen = [lines[index % len(lines)] for index in range(size)]
         batches = {name: batch_of(*system, chosen, prefix=options.source_prefix) for name, system in loaded.items()}
         rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
-    if options.out is not None:
-        with replacing(Path(options.out)) as partial:
+    if options.output is not None:
+        with replacing(Path(options.output)) as partial:
             pd.DataFrame(rows).to_csv(partial, index=False)
     show(stdout(), rows)
 

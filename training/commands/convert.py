@@ -6,11 +6,8 @@ export as :func:`gates.export.checkpoint.save_pruned` does: weights, tokenizer, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from jsonargparse import ArgumentParser
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -18,40 +15,20 @@ from gates.errors import GateError
 from gates.export.card import ModelCard
 from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.export.legacy import load_legacy
-from training.cli import finish
+from training.cli.line import CommandLine
+from training.commands.parsers import ConvertedForm
 
-ConvertedForm = Literal["pruned", "masked"]
-"""None of these families has a stock class with fewer heads of the same width."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model",
 )  # fmt: skip
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training convert", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("old_dir", type=str, help="Checkpoint of Transformers 4 with pruned_heads in its config.json.")
-    parser.add_argument("--out", type=str | None, default=None, help="Directory to create (default: OLD_DIR-converted).")
-    parser.add_argument(
-        "--form",
-        type=ConvertedForm,
-        default="pruned",
-        help="Heads physically gone (loads with trust_remote_code=True), or dense with zeros (loads with stock classes).",
-    )
-    parser.add_argument(
-        "--allow_pickle", action="store_true", help="Also read pytorch_model.bin, without running code from it."
-    )
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+def convert_checkpoint(line: CommandLine) -> None:
+    """The whole command."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    return finish(
-        lambda: build_parser().parse_args(arguments),
-        lambda config: print(convert(config.old_dir, config.out, form=config.form, allow_pickle=config.allow_pickle)),
-        when_stopped="nothing was written",
-    )
+    options = line.options
+    print(convert(options.old_dir, options.output, form=options.form, allow_pickle=options.allow_pickle))
 
 
 def convert(old_dir: str, out: str | None = None, *, form: ConvertedForm = "pruned", allow_pickle: bool = False) -> str:

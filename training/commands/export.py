@@ -1,4 +1,4 @@
-"""``python -m training export RUN_OR_CHECKPOINT --format FORMAT --out DIR``: a finished run's model in another form.
+"""``python -m training export RUN_OR_CHECKPOINT --format FORMAT --output DIR``: a finished run's model in another form.
 
 Any budget of any ranking of the run, without training again. Nothing is read but the run directory.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
-from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -31,72 +29,33 @@ from gates.export.stock import relative_difference
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
-from training.cli import finish, stdout
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
+from training.commands.parsers import Format
 from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
-Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training export", description="A finished run's model in another form.")
-    parser.add_argument("run", type=str, help="A run directory that fit wrote, or a .ckpt in its checkpoints folder.")
-    parser.add_argument(
-        "--format",
-        type=Format,
-        required=True,
-        help="stock: heads gone, plain Transformers, if every layer keeps the same number; remote-code: heads gone, any mask; "
-        "masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
-    )
-    parser.add_argument("--out", type=str, required=True, help="Directory to write.")
-    parser.add_argument(
-        "--budget",
-        type=int | float | dict[str, int | float] | None,
-        default=None,
-        help="Heads to keep: a count, a fraction, or one of these per kind (default: the ranking's own mask in the run).",
-    )
-    parser.add_argument(
-        "--ranking",
-        type=str | None,
-        default=None,
-        help="Whose order of heads: a ranking the run compared (default: the run's own method, by log_alpha).",
-    )
-    parser.add_argument(
-        "--minimum_per_layer",
-        type=int | None,
-        default=None,
-        help="With --budget, heads that every layer keeps (default: as in the run). The stock format needs the same number in "
-        "every layer: a budget of this number times the layers gives that.",
-    )
-    parser.add_argument("--measure", type=list[int], default=[1, 8, 32], help="Batch sizes to measure latency at; [] for none.")
-    parser.add_argument("--length", type=int, default=128, help="Tokens per example of the check and the measurement.")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    quiet_libraries()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return finish(lambda: build_parser().parse_args(given), export_run, when_stopped="nothing was written")
-
-
-def export_run(options: Namespace) -> None:
+def export_run(line: CommandLine) -> None:
     """Load the run, choose its heads, write the form and show it."""
+    quiet_libraries()
+    options = line.options
     if options.length < 2:
         raise GateError(f"--length is {options.length}; expected at least 2 tokens")
     if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
         raise GateError(f"--minimum_per_layer is {options.minimum_per_layer}; expected 0 or more")
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
-    refuse_taken(options.out)
+    refuse_taken(options.output)
     trained = load_trained(options.run)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
     cost = export(
-        trained, mask, options.format, Path(options.out), options.ranking, measure=options.measure, length=options.length
+        trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length
     )
-    show(stdout(), trained, mask, options.format, Path(options.out), cost)
+    show(stdout(), trained, mask, options.format, Path(options.output), cost)
 
 
 def export(
@@ -204,7 +163,7 @@ def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, 
         source = run.path if name == "final" else run.checkpoint(name)
         console.print(
             f"the weights they belong to: python -m training export {escape(str(source))} --format masked "
-            f"--budget {trained.gates.size} --out ...",
+            f"--budget {trained.gates.size} --output ...",
             soft_wrap=True,
         )
     if cost is None:

@@ -9,7 +9,6 @@ A document says between two comments which command made a table, and ``--update 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -17,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from jsonargparse import Namespace
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.cli import finish
+from training.cli.line import CommandLine, parse
+from training.commands.parsers import summary_parser
+from training.config.stages import STAGES
 from training.stats.numbers import IN_PERCENT, kinds_kept, shown
-from training.stats.stages import STAGES
 
 BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
 
@@ -114,7 +115,7 @@ def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None)
     return rows
 
 
-def report(options: argparse.Namespace) -> str:
+def report(options: Namespace) -> str:
     """The table with a line that says what it shows, or the verdict."""
     if options.verdict:
         return "\n\n".join(read_verdict(path, options.stage) for path in options.runs)
@@ -166,9 +167,9 @@ def update(document: Path) -> None:
 
     def made(match: re.Match[str]) -> str:
         try:
-            options = build_parser().parse_args(shlex.split(match["arguments"]))
-        except (ValueError, SystemExit) as error:  # quotes that do not close, or what argparse has just complained of
-            raise GateError(f"{str(document)!r} has the command {match['begin']!r}, which cannot be read") from error
+            options = parse(summary_parser(), shlex.split(match["arguments"]))
+        except ValueError as error:  # quotes that do not close, or an option that is none
+            raise GateError(f"{str(document)!r} has the command {match['begin']!r}, which cannot be read: {error}") from error
         options.runs = [document.parent / path for path in options.runs]
         return f"{match['begin']}\n\n{report(options)}\n\n<!-- end -->"
 
@@ -177,25 +178,10 @@ def update(document: Path) -> None:
         partial.write_text(changed, encoding="utf-8")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m training summary", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="*", type=Path, help="directories of training.fit or training compare")
-    parser.add_argument("--metric", default="test_accuracy", help="column of comparison.csv; fractions are shown in percent")
-    parser.add_argument("--stage", help="post hoc, retrained or from scratch; all by default")
-    parser.add_argument("--verdict", action="store_true", help="what verdict.md says, instead of a table")
-    parser.add_argument("--methods", help="some methods only, separated by commas, in this order")
-    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="make the tables of this document anew")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    return finish(lambda: build_parser().parse_args(arguments), show, when_stopped="nothing was written")
-
-
-def show(options: argparse.Namespace) -> None:
+def show(line: CommandLine) -> None:
     """Print the tables, or write them into a page."""
+    options = line.options
     if options.update is not None:
-        update(options.update)
+        update(Path(options.update))
     else:
         print(report(options))

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from gates.artefact import GateConfig
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.head_gates import TOP_K_FAMILIES, HeadGates
+from gates.head_gates import HeadGates
+from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
 from training.comparison.methods import own_method

@@ -6,7 +6,6 @@ is taken. The first system is the baseline of the paired bootstrap.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -14,15 +13,15 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
-from training.cli import finish, stdout
-from training.data.base import check_positive
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
+from training.config.checks import check_positive
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
@@ -30,47 +29,13 @@ from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, begin_with_, decode, generate
 from training.tasks.encoder_decoder import load_encoder_decoder, positions
 from training.tasks.encoding import encode_sources
-from training.tasks.translation_metrics import SCORERS, Tokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
+from training.tasks.translation_metrics import SCORERS, BleuTokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training translate", description="Translate a file with one or more systems.")
-    parser.add_argument("systems", type=str, nargs="+", help="Folders of models or runs; the first is the baseline.")
-    parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
-    parser.add_argument("--reference", type=str | None, default=None, help="Its translation, for BLEU and chrF.")
-    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
-    add_languages(parser)
-    parser.add_argument("--beams", type=int, default=4, help="1 for greedy decoding.")
-    parser.add_argument("--length_penalty", type=float, default=1.0, help="Power of the length that divides a beam's score.")
-    parser.add_argument(
-        "--max_length", type=int, default=128, help="Longest translation in tokens, as far as the model has positions."
-    )
-    parser.add_argument("--batch_size", type=int, default=64, help="Sentences per batch.")
-    parser.add_argument(
-        "--bleu_tokenize", type=Tokenizer, default="13a", help="How BLEU finds words; zh for Chinese, ja-mecab for Japanese."
-    )
-    parser.add_argument("--samples", type=int, default=1000, help="Of the bootstrap.")
-    parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
-    parser.add_argument("--out", type=str | None, default=None, help="Folder to write translations and scores into.")
-    return parser
-
-
-def add_languages(parser: ArgumentParser) -> None:
-    """The options of multilingual models, for every command that translates."""
-    for side in ("source", "target"):
-        help = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
-        parser.add_argument(f"--{side}_language", type=str | None, default=None, help=help)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    quiet_libraries()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return finish(lambda: build_parser().parse_args(given), translate_files, when_stopped="nothing was written")
-
-
-def translate_files(options: Namespace) -> None:
+def translate_files(line: CommandLine) -> None:
     """Translate with every system, score, write and show."""
+    quiet_libraries()
+    options = line.options
     check_positive(beams=options.beams, max_length=options.max_length, batch_size=options.batch_size, samples=options.samples)
     if options.reference is None:
         source, reference = read_lines(options.source), None
@@ -92,8 +57,8 @@ def translate_files(options: Namespace) -> None:
         )
     scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
     rows = score(found, reference, **scored) if reference is not None else []
-    if options.out is not None:
-        write(Path(options.out), found, rows, options.bleu_tokenize)
+    if options.output is not None:
+        write(Path(options.output), found, rows, options.bleu_tokenize)
     show(stdout(), found, rows, options.bleu_tokenize)
 
 
@@ -199,7 +164,7 @@ def translate(
 
 
 def score(
-    found: dict[str, list[str]], reference: Sequence[str], *, samples: int, tokenize: Tokenizer = "13a"
+    found: dict[str, list[str]], reference: Sequence[str], *, samples: int, tokenize: BleuTokenizer = "13a"
 ) -> list[dict[str, Any]]:
     """BLEU and chrF of every system; for two and more, with the paired bootstrap against the first."""
     if len(found) > 1:
@@ -210,7 +175,7 @@ def score(
     ]
 
 
-def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
+def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: BleuTokenizer) -> None:
     """``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {f"{name.replace('/', '_')}.txt": "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
@@ -222,7 +187,7 @@ def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]],
             partial.write_text(text, encoding="utf-8")
 
 
-def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: Tokenizer) -> None:
+def show(console: Console, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: BleuTokenizer) -> None:
     """Scores with their signatures, or the translations themselves if there is nothing to score them with."""
     if not rows:
         for texts in found.values():

@@ -14,12 +14,12 @@ import pandas as pd
 import torch
 
 from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
+from training.config import SwapSearch
 from training.pruner.callbacks import Predictions
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
 from training.runs import processes
 from training.runs.cost import NOTHING, Cost
-from training.scoring.mask_search import SwapSearch
 
 
 @dataclass(frozen=True)

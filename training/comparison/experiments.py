@@ -31,7 +31,7 @@ from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
-from training.config import PrunerOptions
+from training.config import DrawSearch, PrunerOptions, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
 from training.pruner.evaluation import SPLITS, evaluate
@@ -40,7 +40,7 @@ from training.pruner.module import HeadPruner
 from training.runs import processes
 from training.runs.cost import NOTHING, measured
 from training.runs.progress import ExperimentProgress, TrainingSteps
-from training.scoring.mask_search import DrawSearch, SwapSearch, draw, refine
+from training.scoring.mask_search import draw, refine
 from training.scoring.outputs import mean_outputs
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 import xxhash
 from transformers import PreTrainedModel
 
-from training.config import PrunerOptions
+from training.config import PrunerOptions, Setup
+from training.config.trainer import TrainerOptions
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
-from training.setup import Setup
 
 FORMAT = 4
 """Of experiments; a change in what they mean or how they are computed must raise it."""
@@ -43,7 +42,7 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         processes: that train together; each has batches of its own.
     """
     options, weights = setup.model, setup.weights
-    trainer: dict[str, Any] = {name: setup.trainer[name] for name in NUMERICS}
+    trainer: dict[str, Any] = {name: getattr(setup.trainer, name) for name in NUMERICS}
     trainer |= {"average_last": weights.average_last, "average_every": weights.average_every}
     return {
         "format": FORMAT,
@@ -54,7 +53,7 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         "data": data.fingerprint(),
         "trainer": trainer,
         # Batches of evaluation change no result, but where they are limited they say which examples are evaluated.
-        **({"eval_batch_size": data.eval_batch_size} if limits_evaluation(setup.trainer) else {}),
+        **({"eval_batch_size": data.options.eval_batch_size} if limits_evaluation(setup.trainer) else {}),
         **({"processes": processes} if processes > 1 else {}),
         **({"patience": weights.patience} if weights.patience is not None else {}),
         # A run that goes on from another one's checkpoint has its history, which nothing else here tells.
@@ -69,9 +68,9 @@ def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if name not in ELSEWHERE}
 
 
-def limits_evaluation(trainer_settings: Mapping[str, Any]) -> bool:
+def limits_evaluation(trainer: TrainerOptions) -> bool:
     """Whether only some batches of the selection or test split are evaluated."""
-    return any(trainer_settings[name] not in (None, 1.0) for name in ("limit_val_batches", "limit_test_batches"))
+    return any(getattr(trainer, name) not in (None, 1.0) for name in ("limit_val_batches", "limit_test_batches"))
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, Any]:

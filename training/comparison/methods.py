@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gates.errors import GateError
-from gates.families.base import GateFamily
+from gates.options import GateFamily
 from training.config import PrunerOptions
 from training.scoring.scorers import SCORERS
 

@@ -18,7 +18,7 @@ from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
-from training.stats.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
+from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
 
 DENSE = Method("dense")
 

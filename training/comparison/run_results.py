@@ -17,12 +17,12 @@ from gates.export.checkpoint import save_pruned
 from gates.surgery.masks import save_mask
 from training.comparison.methods import Method
 from training.comparison.tables import Results
+from training.config.stages import POST_HOC, RETRAINED, STAGES
 from training.data.base import TaskData
 from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
 from training.pruner.module import HeadPruner
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import versions
-from training.stats.stages import POST_HOC, RETRAINED, STAGES
 from training.tasks import base_model_name
 
 BATCH_SIZES = (1, 8, 32)

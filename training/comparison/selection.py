@@ -17,9 +17,8 @@ from gates.sites import KINDS
 from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.methods import LEARNED, Learned, Method
-from training.config import BudgetOption, PriceOption
+from training.config import BudgetOption, DrawSearch, PriceOption, SwapSearch
 from training.runs.cost import Cost, measured
-from training.scoring.mask_search import DrawSearch, SwapSearch
 from training.scoring.outputs import rescale
 from training.scoring.scorers import SCORERS, Scores
 

@@ -142,7 +142,7 @@ def write_tables(
     main_metric, gates = pruner.task.main_metric, pruner.gates
     table = pd.DataFrame(results.rows)
     predictions = {key: dict(np.load(path)) for key, path in results.predictions.items()}
-    tokenize = results.data.bleu_tokenize if isinstance(results.data, TranslationData) else None
+    tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     metric = main_metric if tokenize is None else bleu_metric(tokenize)
     summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric)
     parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]

@@ -22,7 +22,7 @@ def train(
     setup: Setup, run: RunDirectory, pruner: HeadPruner, data: TaskData, loggers: list[Any], checkpoint: str | None
 ) -> TrainedRun:
     """All phases in one go, and the evaluation of what they end with."""
-    weights, interval = setup.weights, setup.trainer["val_check_interval"] or data.validation_interval(pruner.epochs)
+    weights, interval = setup.weights, setup.trainer.val_check_interval or data.validation_interval(pruner.epochs)
     gate_log, costs, dense = GateLog(), PhaseCosts(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
     callbacks: list[pl.Callback] = [gate_log, costs, dense]
     if weights.patience is not None:

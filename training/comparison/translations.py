@@ -83,7 +83,7 @@ def write_significance(
         if first is None or len(texts) < 2:
             continue
         ordered = {first: texts[first], **{name: own for name, own in sorted(texts.items()) if name != first}}
-        tested = paired_bootstrap(ordered, reference, samples=samples, tokenize=data.bleu_tokenize)
+        tested = paired_bootstrap(ordered, reference, samples=samples, tokenize=data.options.bleu_tokenize)
         rows += [{"search": search, "baseline": first, **row} for row in tested]
     if rows:
         run.write_table(f"{FOLDER}/significance.csv", pd.DataFrame(rows))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import time
 import warnings
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from jsonargparse import ArgumentParser
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
@@ -36,7 +34,8 @@ from gates.scores.entropy import AttentionEntropy
 from gates.scores.importance import head_gradients
 from gates.sites import describe_kinds, find_attention, weight_by_output
 from gates.surgery.remove import remove_heads_
-from training.cli import stdout
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
 from training.coverage import architectures as zoo
 from training.runs.tracking import versions
 
@@ -292,34 +291,26 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training coverage", description="What works for which architecture.")
-    parser.add_argument("--only", type=list[str], default=[], help="Parts of names of architectures; all if empty.")
-    parser.add_argument("--json", type=str | None, default=None, help="Write the rows to this file as a list.")
-    parser.add_argument("--markdown", type=str | None, default=None, help="Write the table for the documentation to this file.")
-    parser.add_argument("--onnx", type=bool, default=True, help="Whether to export every model to ONNX too.")
-    return parser
+def cover_architectures(line: CommandLine) -> None:
+    """The whole command.
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0, 1 if some check failed, or 2 for input that its user can mend."""
-    config = build_parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
+    Raises:
+        GateError: if some check failed, once everything is written.
+    """
+    options = line.options
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    try:
-        rows = _run(config.only, [config.json, config.markdown], onnx=config.onnx)
-    except GateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    rows = _run(options.only, [options.json, options.output], onnx=options.onnx)
     for path, text in (
-        (config.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n"),
-        (config.markdown, markdown(rows)),
+        (options.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n"),
+        (options.output, markdown(rows)),
     ):
         if path is not None:
             with replacing(path) as partial:
                 partial.write_text(text, encoding="utf-8")
-    return int(any(row.failed for row in rows))
+    if failed := [row for row in rows if row.failed]:
+        raise GateError(f"{len(failed)} of {len(rows)} architectures failed a check; the table says which")
 
 
 def _run(only: Sequence[str], outputs: Sequence[str | None], *, onnx: bool) -> list[Row]:

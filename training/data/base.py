@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from gates.errors import GateError
+from training.config.data import DataOptions
 from training.data.batches import SplitBatches
 from training.runs import processes
 from training.tasks import Task
@@ -50,40 +50,18 @@ class TaskData(pl.LightningDataModule, ABC):
     The splits are named for what they are used for: ``train`` for weights and scores, ``select`` for every choice,
     ``test`` for the results. Each has a column ``length``, in tokens, by which batches are grouped.
 
-    What subclasses do not name among their own arguments they pass on as they got it, so that each argument is stated,
-    checked and documented once.
-
     Args:
-        eval_batch_size: examples per batch in evaluation.
-        score_rows: training examples, chosen at random, on which heads are scored.
-        max_length: longest text in tokens. Longer texts of a class are truncated; longer sentences to translate are left out
-            or refused, and translations end there.
-        num_workers: processes that prepare batches; 0 to prepare them in the process that trains.
-        seed: of the order of training batches; the seed of the run is added to it.
+        options: what the data are told.
 
     Attributes:
         notices: what the user should know of the data once they are built, such as how many examples were left out; a
             sentence each.
     """
 
-    def __init__(
-        self,
-        *,
-        eval_batch_size: int = 128,
-        score_rows: int = 2048,
-        max_length: int = 128,
-        num_workers: int = 0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, options: DataOptions) -> None:
         super().__init__()
-        check_positive(eval_batch_size=eval_batch_size, score_rows=score_rows, max_length=max_length)
-        if num_workers < 0:
-            raise GateError(f"num_workers is {num_workers}; expected 0 or more")
-        self.eval_batch_size = eval_batch_size
-        self.score_rows = score_rows
-        self.max_length = max_length
-        self.num_workers = num_workers
-        self.seed = seed
+        self.options = options
+        self.seed = options.seed
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self.splits: dict[str, Dataset] = {}
         self.notices: list[str] = []
@@ -150,15 +128,15 @@ class TaskData(pl.LightningDataModule, ABC):
         return min(1.0, 1.0 / epochs)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return self._split_loader("select", self.eval_batch_size)
+        return self._split_loader("select", self.options.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        return self._split_loader("test", self.eval_batch_size)
+        return self._split_loader("test", self.options.eval_batch_size)
 
     def score_dataloader(self) -> DataLoader[Any]:
         """The training examples on which heads are scored: a random choice of ``score_rows``."""
         if "score" not in self.splits:
-            rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.score_rows]
+            rows = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)[: self.options.score_rows]
             self.splits["score"] = self.splits["train"].select(np.sort(rows))
         return self._split_loader("score", self.score_batch_size)
 
@@ -166,7 +144,7 @@ class TaskData(pl.LightningDataModule, ABC):
         """Two disjoint halves of ``rows`` training examples chosen at random, other ones than :meth:`score_dataloader`'s as
         far as there are enough."""
         order = np.random.default_rng(self.seed).permutation(self.splits["train"].num_rows)
-        chosen = np.roll(order, -self.score_rows)[:rows]
+        chosen = np.roll(order, -self.options.score_rows)[:rows]
         loaders = []
         for name, half in (("propose", chosen[::2]), ("decide", chosen[1::2])):
             self.splits[name] = self.splits["train"].select(np.sort(half))
@@ -176,7 +154,7 @@ class TaskData(pl.LightningDataModule, ABC):
     @property
     def order(self) -> str:
         """All that decides on the order of training batches, beside the data."""
-        return f"{self.score_batch_size} {self.score_rows} {self.seed}"
+        return f"{self.score_batch_size} {self.options.score_rows} {self.seed}"
 
     def fingerprint(self) -> str:
         """A hash of the encoded splits and of the order of training batches."""
@@ -207,14 +185,7 @@ class TaskData(pl.LightningDataModule, ABC):
             self.splits[split],
             batch_sampler=batches,
             collate_fn=self.collate(split),
-            num_workers=self.num_workers,
+            num_workers=self.options.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=False,
         )
-
-
-def check_positive(**settings: int) -> None:
-    """Raises :class:`GateError` for the first setting below 1."""
-    for name, value in settings.items():
-        if value < 1:
-            raise GateError(f"{name} is {value}; expected at least 1")

@@ -9,9 +9,10 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from gates.errors import GateError
-from training.data.base import SPLITS, TaskData, check_positive
+from training.config.data import ClassificationOptions
+from training.data.base import SPLITS, TaskData
 from training.data.batches import RunBatches
+from training.data.files import check_classes
 from training.tasks import Classification
 
 
@@ -30,19 +31,18 @@ class ClassificationData(TaskData):
     and ``label``.
 
     Args:
-        batch_size: training examples per step and device, and examples per batch when heads are scored.
-        kwargs: see :class:`training.data.base.TaskData`.
+        options: what the data are told.
     """
 
-    def __init__(self, *, batch_size: int = 32, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_positive(batch_size=batch_size)
-        self.batch_size = batch_size
+    options: ClassificationOptions
+
+    def __init__(self, options: ClassificationOptions) -> None:
+        super().__init__(options)
         self.labels: list[str] = []
 
     @property
     def score_batch_size(self) -> int:
-        return self.batch_size
+        return self.options.batch_size
 
     @abstractmethod
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
@@ -64,7 +64,7 @@ class ClassificationData(TaskData):
         index = {label: position for position, label in enumerate(self.labels)}
         tokenizer = self.tokenizer
         assert tokenizer is not None
-        limit = min(self.max_length, tokenizer.model_max_length)
+        limit = min(self.options.max_length, tokenizer.model_max_length)
 
         def encode(rows: dict[str, list[Any]]) -> dict[str, Any]:
             pair = [rows["pair"]] if "pair" in rows else []
@@ -85,7 +85,7 @@ class ClassificationData(TaskData):
 
     def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
         lengths = self.splits["train"]["length"]
-        return RunBatches(lengths, self.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
+        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
 
     @property
     def per_epoch(self) -> int:
@@ -108,21 +108,5 @@ def _classes(splits: dict[str, Dataset]) -> list[str]:
     labels = sorted(
         set(splits["train"]["label"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
     )
-    if len(labels) > max(2, 0.9 * len(splits["train"])):
-        raise GateError(
-            f"the label column has {len(labels)} different values in {len(splits['train'])} training examples (such as "
-            f"{labels[0]!r}); expected classes, not numbers to predict"
-        )
-    if "" in labels:
-        raise GateError("the training split has an example with an empty label; give every example a class")
-    if len(labels) < 2:
-        raise GateError(f"all training examples have the label {labels[0]!r}; expected at least two classes")
-    for name in SPLITS:
-        unknown = sorted(set(splits[name]["label"]) - set(labels))
-        if unknown:
-            row = list(splits[name]["label"]).index(unknown[0]) + 1
-            raise GateError(
-                f"the {name} split has the label {unknown[0]!r} (example {row}), which is not among the classes of the "
-                f"training split ({', '.join(map(repr, labels))}); correct the file or the label column"
-            )
+    check_classes({name: list(splits[name]["label"]) for name in SPLITS})
     return labels

@@ -11,7 +11,9 @@ import numpy as np
 from datasets import Dataset
 
 from gates.errors import GateError
-from training.data.text import check_text, read_file, read_hub, refuse_blank_lines
+from training.config.data import ParallelText
+from training.data.files import check_text, refuse_blank_lines
+from training.data.text import read_file, read_hub
 from training.data.translation import Pairs, TranslationData, chosen
 
 ASIDE_AT_MOST = 2000
@@ -22,116 +24,56 @@ class ParallelTextData(TranslationData):
     """Sentences and their translations.
 
     Args:
-        dataset: hub name of a data set, such as ``wmt16``.
-        subset: its configuration, such as ``de-en``.
-        train_split, select_split, test_split: names of its splits; without ``select_split`` (or a file for it) a part of
-            the training pairs is set aside.
-        train_source, train_target, select_source, select_target, test_source, test_target: local text files with a sentence
-            on each line, line i of the target being the translation of line i of the source; ``.gz`` is unpacked.
-        train_file, select_file, test_file: instead, local csv, tsv, jsonl or parquet files with a column for each side.
-        columns: names of the columns of a csv or tsv file that has no header line.
-        source_column, target_column: of the two sides; in data sets with one column ``translation``, the languages in it.
-        select_fraction: share of the training pairs set aside for selection when there is no split for it, at most 2,000.
-        skip_empty: leave out training pairs with an empty side, instead of refusing them. ``skip_unfit_pairs`` is the same for
-            pairs of the other splits.
-        kwargs: see :class:`training.data.translation.TranslationData`.
+        options: what the data are told.
     """
 
-    def __init__(
-        self,
-        dataset: str | None = None,
-        subset: str | None = None,
-        train_split: str = "train",
-        select_split: str | None = None,
-        test_split: str = "test",
-        train_source: str | None = None,
-        train_target: str | None = None,
-        select_source: str | None = None,
-        select_target: str | None = None,
-        test_source: str | None = None,
-        test_target: str | None = None,
-        train_file: str | None = None,
-        select_file: str | None = None,
-        test_file: str | None = None,
-        columns: list[str] | None = None,
-        source_column: str = "source",
-        target_column: str = "target",
-        select_fraction: float = 0.02,
-        skip_empty: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.aligned = {
-            "train": (train_source, train_target),
-            "select": (select_source, select_target),
-            "test": (test_source, test_target),
-        }
-        self.files = {"train": train_file, "select": select_file, "test": test_file}
-        for name, (source, target) in self.aligned.items():
-            if (source is None) != (target is None):
-                given, lacking = ("source", "target") if target is None else ("target", "source")
-                raise GateError(f"--data.{name}_{given} is given but --data.{name}_{lacking} is not; parallel text needs both")
-            if source is not None and self.files[name] is not None:
-                raise GateError(
-                    f"--data.{name}_source and --data.{name}_file are both given; give aligned files or one file with columns"
-                )
-        local = [name for name in self.files if self.files[name] is not None or self.aligned[name][0] is not None]
-        if (dataset is None) == ("train" not in local):
-            raise GateError(
-                "give either a hub data set (--data.dataset) or local text (--data.train_source and --data.train_target, or "
-                "--data.train_file), not both or neither"
-            )
-        if dataset is None and "test" not in local:
-            raise GateError(
-                "there is training text but no test text; give --data.test_source and --data.test_target, or --data.test_file"
-            )
-        if not 0 < select_fraction < 1:
-            raise GateError(f"select_fraction is {select_fraction}; expected a share between 0 and 1")
-        self.dataset, self.subset = dataset, subset
-        self.split_names = {"train": train_split, "select": select_split, "test": test_split}
-        self.columns, self.source_column, self.target_column = columns, source_column, target_column
-        self.select_fraction, self.skip_empty = select_fraction, skip_empty
+    options: ParallelText
+
+    def __init__(self, options: ParallelText) -> None:
+        super().__init__(options)
 
     def load_pairs(self) -> dict[str, Pairs]:
-        if self.dataset is None:
-            names = [name for name in self.files if self.files[name] or self.aligned[name][0]]
-            pairs = {name: self._read_local(name) for name in names}
+        options = self.options
+        if options.dataset is None:
+            pairs = {name: self._read_local(name, files) for name, files in options.local.items()}
         else:
-            hub = read_hub(self.dataset, self.subset, self.split_names, instead="--data.train_source and --data.train_target")
+            instead = "--data.train_source and --data.train_target"
+            hub = read_hub(options.dataset, options.subset, options.split_names, instead=instead)
             pairs = {name: self._from_columns(name, split) for name, split in hub.items()}
         pairs = {name: self._without_empty(name, split) for name, split in pairs.items()}
         if "select" not in pairs:
-            pairs["train"], pairs["select"] = set_aside(pairs["train"], self.select_fraction)
+            pairs["train"], pairs["select"] = set_aside(pairs["train"], self.options.select_fraction)
             self.set_aside = True
         return pairs
 
-    def _read_local(self, name: str) -> Pairs:
-        source, target = self.aligned[name]
-        if source is not None and target is not None:
-            return read_aligned(source, target)
-        file = self.files[name]
-        assert file is not None
-        split = read_file(file, self.columns)
+    def _read_local(self, name: str, files: tuple[str, ...]) -> Pairs:
+        if len(files) == 2:
+            return read_aligned(*files)
+        (file,) = files
+        split = read_file(file, self.options.columns)
         if not self._may_skip_empty(name):
             refuse_blank_lines(file)
         return self._from_columns(name, split)
 
     def _from_columns(self, name: str, split: Dataset) -> Pairs:
         found = {column: list(split[column]) for column in split.column_names}
-        if "translation" in found and self.source_column not in found:
+        if "translation" in found and self.options.source_column not in found:
             rows = [{} if row is None else row for row in found["translation"]]
             if any(rows) and all(isinstance(row, dict) for row in rows):
                 found = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
-        for column in (self.source_column, self.target_column):
+        columns = (self.options.source_column, self.options.target_column)
+        for column in columns:
             if column not in found:
                 raise GateError(
                     f"the {name} split has no column {column!r}; it has {', '.join(map(repr, found))}. Set "
                     "--data.source_column and --data.target_column, or --data.columns if there is no header"
                 )
-        return Pairs(*(_texts(name, column, found[column]) for column in (self.source_column, self.target_column)))
+        return Pairs(
+            *(_texts(name, column, found[column]) for column in (self.options.source_column, self.options.target_column))
+        )
 
     def _may_skip_empty(self, name: str) -> bool:
-        return self.skip_empty if name == "train" else self.skip_unfit_pairs
+        return self.options.skip_empty if name == "train" else self.options.skip_unfit_pairs
 
     def _without_empty(self, name: str, pairs: Pairs) -> Pairs:
         """Empty lines refused, or left out of the training pairs if that is asked for."""

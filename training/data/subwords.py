@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gates.errors import GateError
+from training.config.data import Subwords
 
-Subwords = Literal["bpe", "unigram"]
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SPECIAL = [PAD, END, UNKNOWN]
 

@@ -17,14 +17,13 @@ Gold dependency heads are kept with every example, for the analysis of head role
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from gates.errors import GateError
+from training.config.data import Synthetic
 from training.data.classification import ClassificationData
 
 NOUNS = ("fox", "lake", "barn", "king", "nurse", "river", "clock", "horse", "tower", "baker", "poet", "wolf")
@@ -153,39 +152,19 @@ class SyntheticData(ClassificationData):
     """The embedded offline data set; the three splits are generated from different seeds.
 
     Args:
-        train_rows: training examples.
-        select_rows: examples of the selection split, on which every choice is made.
-        test_rows: test examples.
-        max_distractors: nouns between subject and verb, at most.
-        batch_size: training examples per step and device, and examples per batch when heads are scored.
-        score_rows: training examples, chosen at random, on which heads are scored.
-        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
-        kwargs: see :class:`training.data.classification.ClassificationData`.
+        options: what the data are told.
     """
 
-    def __init__(
-        self,
-        train_rows: int = 12288,
-        select_rows: int = 1536,
-        test_rows: int = 3072,
-        max_distractors: int = 3,
-        batch_size: int = 64,
-        score_rows: int = 1024,
-        text_seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(batch_size=batch_size, score_rows=score_rows, **kwargs)
-        for name, rows in {"train_rows": train_rows, "select_rows": select_rows, "test_rows": test_rows}.items():
-            if rows < len(QUESTIONS):
-                raise GateError(f"{name} is {rows}; expected at least {len(QUESTIONS)}, one for each question")
-        self.rows = {"train": train_rows, "select": select_rows, "test": test_rows}
-        self.max_distractors, self.text_seed = max_distractors, text_seed
+    options: Synthetic
+
+    def __init__(self, options: Synthetic) -> None:
+        super().__init__(options)
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
         return build_tokenizer()
 
     def load_splits(self) -> dict[str, Dataset]:
         return {
-            split: generate(rows, seed=3 * self.text_seed + offset, max_distractors=self.max_distractors)
-            for offset, (split, rows) in enumerate(self.rows.items())
+            split: generate(rows, seed=3 * self.options.text_seed + offset, max_distractors=self.options.max_distractors)
+            for offset, (split, rows) in enumerate(self.options.rows.items())
         }

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from gates.errors import GateError
+from training.config.data import SyntheticTranslation
 from training.data.subwords import SPECIAL, UNKNOWN, wrapped
 from training.data.synthetic import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, plural, singular_verb
 from training.data.translation import Pairs, TranslationData
@@ -133,36 +132,18 @@ class SyntheticTranslationData(TranslationData):
     """The embedded offline language pair; the three splits are generated from different seeds.
 
     Args:
-        train_rows: training pairs.
-        select_rows: pairs of the selection split, on which every choice is made.
-        test_rows: test pairs.
-        max_modifiers: phrases behind the subject and behind the object, at most.
-        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
-        kwargs: see :class:`training.data.translation.TranslationData`.
+        options: what the data are told.
     """
 
-    def __init__(
-        self,
-        train_rows: int = 8192,
-        select_rows: int = 256,
-        test_rows: int = 512,
-        max_modifiers: int = 1,
-        text_seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        for name, rows in {"train_rows": train_rows, "select_rows": select_rows, "test_rows": test_rows}.items():
-            if rows < 2:
-                raise GateError(f"{name} is {rows}; expected at least 2")
-        if max_modifiers < 0:
-            raise GateError(f"max_modifiers is {max_modifiers}; expected 0 or more")
-        self.rows = {"train": train_rows, "select": select_rows, "test": test_rows}
-        self.max_modifiers, self.text_seed = max_modifiers, text_seed
+    options: SyntheticTranslation
+
+    def __init__(self, options: SyntheticTranslation) -> None:
+        super().__init__(options)
 
     def load_pairs(self) -> dict[str, Pairs]:
         return {
-            split: generate_pairs(rows, seed=3 * self.text_seed + offset, max_modifiers=self.max_modifiers)
-            for offset, (split, rows) in enumerate(self.rows.items())
+            split: generate_pairs(rows, seed=3 * self.options.text_seed + offset, max_modifiers=self.options.max_modifiers)
+            for offset, (split, rows) in enumerate(self.options.rows.items())
         }
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:

@@ -16,15 +16,16 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from training.data.base import SPLITS, TaskData, check_positive
+from training.config.data import TranslationOptions
+from training.data.base import SPLITS, TaskData
 from training.data.languages import language_token, set_languages
-from training.data.subwords import Subwords, train_subwords
+from training.data.subwords import train_subwords
 from training.data.token_batches import RunTokenBatches
 from training.tasks.decoding import Decoding
 from training.tasks.encoder_decoder import check_encoder_decoder
 from training.tasks.encoding import IGNORED, encode_sources, encode_targets
-from training.tasks.translation import SentenceLoss, Translation
-from training.tasks.translation_metrics import Tokenizer, make_scorer
+from training.tasks.translation import Translation
+from training.tasks.translation_metrics import make_scorer
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer in a run's directory."""
@@ -55,80 +56,26 @@ class TranslationData(TaskData):
     of a whole test set: there a pair that is too long or has an empty side is an error, unless ``skip_unfit_pairs`` is set.
 
     Args:
-        batch_tokens: tokens on the longer side of a batch, padding included, per step and device.
-        eval_batch_size: pairs per batch in evaluation and when heads are scored.
-        max_ratio: largest ratio of the lengths of a training pair's sides in tokens, at least 1.
-        skip_unfit_pairs: leave selection and test pairs out that are too long or have an empty side, and say how many. Scores
-            are then of the other pairs and not to be compared with those of the whole set.
-        tokenizer: hub name or folder; by default the backbone's, and without a backbone one that is trained on the
-            training pairs.
-        subwords: kind of a trained tokenizer: ``bpe`` or ``unigram``.
-        vocab_size: largest number of tokens of a trained tokenizer, for both languages together.
-        source_prefix: text before every source, such as ``translate English to German: `` for T5.
-        source_language, target_language: for multilingual models, their names in the tokenizer, such as ``en_XX``.
-        label_smoothing, sentence_loss, bleu_tokenize, beam_splits: see :class:`training.tasks.translation.Translation`.
-        beams, length_penalty: see :class:`training.tasks.decoding.Decoding`.
-        validate_every: epochs between validations, each of which translates the selection split.
-        kwargs: see :class:`training.data.base.TaskData`.
+        options: what the data are told.
+
+    Raises:
+        GateError: for a tokenizer of BLEU whose package is not installed.
     """
 
-    def __init__(
-        self,
-        *,
-        batch_tokens: int = 4096,
-        eval_batch_size: int = 64,
-        max_ratio: float = 3.0,
-        skip_unfit_pairs: bool = False,
-        tokenizer: str | None = None,
-        subwords: Subwords = "bpe",
-        vocab_size: int = 8000,
-        source_prefix: str = "",
-        source_language: str | None = None,
-        target_language: str | None = None,
-        label_smoothing: float = 0.1,
-        sentence_loss: SentenceLoss = "mean",
-        bleu_tokenize: Tokenizer = "13a",
-        beams: int = 4,
-        length_penalty: float = 1.0,
-        beam_splits: list[str] | None = None,
-        validate_every: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(eval_batch_size=eval_batch_size, **kwargs)
-        check_positive(batch_tokens=batch_tokens, vocab_size=vocab_size, beams=beams)
-        if self.max_length > batch_tokens:
-            raise GateError(
-                f"max_length is {self.max_length} and batch_tokens {batch_tokens}; a batch must hold the longest sentence"
-            )
-        if not max_ratio >= 1:
-            raise GateError(f"max_ratio is {max_ratio}; expected at least 1")
-        if not 0 <= label_smoothing < 1:
-            raise GateError(f"label_smoothing is {label_smoothing}; expected a share from 0 to below 1, such as 0.1")
-        if not validate_every > 0:
-            raise GateError(f"validate_every is {validate_every}; expected a number of epochs above 0")
-        self.beam_splits = tuple(["test"] if beam_splits is None else beam_splits)
-        if unknown := sorted({*self.beam_splits} - {"select", "test"}):
-            raise GateError(f"beam_splits names {unknown[0]!r}; expected some of 'select' and 'test'")
-        self.batch_tokens = batch_tokens
-        self.max_ratio, self.skip_unfit_pairs = max_ratio, skip_unfit_pairs
-        self.tokenizer_name = tokenizer
-        self.subwords: Subwords = subwords
-        self.vocab_size = vocab_size
-        self.source_prefix = source_prefix
-        self.source_language, self.target_language = source_language, target_language
-        self.label_smoothing = label_smoothing
-        self.sentence_loss: SentenceLoss = sentence_loss
-        make_scorer("bleu", bleu_tokenize)  # raises where its package is missing
-        self.bleu_tokenize: Tokenizer = bleu_tokenize
-        self.decoding = Decoding(beams, length_penalty, self.max_length)
-        self.validate_every = validate_every
+    options: TranslationOptions
+
+    def __init__(self, options: TranslationOptions) -> None:
+        super().__init__(options)
+        make_scorer("bleu", options.bleu_tokenize)  # raises where its package is missing
+        self.tokenizer_name = options.tokenizer
+        self.decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         self.texts: dict[str, Pairs] = {}
         self.set_aside = False
         self.left_out = 0
 
     @property
     def score_batch_size(self) -> int:
-        return self.eval_batch_size
+        return self.options.eval_batch_size
 
     @abstractmethod
     def load_pairs(self) -> dict[str, Pairs]:
@@ -169,7 +116,10 @@ class TranslationData(TaskData):
         if name is None:
             train = self.texts["train"]
             return train_subwords(
-                [*train.source, *train.target], kind=self.subwords, vocab_size=self.vocab_size, max_length=self.max_length
+                [*train.source, *train.target],
+                kind=self.options.subwords,
+                vocab_size=self.options.vocab_size,
+                max_length=self.options.max_length,
             )
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -184,7 +134,7 @@ class TranslationData(TaskData):
             ) from error
         if tokenizer.pad_token_id is None:
             raise GateError(f"the tokenizer of {name!r} has no padding token, which an encoder-decoder needs; give another")
-        set_languages(tokenizer, source=self.source_language, target=self.target_language)
+        set_languages(tokenizer, source=self.options.source_language, target=self.options.target_language)
         return tokenizer
 
     def _encode(self, pairs: Pairs) -> Dataset:
@@ -192,7 +142,7 @@ class TranslationData(TaskData):
         parts = []
         for first in range(0, len(pairs.source), ENCODED_AT_ONCE):
             source, target = (texts[first : first + ENCODED_AT_ONCE] for texts in pairs)
-            sources = encode_sources(self.tokenizer, source, prefix=self.source_prefix)
+            sources = encode_sources(self.tokenizer, source, prefix=self.options.source_prefix)
             targets = encode_targets(self.tokenizer, target)
             columns = {
                 "row": list(range(first, first + len(sources))),
@@ -207,20 +157,21 @@ class TranslationData(TaskData):
     def _check_lengths(self, name: str) -> None:
         """Pairs for evaluation that are too long refused, or left out if that is asked for."""
         sides = {side: np.asarray(self.splits[name][column]) for side, column in LENGTHS.items()}
-        fits = np.maximum(*sides.values()) <= self.max_length
+        longest_allowed = self.options.max_length
+        fits = np.maximum(*sides.values()) <= longest_allowed
         if fits.all():
             return
-        if not self.skip_unfit_pairs:
+        if not self.options.skip_unfit_pairs:
             side = max(sides, key=lambda side: sides[side].max())
             longest = int(np.argmax(sides[side]))
             raise GateError(
                 f"the {side} of pair {longest + 1} of the {name} split has {sides[side][longest]} tokens, more than "
-                f"{self.max_length}; raise --data.max_length, shorten the sentence, or set --data.skip_unfit_pairs true"
+                f"{longest_allowed}; raise --data.max_length, shorten the sentence, or set --data.skip_unfit_pairs true"
             )
         if not fits.any():
-            raise GateError(f"every pair of the {name} split has more than {self.max_length} tokens; raise --data.max_length")
+            raise GateError(f"every pair of the {name} split has more than {longest_allowed} tokens; raise --data.max_length")
         self.notices.append(
-            f"{(~fits).sum()} of {len(fits)} {name} pairs are left out: they have more than {self.max_length} tokens on a side"
+            f"{(~fits).sum()} of {len(fits)} {name} pairs are left out: they have more than {longest_allowed} tokens on a side"
         )
         self._keep(name, fits)
 
@@ -234,11 +185,12 @@ class TranslationData(TaskData):
         """Which pairs of a split are neither too long nor too unequal for training."""
         source, target = (np.asarray(self.splits[name][column]) for column in LENGTHS.values())
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
-        fits: np.ndarray = (longer <= self.max_length) & (longer <= self.max_ratio * shorter)
+        longest, ratio = self.options.max_length, self.options.max_ratio
+        fits: np.ndarray = (longer <= longest) & (longer <= ratio * shorter)
         if (~fits).sum() > LEAVE_OUT_AT_MOST * len(fits):
             raise GateError(
-                f"{(~fits).sum()} of {len(fits)} training pairs have more than {self.max_length} tokens on a side, or sides "
-                f"that differ by a factor of more than {self.max_ratio:g}; raise --data.max_length or --data.max_ratio, or "
+                f"{(~fits).sum()} of {len(fits)} training pairs have more than {longest} tokens on a side, or sides "
+                f"that differ by a factor of more than {ratio:g}; raise --data.max_length or --data.max_ratio, or "
                 "check that the lines of both sides belong together"
             )
         return fits
@@ -249,22 +201,22 @@ class TranslationData(TaskData):
         self.left_out = int((~fits).sum())
         if self.left_out:
             self.notices.append(
-                f"{self.left_out} of {len(fits)} training pairs are left out: they have more than {self.max_length} tokens on "
-                f"a side, or sides that differ by a factor of more than {self.max_ratio:g}"
+                f"{self.left_out} of {len(fits)} training pairs are left out: they have more than {self.options.max_length} "
+                f"tokens on a side, or sides that differ by a factor of more than {self.options.max_ratio:g}"
             )
             self.splits["train"] = self.splits["train"].select(np.flatnonzero(fits))
 
     @property
     def task(self) -> Translation:
         assert self.tokenizer is not None
-        first = None if self.target_language is None else language_token(self.tokenizer, self.target_language)
+        first = None if self.options.target_language is None else language_token(self.tokenizer, self.options.target_language)
         return Translation(
             self.tokenizer,
-            label_smoothing=self.label_smoothing,
-            sentence_loss=self.sentence_loss,
-            bleu_tokenize=self.bleu_tokenize,
+            label_smoothing=self.options.label_smoothing,
+            sentence_loss=self.options.sentence_loss,
+            bleu_tokenize=self.options.bleu_tokenize,
             decoding=replace(self.decoding, forced_first=first),
-            beam_splits=self.beam_splits,
+            beam_splits=tuple(self.options.beam_splits),
         )
 
     # -- batches -----------------------------------------------------------------------------------------------
@@ -272,22 +224,24 @@ class TranslationData(TaskData):
     def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunTokenBatches:
         train = self.splits["train"]
         return RunTokenBatches(
-            train["length"], train["target_length"], self.batch_tokens,
+            train["length"], train["target_length"], self.options.batch_tokens,
             epochs=epochs, seed=self.seed, first=first, rank=rank, world=world,
         )  # fmt: skip
 
     @property
     def order(self) -> str:
-        return f"{super().order} {self.batch_tokens}"
+        return f"{super().order} {self.options.batch_tokens}"
 
     def fingerprint(self) -> str:
         """Of texts, order, and all that the task is told: how losses are computed and how translations are searched."""
-        settings: list[Any] = [self.label_smoothing, self.sentence_loss, self.beam_splits, asdict(self.task.decoding)]
-        settings += [self.bleu_tokenize] * (self.bleu_tokenize != "13a")  # as without the option, which cells on disk had not
+        options = self.options
+        settings: list[Any] = [options.label_smoothing, options.sentence_loss, options.beam_splits, asdict(self.task.decoding)]
+        # As without the option, which experiments on disk had not.
+        settings += [options.bleu_tokenize] * (options.bleu_tokenize != "13a")
         return xxhash.xxh3_128(json.dumps([super().fingerprint(), settings, self.texts]).encode()).hexdigest()
 
     def validation_interval(self, epochs: float) -> float:
-        return min(1.0, self.validate_every / epochs)
+        return min(1.0, self.options.validate_every / epochs)
 
     def collate(self, split: str) -> PadPairs:
         assert self.tokenizer is not None

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from gates.families.closing import NOT_CLOSED, update_closing_step
-from gates.head_gates import TOP_K_FAMILIES
+from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, find_attention
 from gates.surgery.remove import check_removable
 from training.config import PrunerOptions

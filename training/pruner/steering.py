@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from gates.budget import Budget, budget_mask, parse_prices
 from gates.families.hard_concrete import HardConcrete, Stretch
 from gates.families.relaxed_topk import TopKGates
-from gates.head_gates import TOP_K_FAMILIES, HeadGates
+from gates.head_gates import HeadGates
 from gates.objective import TargetBudget, l0_penalty, project_to_budget
+from gates.options import TOP_K_FAMILIES
 from gates.scores.importance import normalise_by_layer
 from gates.sites import KINDS, Kind
 from training.config import PrunerOptions

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
+from training.config.stages import is_post_hoc
 from training.report.contents import Contents, Course, Site, Values, is_dense
 from training.stats.numbers import counted, duration, listed, p_value, quantity
-from training.stats.stages import is_post_hoc
 
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",

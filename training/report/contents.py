@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from training.config.stages import STAGES, is_post_hoc
 from training.stats.numbers import budget_label, in_brackets
-from training.stats.stages import STAGES, is_post_hoc
 from training.stats.verdict import are_dense
 
 Kind = Literal["comparison", "run"]

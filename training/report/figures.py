@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from training.config.stages import is_post_hoc
 from training.plotting import COLOURS, INK, MAP, MARKERS, line_style, styled
 from training.report.contents import Contents, Course, Site, Values, is_dense
 from training.stats.numbers import IN_PERCENT, shown, unit
-from training.stats.stages import is_post_hoc
 
 STAGE_TITLES = {
     "post hoc": "mask only (post hoc)",

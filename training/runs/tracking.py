@@ -7,7 +7,6 @@ import os
 import platform
 import secrets
 import subprocess
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ import wandb
 from pytorch_lightning.loggers import WandbLogger
 
 from gates.files import replacing
+from training.config import WandbOptions
 
 PACKAGES = (
     "torch",
@@ -31,58 +31,41 @@ PACKAGES = (
 )
 
 
-@dataclass(frozen=True)
-class WandbOptions:
-    """How the run appears in W&B.
+def resolved_mode(options: WandbOptions) -> Literal["online", "offline", "disabled"]:
+    """``online``, ``offline`` or ``disabled``, decided without a prompt."""
+    if options.mode != "auto":
+        return options.mode
+    match os.environ.get("WANDB_MODE", "").lower():
+        case "online":
+            return "online"
+        case "offline" | "dryrun":
+            return "offline"
+        case "disabled":
+            return "disabled"
+    return "online" if wandb.login(prompt=False) else "offline"
 
-    Args:
-        mode: ``auto`` is online when logged in (or as WANDB_MODE says) and offline otherwise.
-        project: W&B project.
-        name: of the run; by default the run directory's.
-        group: to put runs together.
-        tags: free labels.
+
+def make_logger(options: WandbOptions, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
+    """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled.
+
+    A run that is resumed goes on in W&B under the id it began with.
     """
-
-    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    project: str = "head-gates"
-    name: str | None = None
-    group: str | None = None
-    tags: list[str] | None = None
-
-    def resolved_mode(self) -> Literal["online", "offline", "disabled"]:
-        """``online``, ``offline`` or ``disabled``, decided without a prompt."""
-        if self.mode != "auto":
-            return self.mode
-        match os.environ.get("WANDB_MODE", "").lower():
-            case "online":
-                return "online"
-            case "offline" | "dryrun":
-                return "offline"
-            case "disabled":
-                return "disabled"
-        return "online" if wandb.login(prompt=False) else "offline"
-
-    def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
-        """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled.
-
-        A run that is resumed goes on in W&B under the id it began with.
-        """
-        os.environ.setdefault("WANDB_SILENT", "true")
-        mode = self.resolved_mode()
-        if mode == "disabled":
-            return None
-        settings = wandb.Settings(silent=True, console="off", mode=mode)
-        return WandbLogger(
-            save_dir=str(run_path),
-            project=self.project,
-            id=run_id(run_path),
-            name=self.name or run_path.name,
-            group=self.group,
-            tags=self.tags,
-            config={**config, "code": code_version()},
-            offline=mode == "offline",
-            settings=settings,
-        )
+    os.environ.setdefault("WANDB_SILENT", "true")
+    mode = resolved_mode(options)
+    if mode == "disabled":
+        return None
+    settings = wandb.Settings(silent=True, console="off", mode=mode)
+    return WandbLogger(
+        save_dir=str(run_path),
+        project=options.project,
+        id=run_id(run_path),
+        name=options.name or run_path.name,
+        group=options.group,
+        tags=options.tags,
+        config={**config, "code": code_version()},
+        offline=mode == "offline",
+        settings=settings,
+    )
 
 
 def run_id(run_path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,50 +13,10 @@ from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
 from gates.budget import Budget
-from gates.errors import GateError
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
-from gates.search.swaps import LEAST_PASSES, Limits, Refinement, refine_by_swaps
+from gates.search.swaps import Limits, Refinement, refine_by_swaps
+from training.config import DrawSearch, SwapSearch
 from training.scoring.subject import Subject, at_rest
-
-
-@dataclass(frozen=True)
-class SwapSearch:
-    """How long to search.
-
-    Args:
-        rows: training examples; one half proposes swaps by its gradient, the other decides on them by its loss.
-        passes: over the deciding half after which nothing new is tried.
-    """
-
-    rows: int = 1024
-    passes: float = 40.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("rows", 2), ("passes", LEAST_PASSES)):
-            if getattr(self, name) < least:
-                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
-
-
-@dataclass(frozen=True)
-class DrawSearch:
-    """How masks are drawn around a ranking.
-
-    Args:
-        rows: training examples, of which one half decides on the masks by its loss, as for swaps.
-        count: of masks.
-        temperature: of the draws, for log_alpha or for ranks on its scale.
-    """
-
-    rows: int = 1024
-    count: int = 64
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name, least in (("rows", 2), ("count", 1)):
-            if getattr(self, name) < least:
-                raise GateError(f"--draws.{name} is {getattr(self, name)}; expected at least {least}")
-        if not self.temperature > 0:
-            raise GateError(f"--draws.temperature is {self.temperature}; expected a number above 0")
 
 
 def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0) -> Refinement:

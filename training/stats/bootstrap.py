@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gates.errors import GateError
-from training.tasks.translation_metrics import Tokenizer, bleu_counts, bleu_of_counts
+from training.tasks.translation_metrics import BleuTokenizer, bleu_counts, bleu_of_counts
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -75,7 +75,7 @@ def _matthews(means: Array) -> Array:
     )
 
 
-def _text_counts(predictions: NDArray[Any], targets: NDArray[Any], tokenize: Tokenizer = "13a") -> NDArray[Any]:
+def _text_counts(predictions: NDArray[Any], targets: NDArray[Any], tokenize: BleuTokenizer = "13a") -> NDArray[Any]:
     """What BLEU counts in each text, and at last the number of texts, the same for all: ``[..., examples, 11]``."""
     references = np.broadcast_to(targets, predictions.shape)
     counts = bleu_counts(predictions.ravel().tolist(), references.ravel().tolist(), tokenize=tokenize)
@@ -88,7 +88,7 @@ def _bleu(means: Array) -> Array:
     return bleu_of_counts(np.rint(means[..., :-1] * means[..., -1:]))
 
 
-def bleu_metric(tokenize: Tokenizer) -> MeanMetric:
+def bleu_metric(tokenize: BleuTokenizer) -> MeanMetric:
     """Corpus BLEU with one of sacrebleu's tokenizers."""
     return MeanMetric(partial(_text_counts, tokenize=tokenize), _bleu)
 

@@ -13,7 +13,6 @@ was stopped. The directory of a sweep::
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -30,7 +29,8 @@ from rich.console import Console
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.cli import finish, split_at_dashes, stdout
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
 from training.sweeps.processes import end, end_orphan, last_error, locked, terminable, trial_environment
 from training.sweeps.results import show, sweep_table, write_report, write_table
 from training.sweeps.space import Sweep, read_sweep
@@ -196,8 +196,9 @@ def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> N
         partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
 
 
-def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
+def run_sweep(line: CommandLine) -> None:
     """The whole command."""
+    options, further = line.options, line.rest
     for name, value in {
         "--jobs": options.jobs,
         "--trials": options.trials,
@@ -205,12 +206,12 @@ def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
     }.items():
         if value is not None and not value > 0:
             raise GateError(f"{name} is {value}; expected more than 0")
-    sweep = read_sweep(options.file)
+    sweep = read_sweep(Path(options.file))
     count = sweep.count(options.trials)
     sweep.check(further)
     for key in sweep.unused:
         print(f"warning: {key} means something to W&B only; here every trial runs to its end", file=sys.stderr)
-    directory = options.run_dir or Path("runs") / "sweeps" / sweep.name
+    directory = Path(options.run_dir or Path("runs") / "sweeps" / sweep.name)
     claim(directory, sweep, further, options.seed)
     console = stdout()
     with locked(directory / "sweep.lock"), terminable():
@@ -238,23 +239,3 @@ def run_sweep(options: argparse.Namespace, further: Sequence[str]) -> None:
     if not (table["state"] == "complete").any():
         raise GateError(f"all {len(table)} trials failed, the last with: {table['error'].iloc[-1]}")
     show(console, sweep, table, study.best_trial.number, directory)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    own, further = split_at_dashes(arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m training sweep",
-        description="Run a W&B sweep file on this machine; the same command again goes on with it.",
-        epilog="What follows -- goes to every trial, such as: -- --config configs/sst2_minilm_local.yaml --model.backbone DIR",
-    )
-    parser.add_argument("file", type=Path, help="sweep file, such as configs/sweeps/lambda.yaml")
-    parser.add_argument("--jobs", type=int, default=1, help="trials at a time; they share the cores")
-    parser.add_argument("--trials", type=int, help="how many; by default run_cap of the file, or the whole grid")
-    parser.add_argument("--run_dir", type=Path, help="where to write (default: runs/sweeps/NAME)")
-    parser.add_argument("--timeout_minutes", type=float, help="end a trial that takes longer, and count it as failed")
-    parser.add_argument("--seed", type=int, default=0, help="of the search; trials have the seed of their configuration")
-    return finish(
-        lambda: parser.parse_args(own),
-        lambda options: run_sweep(options, further),
-        when_stopped="the same command goes on",
-    )

@@ -21,8 +21,8 @@ from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from gates.errors import GateError
-from training.cli import default_config
-from training.setup import build_parser
+from training.cli.configurations import default_config
+from training.cli.run_parser import build_parser
 
 METHODS = ("grid", "random", "bayes")
 DISTRIBUTIONS = ("categorical", "constant", "uniform", "int_uniform", "q_uniform", "log_uniform_values")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from training.config.data import BleuTokenizer, SentenceLoss
 from training.tasks.base import Batch, Task
 from training.tasks.decoding import Decoding, begin_with_, decode, generate
 from training.tasks.encoder_decoder import check_encoder_decoder, check_positions, check_vocabulary, load_encoder_decoder
 from training.tasks.encoding import IGNORED, shifted_right
 from training.tasks.loading import from_config
-from training.tasks.translation_metrics import SCORERS, TextScore, Tokenizer
+from training.tasks.translation_metrics import SCORERS, TextScore
 
-SentenceLoss = Literal["mean", "sum"]
 SCRATCH = {
     "model_type": "marian", "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
     "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "activation_function": "relu",
@@ -46,7 +46,7 @@ class Translation(Task):
     tokenizer: PreTrainedTokenizerBase
     label_smoothing: float = 0.1
     sentence_loss: SentenceLoss = "mean"
-    bleu_tokenize: Tokenizer = "13a"
+    bleu_tokenize: BleuTokenizer = "13a"
     decoding: Decoding = field(default_factory=Decoding)
     beam_splits: tuple[str, ...] = ("test",)
     main_metric: str = field(default="bleu", init=False)

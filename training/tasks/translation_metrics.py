@@ -14,23 +14,22 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from gates.errors import GateError
+from training.config.data import BleuTokenizer
 
 Scorer = Literal["bleu", "chrf"]
 SCORERS: tuple[Scorer, ...] = ("bleu", "chrf")
-Tokenizer = Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab"]
-"""How BLEU cuts texts into tokens: ``13a`` is for languages with spaces between words."""
 END = 0
 """The byte that ends a text; UTF-8 has it in no other character."""
 
 
-def make_scorer(name: Scorer, tokenize: Tokenizer = "13a", **more: Any) -> BLEU | CHRF:
+def make_scorer(name: Scorer, tokenize: BleuTokenizer = "13a", **more: Any) -> BLEU | CHRF:
     """sacrebleu's BLEU or chrF; chrF is of characters and has no tokens.
 
     Raises:
         GateError: for an unknown tokenizer, or one that needs a package which is not installed.
     """
-    if tokenize not in get_args(Tokenizer):
-        raise GateError(f"BLEU has no tokenizer {tokenize!r} here; expected one of {', '.join(get_args(Tokenizer))}")
+    if tokenize not in get_args(BleuTokenizer):
+        raise GateError(f"BLEU has no tokenizer {tokenize!r} here; expected one of {', '.join(get_args(BleuTokenizer))}")
     if name == "chrf":
         return CHRF(**more)
     try:
@@ -39,12 +38,14 @@ def make_scorer(name: Scorer, tokenize: Tokenizer = "13a", **more: Any) -> BLEU 
         raise GateError(f"BLEU's tokenizer {tokenize!r} needs a package: pip install 'sacrebleu[{tokenize[:2]}]'") from error
 
 
-def corpus_score(name: Scorer, hypotheses: Sequence[str], references: Sequence[str], *, tokenize: Tokenizer = "13a") -> float:
+def corpus_score(
+    name: Scorer, hypotheses: Sequence[str], references: Sequence[str], *, tokenize: BleuTokenizer = "13a"
+) -> float:
     """BLEU or chrF of a corpus in points, 0 to 100, with sacrebleu's default settings (one reference)."""
     return float(make_scorer(name, tokenize).corpus_score(list(hypotheses), [list(references)]).score)
 
 
-def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: Tokenizer = "13a") -> NDArray[np.int64]:
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: BleuTokenizer = "13a") -> NDArray[np.int64]:
     """What BLEU adds up over a corpus, for every text ``[texts, 10]``: its length and its reference's in tokens, its matching
     and its total n-grams of lengths 1 to 4."""
     scorer = make_scorer("bleu", tokenize, effective_order=True)  # which of a single text changes the score and no count
@@ -73,7 +74,7 @@ def bleu_of_counts(sums: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(defined, 100 * np.exp(precisions + brevity), 0.0)
 
 
-def signatures(tokenize: Tokenizer = "13a") -> dict[str, str]:
+def signatures(tokenize: BleuTokenizer = "13a") -> dict[str, str]:
     """sacrebleu's signature of each metric: all settings and its version, to be stated with every score."""
     found: dict[str, str] = {}
     for name in SCORERS:
@@ -88,7 +89,7 @@ def paired_bootstrap(
     references: Sequence[str],
     *,
     samples: int = 1000,
-    tokenize: Tokenizer = "13a",
+    tokenize: BleuTokenizer = "13a",
 ) -> list[dict[str, Any]]:
     """Paired bootstrap resampling (Koehn 2004) of the first system against each other, as sacrebleu does it.
 
@@ -149,10 +150,10 @@ class TextScore(Metric):
     hypotheses: list[Tensor]
     references: list[Tensor]
 
-    def __init__(self, scorer: Scorer, tokenize: Tokenizer = "13a", **kwargs: Any) -> None:
+    def __init__(self, scorer: Scorer, tokenize: BleuTokenizer = "13a", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.scorer: Scorer = scorer
-        self.tokenize: Tokenizer = tokenize
+        self.tokenize: BleuTokenizer = tokenize
         for name in ("rows", "hypotheses", "references"):
             self.add_state(name, [], dist_reduce_fx="cat")
 

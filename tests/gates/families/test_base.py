@@ -7,8 +7,9 @@ import torch
 
 from gates.budget import Budget, top_k_mask
 from gates.errors import GateError
-from gates.families.base import GateFamily, annealed
-from gates.head_gates import TOP_K_FAMILIES, HeadGates
+from gates.families.base import annealed
+from gates.head_gates import HeadGates
+from gates.options import TOP_K_FAMILIES, GateFamily
 from tests.models import build, inputs, logits
 
 FAMILIES = get_args(GateFamily)

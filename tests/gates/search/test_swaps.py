@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.search.swaps import LEAST_PASSES, Limits, refine_by_swaps
+from gates.options import LEAST_PASSES
+from gates.search.swaps import Limits, refine_by_swaps
 
 
 def quadratic(seed: int, size: int):

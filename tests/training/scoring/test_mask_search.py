@@ -10,7 +10,8 @@ from gates.budget import Budget
 from gates.errors import GateError
 from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
-from training.scoring.mask_search import DrawSearch, SwapSearch, draw, refine, refined_by_swaps
+from training.config import DrawSearch, SwapSearch
+from training.scoring.mask_search import draw, refine, refined_by_swaps
 from training.scoring.subject import Subject
 
 

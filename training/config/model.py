@@ -1,27 +1,18 @@
-"""What a run is told: options grouped by subject, each a frozen dataclass that checks itself.
-
-The command line and configurations have the fields of :class:`PrunerOptions` as ``--model.NAME`` and those of the groups
-below it by their names alone. Options of a comparison over several seeds are in :mod:`training.comparison.options`, those of
-searches for a mask in :mod:`training.scoring.mask_search`, those of W&B in :mod:`training.runs.tracking`.
-"""
+"""What is pruned and how: the options ``--model.NAME``, grouped by subject."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gates.errors import GateError
-from gates.families.base import GateFamily
-from gates.head_gates import TOP_K_FAMILIES, DrawPer, Unit
-from gates.search.swaps import LEAST_PASSES
+from gates.options import LEAST_PASSES, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
+from training.config.checks import at_least_0
 
 BudgetOption = int | float | dict[str, int | float]
 PriceOption = float | dict[str, float]
-Existing = Literal["refuse", "resume", "overwrite"]
 Decay = Literal["linear", "noam"]
-LARGEST_SEED = 2**32 - 1
-"""That every library takes."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ class Gating:
     straight_through_from: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "his_start")
+        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "his_start")
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
         if self.gate == "hard-concrete":
@@ -140,7 +131,7 @@ class Phases:
     swaps: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "finetune", "prune", "retrain")
+        at_least_0(self, "finetune", "prune", "retrain")
         if self.swaps != 0 and not LEAST_PASSES <= self.swaps < math.inf:
             raise GateError(
                 f"swaps is {self.swaps}; expected 0 for no search, or at least {LEAST_PASSES} passes, for example 40"
@@ -180,7 +171,7 @@ class Optimisation:
     freeze_while_pruning: list[str] | None = None
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "learning_rate", "lr_warm_up", "weight_decay", "prune_learning_rate")
+        at_least_0(self, "learning_rate", "lr_warm_up", "weight_decay", "prune_learning_rate")
 
 
 @dataclass(frozen=True)
@@ -200,7 +191,7 @@ class Distillation:
     distil_hidden: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "distil_hidden")
+        at_least_0(self, "distil_hidden")
         if not 0 <= self.distil <= 1:
             raise GateError(f"distil is {self.distil}; expected a weight from 0 (labels alone) to 1 (the dense model alone)")
         if not 0 < self.distil_temperature < math.inf:
@@ -239,105 +230,3 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
         searched = ", refined by swaps" if self.swaps else ""
         trained = "weights retrained with the mask" if self.retrain > 0 else "weights as they were trained with the gates"
         return f"learned {gates} gates{searched}; {trained}"
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Where a run writes, and what makes it this run.
-
-    Args:
-        run_dir: where to write (default: runs/NAME).
-        existing: what to do if --run_dir holds a run.
-        name: of the run; the default directory is runs/NAME.
-        seed: of weights, data order, gates and dropout.
-        ckpt_path: checkpoint to resume from, of this or another run.
-        save_every: optimiser steps between checkpoints.
-    """
-
-    run_dir: str | None = None
-    existing: Existing = "refuse"
-    name: str = "run"
-    seed: int = 0
-    ckpt_path: str | None = None
-    save_every: int = 200
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise GateError(f"--seed is {self.seed}; expected a whole number from 0 to {LARGEST_SEED}")
-        _at_least_1(self, "save_every")
-
-
-@dataclass(frozen=True)
-class WeightsKept:
-    """Which weights a phase ends with: the last, their average over some checkpoints, or the best.
-
-    Args:
-        average_last: checkpoints averaged at the end of fine-tuning and run.
-        average_every: optimiser steps between them.
-        patience: validations without improvement after which a dense-only run ends.
-    """
-
-    average_last: int = 1
-    average_every: int = 100
-    patience: int | None = None
-
-    def __post_init__(self) -> None:
-        _at_least_1(self, "average_last", "average_every")
-        if self.patience is not None and self.patience < 1:
-            raise GateError(f"--patience is {self.patience}; expected at least 1 validation")
-        if self.patience is not None and self.average_last > 1:
-            raise GateError("--patience keeps the best weights and --average_last the average of the last; give one of them")
-
-
-@dataclass(frozen=True)
-class ScratchTraining:
-    """How new weights are trained with a mask, as a control.
-
-    Args:
-        from_scratch_epochs: length of these trainings (default: the run's).
-        from_scratch_learning_rate: at its peak (default: the run's).
-    """
-
-    from_scratch_epochs: float | None = None
-    from_scratch_learning_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.from_scratch_epochs is not None and not self.from_scratch_epochs > 0:
-            raise GateError(f"--from_scratch_epochs is {self.from_scratch_epochs}; expected a number above 0")
-
-
-@dataclass(frozen=True)
-class EndOfRun:
-    """What a run compares its mask with, once it has trained.
-
-    Args:
-        compare: at the end of the run: nothing; every method's mask on the dense model; also trained on with each mask.
-        retrained: with --compare full, methods to train on (default: all).
-        from_scratch: with --compare full, methods whose mask is also trained from new weights, for as many steps as the whole
-            run.
-        curve: budgets of the post hoc curve, as fractions of all heads; with a budget per kind, of each pruned kind.
-    """
-
-    compare: Literal["none", "posthoc", "full"] = "full"
-    retrained: list[str] | None = None
-    from_scratch: list[str] = field(default_factory=list)
-    curve: list[float] = field(default_factory=lambda: [0.75, 0.5, 0.25, 0.125])
-
-    def __post_init__(self) -> None:
-        for fraction in self.curve:
-            if not 0 < fraction <= 1:
-                raise GateError(f"--curve has the budget {fraction}; expected fractions of all heads above 0 and at most 1")
-
-
-def _at_least_0(options: object, *names: str) -> None:
-    """Raises :class:`GateError` for the first of these fields that is not a finite number from 0 on; None is allowed."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise GateError(f"{name} is {value}; expected 0 or more")
-
-
-def _at_least_1(options: object, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < 1:
-            raise GateError(f"--{name} is {getattr(options, name)}; expected at least 1")

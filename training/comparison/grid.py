@@ -1,14 +1,10 @@
-"""``python -m training compare``: methods x budgets x seeds on the same dense models, at equal training cost.
-
-Reads top to bottom: parse the command line, run the experiments of each seed, write tables, verdict, report.
-"""
+"""Methods x budgets x seeds on the same dense models, at equal training cost. Reads top to bottom: run the experiments of each
+seed, write tables, verdict, report."""
 
 from __future__ import annotations
 
 import math
-import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,36 +12,44 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
 from gates.budget import Budget
 from gates.errors import GateError
-from training.cli import finish, stdout, with_config
+from training.cli.comparison_parser import OF_A_RUN
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
-from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method
-from training.comparison.options import ComparisonOptions, DistilWeights, check_budgets
+from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
+from training.comparison.options import check_budgets
 from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
-from training.config import BudgetOption, PrunerOptions
+from training.config import (
+    BudgetOption,
+    ComparisonOptions,
+    DistilWeights,
+    DrawSearch,
+    PrunerOptions,
+    Setup,
+    SwapSearch,
+    WandbOptions,
+    group_of,
+)
+from training.config.stages import FROM_SCRATCH
 from training.report.contents import Contents
 from training.report.page import write_report
 from training.report.reading import read_contents
 from training.runs import processes
 from training.runs.progress import comparison_progress
 from training.runs.run_directory import UNFINISHED, RunDirectory
-from training.runs.tracking import WandbOptions
-from training.scoring.mask_search import DrawSearch, SwapSearch
+from training.runs.tracking import make_logger
 from training.scoring.scorers import SCORERS, Scorer
-from training.setup import Setup, draws_bars, group_of, make_trainer, open_data, quiet_libraries
-from training.setup import build_parser as build_fit_parser
-from training.stats.stages import FROM_SCRATCH
+from training.setup import draws_bars, make_trainer, open_data, quiet_libraries
 
-OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
-"""Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
     "model.budget": "; --budgets has those of a comparison",
@@ -56,40 +60,20 @@ INSTEAD = {
 """What some of these, and options of the module that methods and budgets set, are called in a comparison."""
 
 
-def build_parser() -> ArgumentParser:
-    parser = build_fit_parser(prog="python -m training compare", description=__doc__, hidden=OF_A_RUN)
-    parser.add_class_arguments(ComparisonOptions)
-    parser.add_argument("--list_methods", action="store_true", help="Show every method with its source, and end.")
-    parser.add_class_arguments(SwapSearch, "swap")
-    parser.add_class_arguments(DrawSearch, "draws")
-    parser.add_class_arguments(DistilWeights, "distil")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
+def compare(line: CommandLine) -> RunDirectory | None:
+    """The whole comparison, as its command line says; or, if it asks for that, the list of methods."""
     quiet_libraries()
-    parser = build_parser()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = shlex.join(["python", "-m", "training", "compare", *given])
-    return finish(
-        lambda: parser.parse_args(with_config(given)),
-        lambda config: show_methods(stdout()) if config.list_methods else compare(parser, config, command, given),
-        when_stopped="the same command goes on where it was",
-    )
-
-
-def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequence[str]) -> RunDirectory:
-    """The whole comparison.
-
-    Args:
-        parser: that read the configuration.
-        config: all options.
-        command: as which the comparison can be started again.
-        given: the options that stand in it.
-    """
+    config, given = line.options, line.given
+    if config.list_methods:
+        show_methods(stdout())
+        return None
     options = group_of(ComparisonOptions, config)
-    methods, budgets, seeds, stages = options.all_methods, options.all_budgets, options.all_seeds, options.all_stages
+    methods, budgets, seeds, stages = (
+        parse_methods(options.all_methods),
+        options.all_budgets,
+        options.all_seeds,
+        options.all_stages,
+    )
     check_unused(config, given)
     check_needed(given, methods, stages)
     setup = Setup.of(config)
@@ -106,7 +90,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
         )
     swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
     cache = ExperimentCache(Path(options.experiments) if options.experiments else run.path / "experiments")
-    resolved = parser.dump(config, skip_unset=False)
+    resolved = line.parser.dump(config, skip_unset=False)
     processes.start(make_trainer(setup))
     results = Results()
     plan = list(plan_of_comparison(methods, budgets, stages))
@@ -132,7 +116,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
             results.prices.append(price_rows(experiments, selector))
             results.pruner, results.data = experiments.pruner, experiments.data
     if processes.is_first():
-        write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=command)
+        write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
         (run.path / UNFINISHED).unlink()
         contents = report(run)
         send_to_wandb(run, setup.wandb, yaml.safe_load(resolved))
@@ -208,7 +192,7 @@ def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> N
 
 def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, Any]) -> None:
     """The tables as W&B Tables, the pictures as media, the verdict as the run's notes."""
-    logger = options.make_logger(run.path, config)
+    logger = make_logger(options, run.path, config)
     if logger is None:
         return
     for name in ("comparison", "summary", "statistics", "agreement"):

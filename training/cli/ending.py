@@ -1,12 +1,11 @@
-"""What commands have in common: the configuration they fall back on, and how they end."""
+"""What a command prints to, and how it ends."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -14,39 +13,14 @@ from rich.console import Console
 from gates.errors import GateError
 
 T = TypeVar("T")
-CONFIGS = Path(__file__).parents[1] / "configs"
-PACKAGED_CONFIGS = Path(__file__).parent / "configs"
 PIPED_WIDTH = 160
 """Columns, where there is no terminal that has a width."""
-
-
-def with_config(arguments: Sequence[str] | None) -> list[str]:
-    """A command line (that of the process by default), with the embedded default if it names no configuration."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if any(argument.split("=")[0] in ("--config", "--help", "-h") for argument in arguments):
-        return arguments
-    return ["--config", str(default_config()), *arguments]
-
-
-def default_config() -> Path:
-    """The embedded default: in a checkout, or as packaged with an installed copy."""
-    for folder in (CONFIGS, PACKAGED_CONFIGS):
-        if (folder / "default.yaml").is_file():
-            return folder / "default.yaml"
-    raise GateError("the default configuration is not installed; give one with --config")
 
 
 def stdout() -> Console:
     """For standard output: as wide as the terminal, and wide enough for whole tables where it is piped or written to a file."""
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if narrow else PIPED_WIDTH)
-
-
-def split_at_dashes(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """What stands before a lone ``--`` on a command line (that of the process by default), and what is passed on behind it."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    place = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:place], arguments[place + 1 :]
 
 
 def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped: str) -> int:

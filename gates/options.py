@@ -1,0 +1,15 @@
+"""Names of the choices that gates offer, without what implements them: command lines list them before they load anything."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+GateFamily = Literal["hard-concrete", "relaxed-top-k", "straight-through-top-k", "clamped-linear"]
+TOP_K_FAMILIES: tuple[GateFamily, ...] = ("relaxed-top-k", "straight-through-top-k")
+"""Gate families that have a budget of their own."""
+
+DrawPer = Literal["batch", "example"]
+Unit = Literal["head", "group"]
+
+LEAST_PASSES = 6
+"""That a search by swaps takes: to the mask itself, to a race of all candidates (4) and to one swap."""

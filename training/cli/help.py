@@ -1,0 +1,164 @@
+"""``--help`` in the order of use, and ``--help-all`` with every option; both are made from the groups of options."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from docstring_parser import parse
+
+from training.config.data import KINDS
+
+COLUMN, WIDEST = 30, 110
+PLAIN = {int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}"}
+"""Types as a user reads them."""
+
+IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
+    "Model": ("model.backbone", "model.from_scratch"),
+    "Data": (
+        "data", "data.train_file", "data.test_file", "data.select_file", "data.text_column", "data.label_column",
+        "data.pair_column", "data.dataset", "data.batch_size", "data.max_length",
+    ),
+    "Which heads stay": ("model.budget", "model.price", "model.unit", "model.gate", "model.swaps"),
+    "Training": (
+        "model.finetune", "model.prune", "model.retrain", "model.learning_rate", "model.distil", "trainer.accelerator",
+        "trainer.devices", "trainer.precision", "trainer.limit_train_batches",
+    ),
+    "Comparison at the end": ("compare", "retrained", "curve"),
+    "The run": ("config", "name", "run_dir", "existing", "seed", "wandb.mode", "wandb.project"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option as its help shows it.
+
+    Args:
+        name: without dashes.
+        kind: what a value looks like.
+        text: what it is for.
+        default: of the option, as it is written; empty for one that has none.
+    """
+
+    name: str
+    kind: str
+    text: str
+    default: str = ""
+
+
+FURTHER = {
+    "config": Option(
+        "config", "FILE", "YAML file with any of these options; several add up. Without one: the embedded default.yaml, "
+        "text.yaml for a model or files of your own, translation.yaml for parallel text."
+    ),
+    "data": Option("data", "|".join(KINDS), "kind of data; --data.train_file implies Text, --data.train_source ParallelText."),
+}  # fmt: skip
+"""Options that are no field of a group."""
+
+
+def options_of_group(group: type, prefix: str = "") -> list[Option]:
+    """The options that the fields of a dataclass make, with the texts of its docstring and those of its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(group.__mro__):
+        for entry in parse(base.__doc__ or "").params if dataclasses.is_dataclass(base) else ():
+            texts |= {name.strip(): " ".join((entry.description or "").split()) for name in entry.arg_name.split(",")}
+    hints = get_type_hints(group)
+    return [
+        Option(f"{prefix}{field.name}", kind_of(hints[field.name]), texts[field.name], default_of(field))
+        for field in dataclasses.fields(group)
+        if field.init
+    ]
+
+
+def kind_of(hint: Any) -> str:
+    """What a value of a type looks like."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return "|".join(map(str, get_args(hint)))
+    if origin in (Union, UnionType):
+        kinds = [kind_of(one) for one in get_args(hint) if one is not NoneType]
+        return "|".join(dict.fromkeys(kinds))
+    return PLAIN.get(origin or hint, "VALUE")
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """A field's default as one writes it on a command line."""
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    if value is MISSING:
+        return ""
+    if value is None or value == "":
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("'", "")
+
+
+def help_of_run(
+    usage: str,
+    purpose: str,
+    groups: Sequence[tuple[type, str]],
+    *,
+    own: Mapping[str, Sequence[Option]],
+    hidden: Collection[str] = (),
+    everything: bool,
+) -> str:
+    """The help of a command that trains.
+
+    Args:
+        usage: its first line.
+        purpose: in one sentence.
+        groups: its groups of options with their prefixes.
+        own: options of this command alone, by section; they come first.
+        hidden: options that are not shown.
+        everything: whether every option is shown.
+    """
+    sections = {title: list(options) for title, options in own.items()}
+    if everything:
+        sections |= {"General": [FURTHER["config"], FURTHER["data"]]}
+        sections |= {_title(group, prefix): options_of_group(group, prefix) for group, prefix in groups}
+        sections |= {f"--data {name}: {_first_line(kind)}": options_of_group(kind, "data.") for name, kind in KINDS.items()}
+    else:
+        known = FURTHER | {option.name: option for group, prefix in groups for option in options_of_group(group, prefix)}
+        known |= {option.name: option for option in options_of_group(KINDS["Text"], "data.")}
+        for title, names in IN_ORDER_OF_USE.items():
+            sections[title] = [replace(known[name], text=_first_sentence(known[name].text)) for name in names]
+    sections = {title: [option for option in options if option.name not in hidden] for title, options in sections.items()}
+    sections = {title: options for title, options in sections.items() if options}
+    last = "" if everything else "\n--help-all shows every option, with those of the other kinds of data."
+    return "\n".join([usage, "", purpose, "", *(_section(title, options) for title, options in sections.items())]) + last
+
+
+def _first_sentence(text: str) -> str:
+    """Up to the first stop that ends a sentence, or the first semicolon; ``et al.`` goes on with a year."""
+    return re.split(r"(?<=[a-z)])\. (?=[A-Z])|; ", text)[0]
+
+
+def _first_line(group: type) -> str:
+    return (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def _title(group: type, prefix: str) -> str:
+    return f"--{prefix}NAME: {_first_line(group)}" if prefix else _first_line(group)
+
+
+def _section(title: str, options: Sequence[Option]) -> str:
+    return "\n".join([f"{title}:", *(_entry(option) for option in options), ""])
+
+
+def _entry(option: Option) -> str:
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+    head = f"  --{option.name} {option.kind}"
+    text = option.text if option.text.endswith(".") or not option.text else f"{option.text}."
+    if option.default and "default:" not in text:
+        text += f" [{option.default}]"
+    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
+    lines = textwrap.wrap(text, max(30, width - COLUMN - 2), break_on_hyphens=False, break_long_words=False)
+    indented = [" " * (COLUMN + 2) + line for line in lines]
+    if len(head) <= COLUMN and indented:
+        indented[0] = head.ljust(COLUMN + 2) + lines[0]
+        return "\n".join(indented)
+    return "\n".join([head, *indented])

@@ -1,0 +1,140 @@
+"""A command line: read, with mistakes told in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from argparse import ArgumentError
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from jsonargparse import ArgumentParser
+
+from gates.errors import GateError
+from training.cli.help import kind_of
+from training.cli.run_parser import data_options
+from training.config.data import KINDS
+
+IN_WORDS = {"N": "a whole number", "X": "a number", "TEXT": "a text", "[..]": "a list", "{..}": "one for each kind"}
+OF_THE_PARSER = ("--print_config", "--print_completion", "--data.class_path", "--data.help")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command was told.
+
+    Args:
+        command: as which it can be started again.
+        given: its arguments, up to a lone ``--``.
+        rest: the arguments behind that, for a command that passes them on.
+        parser: that read them.
+        options: what they say.
+    """
+
+    command: str
+    given: tuple[str, ...]
+    rest: tuple[str, ...]
+    parser: ArgumentParser
+    options: Any
+
+
+def split_at_dashes(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What stands before a lone ``--`` on a command line, and what is passed on behind it."""
+    place = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return tuple(arguments[:place]), tuple(arguments[place + 1 :])
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[str] = ()) -> Any:
+    """What the arguments say.
+
+    Args:
+        parser: of the command.
+        arguments: of the command line.
+        also: options that the parser takes although it does not list them.
+
+    Raises:
+        GateError: for an option that does not exist, naming the nearest, or a value that an option does not take.
+    """
+    check_spelling(arguments, {*options_of(parser), *also})
+    parser.exit_on_error = False
+    try:
+        return parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        raise GateError(one_sentence(str(error), parser)) from error
+
+
+def options_of(parser: ArgumentParser) -> set[str]:
+    """All that a parser lists, with the dashes."""
+    return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+
+
+def check_spelling(arguments: Sequence[str], known: Collection[str]) -> None:
+    """Raises :class:`GateError` for the first argument that looks like an option and is none."""
+    for argument in arguments:
+        name = argument.split("=")[0]
+        if not name.startswith("--") or name == "--" or name in known or name in OF_THE_PARSER:
+            continue
+        if any(name.startswith(f"{option}.") for option in known if not is_group(option, known)):  # an entry of a dictionary
+            continue
+        raise GateError(f"there is no option {name}{did_you_mean(name, known)}")
+
+
+def is_group(option: str, known: Collection[str]) -> bool:
+    """Whether an option stands for others that begin with its name."""
+    return any(other.startswith(f"{option}.") for other in known)
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The nearest options, as the end of a sentence."""
+    last = name.lstrip("-").rpartition(".")[2]
+    same = sorted(option for option in known if option.lstrip("-").rpartition(".")[2] == last)
+    near = same[:2] or difflib.get_close_matches(name, sorted(known), n=1)
+    if not near:
+        ends = {option.lstrip("-").rpartition(".")[2]: option for option in sorted(known, reverse=True)}
+        near = [ends[end] for end in difflib.get_close_matches(last, list(ends), n=1)]
+    return f"; did you mean {' or '.join(near)}?" if near else "; --help lists the options"
+
+
+def one_sentence(message: str, parser: ArgumentParser) -> str:
+    """The parser's complaint in one line: which option, which value, what was expected."""
+    text = " ".join(message.split())
+    missing = re.search(r"(?:arguments are required: |Key \")([\w., -]+)", text)
+    if missing and "required" in text:
+        return f"{missing[1].strip()} is missing; give it, and see --help"
+    if absent := re.search(r"File does not exist: '?([^']+)'?", text):
+        return f"the configuration {absent[1]!r} does not exist; check --config"
+    unknown = re.search(r"(?:Key|Option|NestedKey) [\"']?([\w.-]+)[\"']? is not (?:expected|accepted)", text)
+    if valueless := re.search(r"argument (--[\w.-]+): expected (?:one|at least one) argument", text):
+        return f"{valueless[1]} needs a value; see --help"
+    nested = re.search(r"Problem with given class_path .*", text)
+    text = text if nested is None else nested[0]
+    key = re.search(r'Parser key "([\w.-]+)"', text)
+    name = ("data." if nested else "") + key[1] if key else ""
+    value = re.search(r"(?:Given|Got) value: (\S+)", text)
+    unknown = re.search(r"[Oo]ption '([\w.-]+)'(?: is not accepted)?", text)
+    if unknown is not None and "accept" in text:
+        group = re.search(r"Group '([\w.-]+)'", text)
+        wrong = ("data." if nested else f"{group[1]}." if group else "") + unknown[1]
+        return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
+    if name == "data" and value is not None:
+        return f"there is no kind of data {value[1]!r}; expected one of {', '.join(KINDS)}"
+    if value is not None and (wanted := _kind(parser, name)):
+        return f"--{name} is {value[1]}, which it does not take; expected {wanted}"
+    return text
+
+
+def _kind(parser: ArgumentParser, name: str) -> str:
+    """What a value of an option looks like, in words; empty for an option that is not known."""
+    hints = {action.dest: getattr(action, "_typehint", None) or action.type for action in parser._actions}
+    for kind in KINDS.values():
+        hints |= {f"data.{option}": hint for option, hint in get_type_hints(kind).items()}
+    kinds = [] if hints.get(name) is None else kind_of(hints[name]).split("|")
+    words = [IN_WORDS.get(kind, kind) for kind in kinds]
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def shown(program: Sequence[str], given: Sequence[str]) -> str:
+    """A command as it is typed in a shell."""
+    return shlex.join([*program, *given])

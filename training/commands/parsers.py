@@ -1,0 +1,193 @@
+"""The command lines of the commands that do not train. One word for each thing: ``--output`` is what a command makes, and
+``--run_dir`` a directory that grows with every further call."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jsonargparse import ArgumentParser
+
+from training.config.data import BleuTokenizer
+
+Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
+ConvertedForm = Literal["pruned", "masked"]
+"""None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
+EXPERIMENTS = ("ablate", "one-per-layer", "by-kind", "domains", "through-training")
+
+
+def report_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m training report",
+        description="One self-contained HTML page about runs and comparisons, and its pictures as PNG, SVG and GIF beside it.",
+    )
+    parser.add_argument("runs", type=str, nargs="+", metavar="RUN", help="Directories that fit or compare wrote.")
+    parser.add_argument("--output", type=str, default="report.html", help="The page; pictures go to figures/ beside it.")
+    return parser
+
+
+def summary_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training summary", description="Results as Markdown tables.")
+    parser.add_argument("runs", type=str, nargs="*", metavar="RUN", help="Directories that fit or compare wrote.")
+    parser.add_argument(
+        "--metric", type=str, default="test_accuracy", help="Column of comparison.csv; fractions are shown in percent."
+    )
+    parser.add_argument("--stage", type=str | None, default=None, help="Such as post hoc or retrained; all by default.")
+    parser.add_argument("--verdict", action="store_true", help="What verdict.md says, instead of a table.")
+    parser.add_argument(
+        "--methods", type=str | None, default=None, help="Some methods only, separated by commas, in this order."
+    )
+    parser.add_argument(
+        "--update", type=str | None, default=None, metavar="DOCUMENT", help="Make the tables of this document anew."
+    )
+    return parser
+
+
+def analyze_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m training analyze",
+        description="Michel et al.'s (2019) experiments on the dense model of a finished run of a classifier.",
+        epilog="The experiment domains needs other data of the same task: options of fit's data as --other_data.NAME, such as "
+        "--other_data.test_file FILE; the rest is as in the run. After a lone -- come options of fit in place of the run's, "
+        "such as -- --trainer.accelerator cpu --data.test_file FILE.",
+    )
+    parser.add_argument("run", type=str, metavar="RUN", help="A run directory that fit wrote.")
+    parser.add_argument(
+        "--run_dir", type=str, required=True, help="Directory to write; one of an earlier analysis is added to."
+    )
+    parser.add_argument(
+        "--experiments",
+        type=str,
+        default="ablate,one-per-layer,by-kind",
+        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas.",
+    )
+    return parser
+
+
+def sweep_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m training sweep",
+        description="Run a W&B sweep file on this machine; the same command again goes on with it.",
+        epilog="What follows -- goes to every trial, such as: -- --model.backbone DIR --data.train_file FILE",
+    )
+    parser.add_argument("file", type=str, metavar="FILE", help="Sweep file, such as configs/sweeps/lambda.yaml.")
+    parser.add_argument("--run_dir", type=str | None, default=None, help="Where to write (default: runs/sweeps/NAME).")
+    parser.add_argument("--jobs", type=int, default=1, help="Trials at a time; they share the cores.")
+    parser.add_argument(
+        "--trials", type=int | None, default=None, help="How many; by default run_cap of the file, or the whole grid."
+    )
+    parser.add_argument(
+        "--timeout_minutes", type=float | None, default=None, help="End a trial that takes longer, and count it as failed."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Of the search; trials have the seed of their configuration.")
+    return parser
+
+
+def export_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training export", description="A finished run's model in another form.")
+    parser.add_argument("run", type=str, metavar="RUN", help="A run directory that fit wrote, or a .ckpt in its checkpoints.")
+    parser.add_argument(
+        "--format",
+        type=Format,
+        required=True,
+        help="stock: heads gone, plain Transformers, if every layer keeps the same number; remote-code: heads gone, any mask; "
+        "masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
+    )
+    parser.add_argument("--output", type=str, required=True, help="Directory to write.")
+    parser.add_argument(
+        "--budget",
+        type=int | float | dict[str, int | float] | None,
+        default=None,
+        help="Heads to keep: a count, a fraction, or one of these per kind (default: the ranking's own mask in the run).",
+    )
+    parser.add_argument(
+        "--ranking",
+        type=str | None,
+        default=None,
+        help="Whose order of heads: a ranking the run compared (default: the run's own method, by log_alpha).",
+    )
+    parser.add_argument(
+        "--minimum_per_layer",
+        type=int | None,
+        default=None,
+        help="With --budget, heads that every layer keeps (default: as in the run). The stock format needs the same number in "
+        "every layer: a budget of this number times the layers gives that.",
+    )
+    parser.add_argument("--measure", type=list[int], default=[1, 8, 32], help="Batch sizes to measure latency at; [] for none.")
+    parser.add_argument("--length", type=int, default=128, help="Tokens per example of the check and the measurement.")
+    return parser
+
+
+def convert_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m training convert",
+        description="Make a checkpoint whose heads Transformers 4 pruned load again under Transformers 5.",
+    )
+    parser.add_argument(
+        "old_dir", type=str, metavar="OLD_DIR", help="Checkpoint of Transformers 4 with pruned_heads in its config.json."
+    )
+    parser.add_argument("--output", type=str | None, default=None, help="Directory to create (default: OLD_DIR-converted).")
+    parser.add_argument(
+        "--form",
+        type=ConvertedForm,
+        default="pruned",
+        help="Heads physically gone (loads with trust_remote_code=True), or dense with zeros (loads with stock classes).",
+    )
+    parser.add_argument(
+        "--allow_pickle", action="store_true", help="Also read pytorch_model.bin, without running code from it."
+    )
+    return parser
+
+
+def translate_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training translate", description="Translate a file with one or more systems.")
+    _add_systems(parser)
+    parser.add_argument("--reference", type=str | None, default=None, help="Its translation, for BLEU and chrF.")
+    parser.add_argument("--beams", type=int, default=4, help="1 for greedy decoding.")
+    parser.add_argument("--length_penalty", type=float, default=1.0, help="Power of the length that divides a beam's score.")
+    parser.add_argument(
+        "--max_length", type=int, default=128, help="Longest translation in tokens, as far as the model has positions."
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="Sentences per batch.")
+    parser.add_argument(
+        "--bleu_tokenize",
+        type=BleuTokenizer,
+        default="13a",
+        help="How BLEU finds words; zh for Chinese, ja-mecab for Japanese.",
+    )
+    parser.add_argument("--samples", type=int, default=1000, help="Of the bootstrap.")
+    parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
+    parser.add_argument("--output", type=str | None, default=None, help="Folder to write translations and scores into.")
+    return parser
+
+
+def benchmark_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training benchmark", description="Tokens per second of translators.")
+    _add_systems(parser)
+    parser.add_argument("--batch_sizes", type=list[int], default=[1, 8, 32], help="Sentences translated at a time.")
+    parser.add_argument("--beams", type=int, default=1, help="1 for greedy decoding.")
+    parser.add_argument("--tokens", type=int, default=32, help="Tokens that every translation has.")
+    parser.add_argument("--repeats", type=int, default=10, help="Timed batches of each system and batch size.")
+    parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
+    parser.add_argument("--output", type=str | None, default=None, help="csv file to write.")
+    return parser
+
+
+def _add_systems(parser: ArgumentParser) -> None:
+    """The options of every command that translates."""
+    parser.add_argument(
+        "systems", type=str, nargs="+", metavar="SYSTEM", help="Folders of models or runs; the first is the baseline."
+    )
+    parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
+    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
+    for side in ("source", "target"):
+        text = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
+        parser.add_argument(f"--{side}_language", type=str | None, default=None, help=text)
+
+
+def coverage_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training coverage", description="What works for which architecture.")
+    parser.add_argument("--only", type=list[str], default=[], help="Parts of names of architectures; all if empty.")
+    parser.add_argument("--json", type=str | None, default=None, help="Write the rows to this file as a list.")
+    parser.add_argument("--output", type=str | None, default=None, help="Write the table for the documentation to this file.")
+    parser.add_argument("--onnx", type=bool, default=True, help="Whether to export every model to ONNX too.")
+    return parser

@@ -1,0 +1,162 @@
+"""What can be told of a run's model and data before PyTorch is loaded: most typing mistakes, within a second or two.
+
+Everything here is checked again where it is used. Only what is sure is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gates.errors import GateError
+from training.cli.line import CommandLine
+from training.config import PrunerOptions, Setup
+from training.config.data import ParallelText, Text
+from training.data.files import check_classes, choose_columns, no_padding, read_table
+
+LARGEST = 20_000_000
+"""Bytes of files that are read for this alone."""
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
+    "source.spm",
+)  # fmt: skip
+LAYERS, HEADS = (
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+)
+DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What a Linux machine with a GPU for PyTorch has."""
+
+
+def check_run(line: CommandLine) -> None:
+    """Raises :class:`GateError` for options, a model or files that cannot be used."""
+    if getattr(line.options, "list_methods", False):
+        return
+    setup = Setup.of(line.options)
+    check_accelerator(setup.trainer.accelerator)
+    check_model(setup.model)
+    if isinstance(setup.data, Text):
+        check_text(setup.data)
+        check_tokenizer(setup.data.tokenizer or setup.model.backbone)
+    elif isinstance(setup.data, ParallelText):
+        for split, files in setup.data.local.items():
+            for file in files:
+                if not Path(file).is_file():
+                    raise GateError(f"the {split} file {file!r} does not exist; check the path")
+
+
+def check_accelerator(accelerator: str) -> None:
+    """Raises :class:`GateError` for a GPU that is asked for on a Linux machine without any."""
+    missing = not any(Path(device).exists() for device in DEVICES) and shutil.which("nvidia-smi") is None
+    if accelerator in ("gpu", "cuda") and Path("/proc").is_dir() and missing:
+        raise GateError(
+            f"--trainer.accelerator is {accelerator}, but this machine has no GPU for PyTorch; leave it out, or give cpu"
+        )
+
+
+def check_model(options: PrunerOptions) -> None:
+    """Raises :class:`GateError` for a local folder that holds no model of a form that can be read, or a budget of more heads
+    than the model has."""
+    fields: Mapping[str, Any] = options.from_scratch or {}
+    if options.backbone is not None:
+        folder = Path(options.backbone)
+        if folder.suffix == ".gguf":
+            raise GateError(
+                f"{options.backbone!r} is a GGUF file, whose weights are rounded for inference; give the folder or hub name of "
+                "the original model"
+            )
+        if not folder.is_dir():
+            if folder.is_absolute() or options.backbone.startswith((".", "~")) or options.backbone.count("/") > 1:
+                raise GateError(f"the model folder {options.backbone!r} does not exist; check --model.backbone")
+            return  # a name of the hub
+        fields = read_json(folder / "config.json")
+        if not fields:
+            raise GateError(f"{options.backbone!r} has no readable config.json, so it holds no model; check --model.backbone")
+        check_weights(folder, allow_pickle=options.allow_pickle)
+    check_budget(options, heads_of(fields))
+
+
+def check_weights(folder: Path, *, allow_pickle: bool) -> None:
+    """Raises :class:`GateError` for weights in another form than safetensors."""
+    if any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        return
+    if any(folder.glob("*.gguf")):
+        raise GateError(
+            f"{str(folder)!r} holds a GGUF file, whose weights are rounded for inference; give the original model's folder or "
+            "hub name"
+        )
+    if any(folder.glob("pytorch_model*.bin")) and not allow_pickle:
+        raise GateError(
+            f"{str(folder)!r} has its weights as pytorch_model.bin, a format that can run code; add --model.allow_pickle true "
+            "(it is read without running code), or save the model again as safetensors"
+        )
+
+
+def heads_of(fields: Mapping[str, Any]) -> int | None:
+    """Heads of a model with one stack of equal layers; None if its config says something else."""
+    nested = any(isinstance(value, dict) and "hidden_size" in value for value in fields.values())
+    if nested or fields.get("is_encoder_decoder") or "encoder_layers" in fields or fields.get("pruned_attention"):
+        return None
+    layers = [fields[name] for name in LAYERS if isinstance(fields.get(name), int)]
+    heads = [fields[name] for name in HEADS if isinstance(fields.get(name), int)]
+    return layers[0] * heads[0] if len(layers) == len(heads) == 1 else None
+
+
+def check_budget(options: PrunerOptions, heads: int | None) -> None:
+    """Raises :class:`GateError` for a number of heads to keep that the model does not have."""
+    budget = options.budget
+    if isinstance(budget, int) and not isinstance(budget, bool) and heads is not None and budget > heads:
+        raise GateError(
+            f"--model.budget is {budget}, but the model has {heads} heads; give at most {heads - 1}, or a fraction such as 0.25"
+        )
+
+
+def check_tokenizer(name: str | None) -> None:
+    """Raises :class:`GateError` for a local folder without a tokenizer, or with one that cannot fill up batches."""
+    if name is None or not Path(name).is_dir():
+        return
+    folder = Path(name)
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise GateError(
+            f"{name!r} has no tokenizer files (such as tokenizer.json); save the tokenizer there too, or name another folder "
+            "or hub name with --data.tokenizer"
+        )
+    stated = read_json(folder / "tokenizer_config.json") | read_json(folder / "special_tokens_map.json")
+    generic = stated.get("tokenizer_class") in (
+        "PreTrainedTokenizerFast",
+        "TokenizersBackend",
+    )  # others have tokens of their own
+    if generic and not any(stated.get(f"{token}_token") for token in ("pad", "eos", "unk")):
+        raise GateError(no_padding(name))
+
+
+def check_text(options: Text) -> None:
+    """Raises :class:`GateError` for files that cannot be read, columns that are not there, and labels that are no classes."""
+    for split, file in options.files.items():
+        if not Path(file).is_file():
+            raise GateError(f"the {split} file {file!r} does not exist; check the path")
+    if sum(Path(file).stat().st_size for file in options.files.values()) > LARGEST:
+        return
+    labels = {}
+    for split, file in options.files.items():
+        table = read_table(file, options.columns, options.quoting)
+        chosen = choose_columns(split, [str(name) for name in table.columns], options)
+        if len(table) == 0:
+            raise GateError(f"the {split} split is empty; expected at least one example")
+        if table[chosen["label"]].isna().any():
+            return  # told where the examples are read, with the example
+        labels[split] = [str(value).strip() for value in table[chosen["label"]]]
+    check_classes(labels)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

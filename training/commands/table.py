@@ -1,0 +1,211 @@
+"""Every command: what reads its line, and what does its work, which is imported once the line is read."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import pairwise
+from typing import Any
+
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A_RUN, build_comparison_parser
+from training.cli.configurations import with_config
+from training.cli.ending import finish
+from training.cli.help import Option, help_of_run, options_of_group
+from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
+from training.cli.run_parser import GROUPS, build_parser, data_options
+from training.commands import parsers
+from training.config.data import KINDS
+
+AGAIN = "the same command goes on where it was"
+NOTHING = "nothing was written"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Args:
+        purpose: in one line.
+        parser: makes what reads its line.
+        work: ``module:function`` that gets the :class:`CommandLine`.
+        when_stopped: what the user can do after Ctrl+C.
+        groups: of a command that trains, its groups of options with their prefixes.
+        hidden: options that it takes from configurations without using them.
+        check: ``module:function`` that gets the line too, before anything heavy is imported.
+        passes_on: beginnings of options that are read by the work itself.
+    """
+
+    purpose: str
+    parser: Callable[[], ArgumentParser]
+    work: str
+    when_stopped: str = NOTHING
+    groups: tuple[tuple[type, str], ...] = ()
+    hidden: Collection[str] = ()
+    check: str | None = None
+    passes_on: Collection[str] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it takes the options of a run."""
+        return bool(self.groups)
+
+
+COMMANDS = {
+    "fit": Command(
+        "learn which heads to keep, compare, export",
+        build_parser,
+        "training.comparison.run:fit",
+        "go on with --existing resume",
+        groups=GROUPS,
+        check="training.commands.preflight:check_run",
+    ),
+    "compare": Command(
+        "methods x budgets x seeds, at equal training cost",
+        build_comparison_parser,
+        "training.comparison.grid:compare",
+        AGAIN,
+        groups=(*COMPARISON_GROUPS, *GROUPS),
+        hidden=OF_A_RUN,
+        check="training.commands.preflight:check_run",
+    ),
+    "report": Command(
+        "runs and comparisons as one page, with pictures", parsers.report_parser, "training.commands.report:report"
+    ),
+    "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
+    "analyze": Command(
+        "Michel et al.'s further experiments on a trained model",
+        parsers.analyze_parser,
+        "training.analysis.analyze:analyze",
+        "experiments that had ended are written",
+        passes_on=("--other_data.",),
+    ),
+    "sweep": Command(
+        "a sweep in W&B's format, on this machine", parsers.sweep_parser, "training.sweeps.local:run_sweep", AGAIN
+    ),
+    "export": Command(
+        "a finished run's model in another form or at another budget",
+        parsers.export_parser,
+        "training.commands.export:export_run",
+    ),
+    "convert": Command(
+        "checkpoints whose heads Transformers 4 pruned", parsers.convert_parser, "training.commands.convert:convert_checkpoint"
+    ),
+    "translate": Command(
+        "a file translated by one or more systems, with BLEU",
+        parsers.translate_parser,
+        "training.commands.translate:translate_files",
+    ),
+    "benchmark": Command("tokens per second of translators", parsers.benchmark_parser, "training.commands.benchmark:benchmark"),
+    "coverage": Command(
+        "what works for which architecture", parsers.coverage_parser, "training.coverage.coverage:cover_architectures"
+    ),
+}
+
+
+def usage() -> str:
+    """Every command with its purpose."""
+    lines = [f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items()]
+    first, last = "usage: python -m training COMMAND [OPTIONS]", "COMMAND --help shows a command's options."
+    return "\n".join([first, "", *lines, "", last, "--version shows the version."])
+
+
+def version() -> str:
+    """The version of the product, as it is installed."""
+    try:
+        return metadata.version("head-gates")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C.
+
+    Args:
+        name: of the command.
+        arguments: those of the process by default.
+    """
+    command = COMMANDS[name]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if asked := _asked(name, command, given):
+        print(asked)
+        return 0
+    return finish(lambda: read(name, given), lambda line: _work(command, line), when_stopped=command.when_stopped)
+
+
+def _work(command: Command, line: CommandLine) -> object:
+    if command.check is not None:
+        load(command.check)(line)
+    return load(command.work)(line)
+
+
+def read(name: str, given: Sequence[str]) -> CommandLine:
+    """What a command was told.
+
+    Raises:
+        GateError: for a line that it does not take.
+    """
+    command = COMMANDS[name]
+    # Shell completion is a setting of the library; it writes the script itself.
+    set_parsing_settings(add_print_completion_argument=True)
+    parser = command.parser()
+    own, rest = split_at_dashes(given)
+    passed_on = [argument for argument in own if argument.startswith(tuple(command.passes_on) or "\0")]
+    program = ["python", "-m", "training.fit"] if name == "fit" else ["python", "-m", "training", name]
+    if command.trains:
+        check_spelling(own, options_of(parser) | _data_options(own))
+        options = parse(parser, with_config(own), also=_data_options(own))
+    else:
+        options = parse(parser, without(own, passed_on))
+    return CommandLine(shown(program, given), own, rest, parser, options)
+
+
+def without(given: Sequence[str], passed_on: Sequence[str]) -> list[str]:
+    """The arguments without the options that are passed on and their values."""
+    kept, arguments = [], iter(given)
+    for argument in arguments:
+        if argument not in passed_on:
+            kept.append(argument)
+        elif "=" not in argument:
+            next(arguments, None)
+    return kept
+
+
+def load(path: str) -> Callable[[Any], Any]:
+    """The function that ``module:function`` names."""
+    module, _, name = path.partition(":")
+    found: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _data_options(given: Sequence[str]) -> set[str]:
+    """Options of the data that may stand on this line: any at all for a kind that is not ours."""
+    chosen = [value for argument, value in pairwise(given) if argument == "--data"]
+    chosen += [argument.split("=", 1)[1] for argument in given if argument.startswith("--data=")]
+    if any("." in name and name.rpartition(".")[2] not in KINDS for name in chosen):
+        return {argument.split("=")[0] for argument in given if argument.startswith("--data.")}
+    return data_options()
+
+
+def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
+    """What ``--version`` or the help of a command that trains shows; other commands show their help themselves."""
+    before = split_at_dashes(given)[0]
+    if "--version" in before:
+        return f"head-gates {version()}"
+    everything = "--help-all" in before
+    if not command.trains or not (everything or "--help" in before or "-h" in before):
+        return None
+    usage_line = f"usage: python -m training{'.' if name == 'fit' else ' '}{name} [OPTIONS]"
+    own = [] if name == "fit" else [*options_of_group(*COMPARISON_GROUPS[0]), Option("list_methods", "", LIST_METHODS)]
+    return help_of_run(
+        usage_line,
+        f"{command.purpose[0].upper()}{command.purpose[1:]}.",
+        command.groups,
+        own={"What is compared": own} if own else {},
+        hidden=command.hidden,
+        everything=everything,
+    )

@@ -1,0 +1,100 @@
+"""One run: set up, train, compare, write the run directory. Reads top to bottom."""
+
+from __future__ import annotations
+
+import yaml
+from pytorch_lightning.loggers import CSVLogger
+
+from gates.scores.ranking import RANKINGS
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
+from training.comparison.adoption import adopt, is_adopted, seconds_of
+from training.comparison.cache import ExperimentCache
+from training.comparison.experiments import Experiments
+from training.comparison.methods import own_method
+from training.comparison.plan import curve_of_run, plan_of_run, run_seed
+from training.comparison.run_results import describe_run, export, send_run, show_run, write_run
+from training.comparison.selection import MaskSelector
+from training.comparison.tables import Results, score_columns, write_tables
+from training.comparison.training import restore, train
+from training.comparison.translations import save_translations
+from training.config import Setup, SwapSearch
+from training.pruner.checkpoints import check_checkpoint
+from training.pruner.evaluation import evaluate
+from training.runs import processes
+from training.runs.progress import comparison_progress
+from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
+from training.runs.tracking import make_logger, resolved_mode
+from training.setup import draws_bars, make_pruner, make_trainer, open_data, quiet_libraries
+
+
+def fit(line: CommandLine) -> RunDirectory:
+    """The whole run, as its command line says."""
+    quiet_libraries()
+    setup = Setup.of(line.options)
+    own = own_method(setup.model)
+    list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
+    if setup.end.from_scratch:
+        setup.check_scratch()
+    run, first = claim(setup.run)
+    resolved = line.parser.dump(line.options, skip_unset=False)
+    if run.resumes:
+        check_same_options(run, resolved)
+    checkpoint = checkpoint_of(setup.run, run, first)
+    data = open_data(setup, checkpoint)
+    pruner = make_pruner(setup, data)
+    if checkpoint is not None:
+        check_checkpoint(checkpoint, pruner)
+    trainer = make_trainer(setup)  # raises for its settings before anything is written
+    if first:
+        run.create(resolved)
+        data.write_files(run.path)
+    processes.start(trainer)
+    # Now, since experiments are known by the weights that training starts from.
+    experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
+    wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
+
+    if run.resumes and restore(run, pruner) and is_adopted(experiments, pruner):
+        metrics = evaluate(trainer, pruner, data)
+    else:
+        loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
+        trained = train(setup, run, pruner, data, loggers, checkpoint)
+        adopt(experiments, pruner, trained)
+        metrics = dict(trained.metrics)
+    seconds = seconds_of(experiments, pruner)  # now, while the module is in its final state
+    processes.in_first(lambda: export(run, pruner, data, metrics))
+
+    mask = pruner.gates.mask.detach().cpu().clone()
+    budget = pruner.steering.budget_option(mask)
+    swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
+    selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
+    plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
+    compares = setup.end.compare != "none"
+    count = sum(len(planned.stages) for planned in plan) + compares * len(setup.end.curve) * len(RANKINGS)
+    visible = draws_bars(setup) and processes.is_first()
+    with comparison_progress(count, visible=visible) as progress:
+        experiments.show_in(progress)
+        results.rows += run_seed(experiments, selector, plan, results)
+        curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
+    methods = [planned.method for planned in plan]
+    if compares:
+        results.scores.append(score_columns(experiments, selector, results.rankings))
+    if processes.is_first():
+        described = describe_run(results, own, mask, seconds=seconds, wandb_mode=resolved_mode(setup.wandb))
+        run.join_logs()
+        write_run(run, results, own, curve)
+        save_translations(run, results)
+        write_tables(
+            run,
+            results,
+            name=setup.run.name,
+            methods=methods,
+            budgets=[budget],
+            seeds=[setup.run.seed],
+            command=line.command,
+            more={"run": described},
+        )
+        if wandb_logger is not None:
+            send_run(wandb_logger, run, results, described)
+        show_run(stdout(), run, results, described, own)
+    return run

@@ -1,0 +1,100 @@
+"""What a comparison is of: methods, budgets, seeds, prices and stages as they stand on the command line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from gates.errors import GateError
+from training.config.model import BudgetOption, PriceOption
+from training.config.run import LARGEST_SEED
+from training.config.stages import STAGES
+
+Listed = str | int | float | list[Any]
+"""``a,b`` or ``[a, b]`` on a command line."""
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """What is compared.
+
+    Args:
+        methods: methods, separated by commas; --list_methods shows all.
+        budgets: budgets, separated by commas, each as --model.budget takes it.
+        seeds: of weights, data order and gates, separated by commas.
+        stages: some of post hoc, post hoc with means, post hoc with uniform attention, retrained, from scratch.
+        prices: prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken
+            (default: --model.price alone).
+        experiments: where finished experiments lie (default: RUN_DIR/experiments).
+
+    Attributes:
+        all_methods, all_budgets, all_seeds, all_stages, all_prices: what the lists hold.
+    """
+
+    methods: Listed = "learned,his,hies,random"
+    budgets: Listed = "0.5,0.25,0.125"
+    seeds: Listed = "0,1,2"
+    stages: Listed = "post hoc,retrained"
+    prices: Listed | None = None
+    experiments: str | None = None
+    all_methods: list[str] = field(init=False, repr=False, default_factory=list)
+    all_budgets: list[BudgetOption] = field(init=False, repr=False, default_factory=list)
+    all_seeds: list[int] = field(init=False, repr=False, default_factory=list)
+    all_stages: list[str] = field(init=False, repr=False, default_factory=list)
+    all_prices: list[PriceOption] = field(init=False, repr=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.all_methods.extend(map(str, split(self.methods)))
+        self.all_seeds.extend(parse_seeds(split(self.seeds)))
+        self.all_stages.extend(parse_stages(split(self.stages)))
+        self.all_prices.extend(parse_prices([] if self.prices is None else split(self.prices)))
+        self.all_budgets.extend(parse_budget(value) for value in split(self.budgets))
+
+
+def split(value: Any) -> list[Any]:
+    """``a,b`` or ``[a, b]`` as a list; commas within braces or brackets do not separate."""
+    if not isinstance(value, str):
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+    try:
+        parsed = yaml.safe_load(f"[{value}]")
+    except yaml.YAMLError as error:
+        raise GateError(f"{value!r} is not a list; expected values separated by commas") from error
+    return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], list) else parsed
+
+
+def parse_seeds(values: list[Any]) -> list[int]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_SEED:
+            raise GateError(f"--seeds has {value!r}; expected whole numbers from 0 to {LARGEST_SEED}, separated by commas")
+    if not values or len(set(values)) < len(values):
+        raise GateError(f"--seeds is {','.join(map(str, values))!r}; expected at least one, and each once")
+    return values
+
+
+def parse_stages(values: list[Any]) -> list[str]:
+    for value in values:
+        if value not in STAGES:
+            raise GateError(f"--stages has {value!r}; expected some of {', '.join(STAGES)}")
+    if not values:
+        raise GateError(f"--stages is empty; expected some of {', '.join(STAGES)}")
+    return [stage for stage in STAGES if stage in values]
+
+
+def parse_budget(value: Any) -> BudgetOption:
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
+        raise GateError(f"--budgets has {value!r}; expected numbers of heads, fractions, or one of these per kind")
+    return value
+
+
+def parse_prices(values: list[Any]) -> list[PriceOption]:
+    for index, value in enumerate(values):
+        of_kinds = value.values() if isinstance(value, dict) else [value]
+        for price in of_kinds:
+            if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < math.inf:
+                raise GateError(f"--prices has {value!r}; expected numbers from 0, or one of these per kind")
+        if value in values[:index]:
+            raise GateError(f"--prices has {value!r} twice; give each price once")
+    return values

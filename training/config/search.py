@@ -1,0 +1,66 @@
+"""Searches for a better mask within its budget: the options ``--swap.NAME``, ``--draws.NAME`` and ``--distil.NAME``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gates.errors import GateError
+from gates.options import LEAST_PASSES
+
+
+@dataclass(frozen=True)
+class SwapSearch:
+    """How long to search.
+
+    Args:
+        rows: training examples; one half proposes swaps by its gradient, the other decides on them by its loss.
+        passes: over the deciding half after which nothing new is tried.
+    """
+
+    rows: int = 1024
+    passes: float = 40.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 2), ("passes", LEAST_PASSES)):
+            if getattr(self, name) < least:
+                raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
+
+
+@dataclass(frozen=True)
+class DrawSearch:
+    """How masks are drawn around a ranking.
+
+    Args:
+        rows: training examples, of which one half decides on the masks by its loss, as for swaps.
+        count: of masks.
+        temperature: of the draws, for log_alpha or for ranks on its scale.
+    """
+
+    rows: int = 1024
+    count: int = 64
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 2), ("count", 1)):
+            if getattr(self, name) < least:
+                raise GateError(f"--draws.{name} is {getattr(self, name)}; expected at least {least}")
+        if not self.temperature > 0:
+            raise GateError(f"--draws.temperature is {self.temperature}; expected a number above 0")
+
+
+@dataclass(frozen=True)
+class DistilWeights:
+    """What ``+distil`` stands for; the module checks it as its own options.
+
+    Args:
+        weight: with +distil, of the dense model's answers.
+        hidden: with +distil, of the dense model's hidden states.
+    """
+
+    weight: float = 0.5
+    hidden: float = 0.0
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """As options of the module."""
+        return {"distil": self.weight, "distil_hidden": self.hidden}

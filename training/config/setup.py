@@ -1,0 +1,89 @@
+"""All that a run is told, checked together."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from jsonargparse import Namespace
+
+from gates.errors import GateError
+from training.config.data import DataOptions
+from training.config.model import PrunerOptions
+from training.config.run import EndOfRun, RunOptions, ScratchTraining, WeightsKept
+from training.config.tracking import WandbOptions
+from training.config.trainer import TrainerOptions
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a run is told, checked.
+
+    Args:
+        run, model, weights, scratch, end, wandb, data, trainer: see the classes.
+
+    Raises:
+        GateError: for options that contradict each other.
+    """
+
+    run: RunOptions
+    model: PrunerOptions
+    weights: WeightsKept
+    scratch: ScratchTraining
+    end: EndOfRun
+    wandb: WandbOptions
+    data: DataOptions
+    trainer: TrainerOptions
+
+    @classmethod
+    def of(cls, config: Namespace) -> Setup:
+        """The setup that a configuration describes."""
+        return cls(
+            run=group_of(RunOptions, config),
+            model=PrunerOptions(**config.model.as_dict()),
+            weights=group_of(WeightsKept, config),
+            scratch=group_of(ScratchTraining, config),
+            end=group_of(EndOfRun, config),
+            wandb=WandbOptions(**config.wandb.as_dict()),
+            data=data_of(config.data),
+            trainer=TrainerOptions(**config.trainer.as_dict()),
+        )
+
+    def __post_init__(self) -> None:
+        if self.weights.patience is not None and self.model.prune > 0:
+            raise GateError(
+                "--patience ends the training of a dense model alone (--model.prune 0 --model.retrain 0 --model.budget null); "
+                "a run that prunes has a fixed length, so that all methods get equally many steps"
+            )
+        for name in ("limit_val_batches", "limit_test_batches"):
+            if getattr(self.trainer, name) == 0:
+                raise GateError(f"--trainer.{name} is 0, but results are of the selection and the test split; leave it away")
+
+    def with_seed(self, seed: int) -> Setup:
+        """The same with another seed."""
+        return replace(self, run=replace(self.run, seed=seed))
+
+    def check_scratch(self) -> None:
+        """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without fine-tuning is
+        short, because its dense model was trained before."""
+        if self.model.finetune == 0 and self.scratch.from_scratch_epochs is None:
+            raise GateError(
+                "models trained from scratch get as many updates as the run by default, but here the dense model was trained "
+                "before it (finetune is 0); give the epochs of both together, for example --from_scratch_epochs 16"
+            )
+
+
+def group_of(options: type[T], config: Namespace) -> T:
+    """A group whose options stand at the top of a configuration."""
+    return options(**{one.name: config[one.name] for one in fields(options) if one.init})  # type: ignore[arg-type]
+
+
+def data_of(config: Any) -> DataOptions:
+    """The kind of data that a configuration names, with its options; made by hand, since the parser would wrap the errors of
+    the class in its own."""
+    module, _, name = config.class_path.rpartition(".")
+    chosen: DataOptions = getattr(importlib.import_module(module), name)(**config.init_args.as_dict())
+    return chosen

@@ -1,0 +1,73 @@
+"""Lightning's trainer: the options ``--trainer.NAME`` that a run leaves to its user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Settings of ``pytorch_lightning.Trainer``, under its names. Whatever else it takes the run decides.
+
+    Types are stated in the order in which a value is tried: for numbers of batches 1 is a batch and 1.0 is all of them.
+
+    Args:
+        accelerator: ``cpu``, ``gpu``, ``mps``, or ``auto`` for the best that is there.
+        devices: how many devices, or which ones, such as 2 or [0,3].
+        precision: of arithmetic, such as ``32-true``, ``bf16-mixed`` or ``16-mixed`` (default: 32-true).
+        strategy: how several devices work together, such as ``ddp``.
+        num_nodes: machines.
+        accumulate_grad_batches: batches for each optimiser step.
+        gradient_clip_val: largest norm of the model's gradient; null for no limit.
+        gradient_clip_algorithm: ``norm`` (default) or ``value``.
+        limit_train_batches: training batches of an epoch: a count such as 10, or a share such as 0.5 (default: all).
+        limit_val_batches: the same of the selection split.
+        limit_test_batches: the same of the test split.
+        overfit_batches: the same few batches for training and selection, to see whether they can be learned (default: none).
+        val_check_interval: batches, or share of the run, between validations (default: once per epoch of the data).
+        check_val_every_n_epoch: not used: a run is one epoch of Lightning's.
+        num_sanity_val_steps: validation batches before training.
+        log_every_n_steps: optimiser steps between two rows of metrics.csv and W&B.
+        enable_progress_bar: whether progress is shown.
+        enable_model_summary: whether the model's layers are listed at the start.
+        deterministic: whether operations that are not deterministic are refused (true) or named (``warn``).
+        benchmark: whether cuDNN looks for the fastest algorithms.
+        detect_anomaly: whether the operation that makes a NaN is looked for; slow.
+        profiler: ``simple`` or ``advanced`` measures where time goes.
+        barebones: not for results: everything off, for timing.
+        fast_dev_run: so many batches of everything, to see whether it runs.
+        sync_batchnorm: whether batch normalisation is shared between devices.
+        use_distributed_sampler: whether Lightning shares out examples; the run's loaders do it already.
+        default_root_dir: where Lightning writes what has no other place.
+        plugins: names of plugins of Lightning.
+    """
+
+    accelerator: str = "auto"
+    devices: list[int] | int | str = "auto"
+    precision: int | str | None = None
+    strategy: str = "auto"
+    num_nodes: int = 1
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: int | float | None = 1.0
+    gradient_clip_algorithm: Literal["norm", "value"] | None = None
+    limit_train_batches: int | float | None = None
+    limit_val_batches: int | float | None = None
+    limit_test_batches: int | float | None = None
+    overfit_batches: int | float = 0.0
+    val_check_interval: int | float | None = None
+    check_val_every_n_epoch: int | None = 1
+    num_sanity_val_steps: int | None = 0
+    log_every_n_steps: int | None = 10
+    enable_progress_bar: bool | None = None
+    enable_model_summary: bool | None = False
+    deterministic: bool | Literal["warn"] | None = None
+    benchmark: bool | None = None
+    detect_anomaly: bool = False
+    profiler: str | None = None
+    barebones: bool = False
+    fast_dev_run: int | bool = False
+    sync_batchnorm: bool = False
+    use_distributed_sampler: bool = False
+    default_root_dir: str | None = None
+    plugins: list[str] | str | None = None

@@ -1,0 +1,244 @@
+"""Local csv, tsv, jsonl and parquet files as tables, gzip included. Nothing here loads PyTorch, so that a wrong file is told
+at once."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from gates.errors import GateError
+from training.config.data import Text
+
+FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
+TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
+"""What the columns of sentence and class are called, where nobody says."""
+ENOUGH_ROWS, FEW = 20, 5
+"""Rows of a file, and rows for each value of a column, from which on a value that occurs once stands out."""
+
+
+def read_table(file: str, columns: list[str] | None = None, quoting: bool | None = None) -> pd.DataFrame:
+    """Read one local file by its ending.
+
+    Args:
+        file: ``.csv``, ``.tsv``, ``.txt`` (as tsv), ``.jsonl`` or ``.parquet``, each also with ``.gz``.
+        columns: names of the columns when there is no header line.
+        quoting: whether csv fields may be quoted; by default yes for csv and no for tsv.
+
+    Raises:
+        GateError: missing, empty, of unknown format, not UTF-8, or not what its ending says.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise GateError(f"the data file {file!r} does not exist; check the path")
+    ending = _ending(path)
+    kind = FORMATS.get(ending.lower())
+    if kind is None:
+        raise GateError(
+            f"the data file {file!r} has the ending {ending!r}; expected one of {', '.join(FORMATS)}, or one of these with .gz"
+        )
+    check_text(path, kind)
+    try:
+        if kind == "parquet":
+            table = pd.read_parquet(path)
+        elif kind == "json":
+            table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
+        else:
+            table = _read_columns(path, columns, quoting)
+        return check_header(table, path, columns)
+    except GateError:
+        raise
+    except Exception as error:  # pandas and arrow raise many kinds for damaged files
+        raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -> pd.DataFrame:
+    """A csv or tsv file as texts; see :func:`read_table`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", pd.errors.ParserWarning)
+        separator, quotes = _dialect(path, quoting)
+        table = pd.read_csv(
+            path,
+            sep=separator,
+            quoting=quotes,
+            dtype=str,
+            keep_default_na=False,
+            names=columns,
+            header=0 if columns is None else None,
+            index_col=False,
+            encoding="utf-8",
+        )
+    if caught:  # rows longer than the header, whose ends pandas has cut
+        width = len(table.columns)
+        for line, row in _rows(path, separator, quotes):
+            if any(row[width:]):
+                raise GateError(
+                    f"line {line} of {str(path)!r} has {len(row)} fields and the file {width} columns; name every column in "
+                    "the header or with --data.columns, and see that no text contains the separator"
+                )
+    return table
+
+
+def check_header(table: pd.DataFrame, path: Path, columns: list[str] | None) -> pd.DataFrame:
+    """The table, if its columns were not named by hand although the file has a header line.
+
+    Raises:
+        GateError: if the first row says what the columns are called.
+    """
+    if columns is not None and len(table) and _is_header(table, columns):
+        raise GateError(
+            f"the first line of {str(path)!r} looks like a header ({', '.join(map(repr, table.iloc[0]))}), but --data.columns "
+            "names the columns of a file without one; leave out --data.columns, or take the line out of the file"
+        )
+    return table
+
+
+def _is_header(table: pd.DataFrame, columns: list[str]) -> bool:
+    """Whether the first row has the given or the usual names, or a value that no other row has in a column of a few values."""
+    first = [str(value).strip().lower() for value in table.iloc[0]]
+    if any(value == column.lower() for value, column in zip(first, columns, strict=False)):
+        return True
+    if set(first) <= {*TEXT_COLUMNS, *LABEL_COLUMNS}:
+        return True
+    for column in table if len(table) >= ENOUGH_ROWS else ():
+        values, counts = table[column], table[column].value_counts()
+        if len(counts) <= len(table) / FEW and counts[values.iloc[0]] == 1 and (counts == 1).sum() == 1:
+            return True
+    return False
+
+
+def choose_columns(split: str, columns: list[str], options: Text) -> dict[str, str]:
+    """The file's names of the columns ``text``, ``label`` and, if there is one, ``pair``.
+
+    Where the options name no column, it is the one with a usual name, or what is left of two columns.
+
+    Raises:
+        GateError: for a column that is not there, or if it is not sure which one is meant.
+    """
+    wanted = {"text": options.text_column, "label": options.label_column, "pair": options.pair_column}
+    usual = {"text": TEXT_COLUMNS, "label": LABEL_COLUMNS}
+    found = {name: column for name, column in wanted.items() if column is not None}
+    for name, names in usual.items():
+        if name not in found:
+            near = [column for column in columns if column.lower() in names and column not in found.values()]
+            if len(near) == 1:
+                found[name] = near[0]
+    left = [column for column in columns if column not in found.values()]
+    for name in usual:
+        if name not in found and len(left) == 1 and len(columns) == 2:
+            found[name] = left[0]
+    listed = ", ".join(map(repr, columns))
+    for column in found.values():
+        if column not in columns:
+            raise GateError(
+                f"the {split} split has no column {column!r}; it has {listed}. Set --data.text_column, --data.pair_column or "
+                "--data.label_column, or --data.columns if there is no header"
+            )
+    for name, what in {"text": "the sentence", "label": "the class"}.items():
+        if name not in found:
+            raise GateError(
+                f"the {split} split has the columns {listed}, and it is not clear which one is {what}; give "
+                f"--data.{name}_column, or --data.columns if there is no header"
+            )
+    return found
+
+
+def check_classes(labels: Mapping[str, list[str]]) -> None:
+    """Raises :class:`GateError` for labels that are no classes: in the training split empty ones, one alone, or nearly as many
+    as examples; in the others, labels that the training split has not.
+
+    Args:
+        labels: of the examples of each split, ``train`` among them.
+    """
+    classes, total = sorted(set(labels["train"])), len(labels["train"])
+    if len(classes) > max(2, 0.9 * total):
+        raise GateError(
+            f"the label column has {len(classes)} different values in {total} training examples (such as {classes[0]!r}); "
+            "expected classes, not numbers to predict"
+        )
+    if "" in classes:
+        raise GateError("the training split has an example with an empty label; give every example a class")
+    if len(classes) < 2:
+        raise GateError(f"all training examples have the label {classes[0]!r}; expected at least two classes")
+    for name, values in labels.items():
+        if unknown := sorted(set(values) - set(classes)):
+            raise GateError(
+                f"the {name} split has the label {unknown[0]!r} (example {values.index(unknown[0]) + 1}), which is not among "
+                f"the classes of the training split ({', '.join(map(repr, classes))}); correct the file or the label column"
+            )
+
+
+def refuse_blank_lines(file: str) -> None:
+    """Raises :class:`GateError` for a csv or tsv file with blank lines between its rows, which :func:`read_table` passes over:
+    in parallel text they may stand for a sentence that got lost. At the end they do no harm; other kinds of files have none."""
+    path = Path(file)
+    if FORMATS.get(_ending(path).lower()) != "csv":
+        return
+    blank = None
+    for line, row in _rows(path, *_dialect(path, None)):
+        if len(row) < 2 and not "".join(row).strip():
+            blank = blank or line
+        elif blank is not None:
+            raise GateError(f"line {blank} of {file!r} is blank; remove it, or give it both sides")
+
+
+def _ending(path: Path) -> str:
+    """What a file is, by its name without ``.gz``."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+def _dialect(path: Path, quoting: bool | None) -> tuple[str, Literal[0, 3]]:
+    """The separator, and csv's constant for quoting."""
+    comma = _ending(path) == ".csv"
+    return "," if comma else "\t", csv.QUOTE_MINIMAL if (comma if quoting is None else quoting) else csv.QUOTE_NONE
+
+
+def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every row, blank ones included, with the number of the line where it ends."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream, delimiter=separator, quoting=quotes)
+        try:
+            yield from ((reader.line_num, row) for row in reader)
+        except csv.Error as error:
+            raise GateError(f"the data file {str(path)!r} cannot be read (line {reader.line_num}): {error}") from error
+
+
+def check_text(path: Path, kind: str) -> None:
+    """Empty files and files that are not UTF-8 text, named before a reader stumbles over them."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    number, empty = 0, True
+    try:
+        with opener(path, "rb") as stream:
+            for line in stream:
+                number += 1
+                empty = empty and not line.strip()
+                if kind != "parquet":
+                    line.decode("utf-8")
+                    if b"\0" in line:
+                        raise GateError(
+                            f"the data file {str(path)!r} has NUL characters (line {number}), as UTF-16 has; convert it to "
+                            "UTF-8, for example with iconv"
+                        )
+    except UnicodeDecodeError as error:
+        raise GateError(
+            f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv"
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise GateError(f"the data file {str(path)!r} is not a complete gzip file: {error}") from error
+    if empty:
+        raise GateError(f"the data file {str(path)!r} is empty; expected at least one example")
+
+
+def no_padding(tokenizer: str) -> str:
+    """What to say of a tokenizer that cannot fill up batches."""
+    return (
+        f"the tokenizer of {tokenizer!r} has no padding token, nor an end or unknown token to take for it; give another with "
+        "--data.tokenizer, or set pad_token in its tokenizer_config.json"
+    )
