@@ -56,6 +56,16 @@ class Budget:
         """
         return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
 
+    def is_met(self, mask: Tensor, kind_index: Tensor) -> bool:
+        """Whether a 0/1 mask ``[heads]`` keeps just as many heads, in all and of each kind that has a number.
+
+        Args:
+            mask: of a model.
+            kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
+        """
+        kept = {kind: int(mask[kind_index == KINDS.index(kind)].sum()) for kind in self.per_kind}
+        return int(mask.sum()) == self.total and kept == dict(self.per_kind)
+
 
 def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
     """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others).

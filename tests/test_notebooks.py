@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -9,7 +10,9 @@ import pandas as pd
 import pytest
 
 from tests.training.runs import run_fit, write_config
-from training.commands.compare import main as compare
+from training.commands.table import run_command
+
+compare = partial(run_command, "compare")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = ("01_prune_your_model.ipynb", "02_compare_methods.ipynb")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,34 +37,138 @@ def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[Attention
 
 
 def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) -> Tensor:
-    """Read a mask ``[heads]`` for a model with these sites.
+    """Read a mask ``[heads]`` for a model with these sites, in any form that :func:`parse_mask` takes.
 
     Raises:
-        GateError: if the file is not a mask, or the mask of a model with other attention.
+        GateError: if the file cannot be read, is not a mask, or is the mask of a model with other attention.
+    """
+    return parse_mask(read_mask(path), sites, source=str(path))
+
+
+def read_mask(path: str | os.PathLike[str]) -> Any:
+    """The content of a mask file, of which no model is needed to see that it is one.
+
+    Raises:
+        GateError: if the file cannot be read or holds no mask.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        kept = {site["name"]: (int(site["heads"]), [int(head) for head in site["kept"]]) for site in content["sites"]}
     except OSError as error:
         raise GateError(f"cannot read the mask file {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise GateError(f"{str(path)!r} is not a mask file: it is not JSON ({error})") from error
+    if not content or not isinstance(content, (dict, list)) or (isinstance(content, list) and isinstance(content[0], dict)):
+        many = " of one method (this may be the masks.json of a comparison, which has many)" * isinstance(content, list)
+        raise GateError(
+            f"{str(path)!r} is not a mask file{many}: expected JSON as gates.surgery.masks.save_mask writes it, the heads kept "
+            'in each layer ({"0": [1, 5], "1": []}), or a list of 0 and 1 for each layer'
+        )
+    return content
+
+
+def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -> Tensor:
+    """The mask ``[heads]`` that JSON content says, in one of three forms.
+
+    ======================================== ====================================================================
+    ``{"sites": [{"name", "heads", "kept"}]}`` what :func:`save_mask` writes
+    ``{"encoder.0": [1, 5], "encoder.1": []}`` the heads that each site keeps; a site is called by its name, its label or, in
+                                             a model with one site per layer, the number of its layer
+    ``[[0, 1, 0, 0], [1, 1, 0, 1]]``         0 or 1 for every head: a row for each site in their order, or one row for all
+    ======================================== ====================================================================
+
+    Args:
+        content: of a file, as :func:`read_mask` returns it.
+        sites: of the model.
+        source: where the content is from, for errors.
+
+    Raises:
+        GateError: if it is no mask, or that of a model with other attention.
+    """
+    if isinstance(content, list):
+        return _of_rows(content, sites, source)
+    return _of_kept(_of_sites(content["sites"], sites, source) if "sites" in content else content, sites, source)
+
+
+def _of_sites(rows: Any, sites: tuple[AttentionSite, ...], source: str) -> dict[str, list[int]]:
+    """The heads kept by name of the site, of what :func:`save_mask` writes."""
+    try:
+        heads = {str(row["name"]): int(row["heads"]) for row in rows}
+        kept = {str(row["name"]): row["kept"] for row in rows}
     except (ValueError, KeyError, TypeError) as error:
-        raise GateError(
-            f"{str(path)!r} is not a mask file: expected JSON as gates.surgery.masks.save_mask writes it"
-        ) from error
+        raise GateError(f"{source!r} is not a mask file: expected sites with a name, heads and the heads kept") from error
     expected = {site.name: site.heads for site in sites}
-    if {name: heads for name, (heads, _) in kept.items()} != expected:
+    if heads != expected:
         raise GateError(
-            f"the mask file {str(path)!r} is for {len(kept)} sites with {sum(h for h, _ in kept.values())} heads; this "
+            f"the mask file {source!r} is for {len(heads)} sites with {sum(heads.values())} heads; this "
             f"model has {len(expected)} sites with {sum(expected.values())} heads of other names or sizes"
         )
-    parts = []
+    return kept
+
+
+def _of_kept(kept: dict[str, Any], sites: tuple[AttentionSite, ...], source: str) -> Tensor:
+    """From the heads that each site keeps."""
+    layers = [site.layer for site in sites]
+    by_layer = {str(site.layer): site.name for site in sites} if len(set(layers)) == len(sites) else {}
+    names = by_layer | {site.label: site.name for site in sites} | {site.name: site.name for site in sites}
+    example = next(iter(by_layer), sites[0].label)
+    heads: dict[str, Any] = {}
+    for key, indices in kept.items():
+        if key not in names:
+            raise GateError(
+                f"the mask file {source!r} names the layer {key!r}; this model has {len(sites)}, from {example!r} to "
+                f"{str(sites[-1].layer) if by_layer else sites[-1].label!r}"
+            )
+        if names[key] in heads:
+            raise GateError(f"the mask file {source!r} names {names[key]!r} twice, once as {key!r}; name each layer once")
+        heads[names[key]] = indices
+    mask = []
     for site in sites:
-        part = torch.zeros(site.heads)
-        for head in kept[site.name][1]:
-            if not 0 <= head < site.heads:
-                raise GateError(
-                    f"the mask file {str(path)!r} keeps head {head} of {site.name!r}, which has heads 0 to {site.heads - 1}"
-                )
-            part[head] = 1.0
-        parts.append(part)
-    return torch.cat(parts)
+        if site.name not in heads:
+            raise GateError(
+                f"the mask file {source!r} says nothing of {site.label!r}; give the heads kept in each of {len(sites)} layers, "
+                "[] where there are none"
+            )
+        mask.append(_row_of(heads[site.name], site, source))
+    return torch.cat(mask)
+
+
+def _row_of(indices: Any, site: AttentionSite, source: str) -> Tensor:
+    """0/1 ``[heads]`` of one site."""
+    if not isinstance(indices, list):
+        raise GateError(f"the mask file {source!r} has {indices!r} for {site.name!r}; expected a list of head numbers")
+    row = torch.zeros(site.heads)
+    for head in indices:
+        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < site.heads:
+            raise GateError(
+                f"the mask file {source!r} keeps head {head!r} of {site.name!r}, which has heads 0 to {site.heads - 1}"
+            )
+        if row[head]:
+            raise GateError(
+                f"the mask file {source!r} keeps head {head} of {site.name!r} twice; name each head once, or give 0 or 1 for "
+                "every head as a list of rows"
+            )
+        row[head] = 1.0
+    return row
+
+
+def _of_rows(rows: list[Any], sites: tuple[AttentionSite, ...], source: str) -> Tensor:
+    """From 0 or 1 for every head, in a row for each site or all in one."""
+    heads = [site.heads for site in sites]
+    if not any(isinstance(row, list) for row in rows):
+        rows, heads = [rows], [sum(heads)]
+    sizes = [len(row) if isinstance(row, list) else 0 for row in rows]
+    if sizes != heads:
+        raise GateError(
+            f"the mask file {source!r} has {_shape(sizes)}; expected {_shape(heads)}, 0 or 1 for each head, layer by layer"
+        )
+    values = [value for row in rows for value in row]
+    for place, value in enumerate(values):
+        if not isinstance(value, (int, float)) or value not in (0, 1):
+            raise GateError(f"the mask file {source!r} has {value!r} for head {place} of all; expected 0 or 1")
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    """``12 values``, ``2 rows of 4 values`` or ``2 rows of 4 and 3 values``."""
+    values = f"{' and '.join(map(str, dict.fromkeys(sizes)))} values"
+    return values if len(sizes) == 1 else f"{len(sizes)} rows of {values}"

@@ -22,6 +22,14 @@ def test_budgets_per_kind_leave_other_kinds_whole():
     assert budget == Budget(20, {"encoder": 2, "decoder": 12, "cross": 6})
 
 
+def test_a_mask_meets_a_budget_in_all_and_in_every_kind_that_has_a_number():
+    mask = torch.zeros(32)
+    mask[:4] = mask[8:12] = 1.0  # four of the encoder, four of the decoder
+    for value, meets in ((8, True), (7, False), ({"encoder": 4, "decoder": 4, "cross": 0}, True), ({"encoder": 4}, False)):
+        assert Budget.parse(value, HEADS).is_met(mask, KIND_INDEX) == meets
+    assert not Budget.parse({"encoder": 3, "decoder": 5, "cross": 0}, HEADS).is_met(mask, KIND_INDEX)
+
+
 @pytest.mark.parametrize("value", [-1, 33, 2.5, float("nan"), "many", True, float("inf"), 1.0, 0.001])
 def test_impossible_budgets_name_the_value(value):
     with pytest.raises(GateError, match=str(value)):

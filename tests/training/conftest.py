@@ -6,7 +6,7 @@ import pytest
 
 from gates.scores.ranking import RANKINGS
 from tests.training.runs import run_fit, shared_folder, write_config
-from training.commands import compare
+from training.commands.table import run_command
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def compared(tmp_path_factory):
     def make(folder):
         methods = ",".join(["learned", *RANKINGS])
         arguments = ["--config", write_config(folder), "--run_dir", str(folder / "run"), "--methods", methods]
-        assert compare.main([*arguments, "--budgets", "3", "--seeds", "0"]) == 0
+        assert run_command("compare", [*arguments, "--budgets", "3", "--seeds", "0"]) == 0
 
     folder = shared_folder(tmp_path_factory, "compared", make)
     return folder / "run", str(folder / "tiny.yaml")

@@ -16,11 +16,11 @@ import pytorch_lightning as pl
 import torch
 from filelock import FileLock
 
-from training.config import PrunerOptions
+from training.cli.run_parser import build_parser
+from training.config import PrunerOptions, Setup
+from training.config.data import Synthetic
 from training.data.synthetic import SyntheticData
-from training.fit import build_parser
 from training.pruner.module import HeadPruner
-from training.setup import Setup
 
 MODEL = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32,
@@ -41,7 +41,7 @@ model:
   retrain: 1
   learning_rate: 1.0e-3
 data:
-  class_path: training.data.synthetic.SyntheticData
+  class_path: Synthetic
   init_args: {train_rows: 256, select_rows: 96, test_rows: 96, batch_size: 16, score_rows: 64}
 trainer: {accelerator: cpu, enable_progress_bar: false, log_every_n_steps: 2}
 wandb: {mode: disabled}
@@ -73,7 +73,7 @@ def make_data(**settings: object) -> SyntheticData:
 
 @cache
 def _encoded(**settings: object) -> SyntheticData:
-    data = SyntheticData(**(ROWS | settings))
+    data = SyntheticData(Synthetic(**(ROWS | settings)))
     data.build(None)
     return data
 

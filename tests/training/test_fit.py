@@ -20,7 +20,8 @@ from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import make_data, make_pruner, make_setup, run_fit, write_config
-from training.fit import build_parser, main
+from training.cli.run_parser import build_parser
+from training.fit import main
 from training.pruner.callbacks import Predictions
 from training.pruner.evaluation import evaluate
 from training.pruner.module import HeadPruner
@@ -453,7 +454,7 @@ def text_file(folder: Path, name: str, text: str) -> str:
 
 
 GOOD = "sentence\tlabel\n" + "the fox\t0\nthe king\t1\n" * 10
-FROM_FILES = ["--data", "training.data.text.TextClassificationData", "--data.tokenizer"]
+FROM_FILES = ["--data", "Text", "--data.tokenizer"]
 
 
 def local_data(folder: Path, train: str) -> list[str]:
@@ -686,7 +687,7 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
         "--model.budget",
         "2",
     ]
-    if config.data.class_path.endswith("ParallelTextData") and config.model.from_scratch is not None:
+    if config.data.class_path.endswith("ParallelText") and config.model.from_scratch is not None:
         lines = "".join(f"{word} one {word} two\n" for word in ("fox", "king", "river", "poet") * 10)
         sides = [f"--data.{split}_{side}" for split in ("train", "select", "test") for side in ("source", "target")]
         files = [f"{side}={text_file(tmp_path, 'lines.txt', lines)}" for side in sides]
@@ -710,7 +711,8 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
 
 def lines_for(data) -> str:
     """A small file as a configuration's data have it: with a header or without, with pairs or without."""
-    names = [data.text_column, *([data.pair_column] if data.pair_column else []), data.label_column]
+    pair = [data.pair_column] if data.pair_column else []
+    names = [data.text_column or "sentence", *pair, data.label_column or "label"]
     lines = ["\t".join([*["the fox", "the king"][: len(names) - 1], label]) for label in ("0", "1")] * 40
     header = [] if data.columns else ["\t".join(names)]
     return "\n".join([*header, *lines]) + "\n"
@@ -733,19 +735,23 @@ def tiny_backbone(folder: Path, *, decoder: bool) -> str:
 
 
 def test_print_config_and_help(capsys):
-    for argument, expected in (("--print_config", "temperature: 0.33"), ("--help", "--model.temperature")):
-        with pytest.raises(SystemExit) as stop:
-            main([argument])
-        assert stop.value.code == 0
-        assert expected in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["--print_config"])
+    assert stop.value.code == 0
+    assert "temperature: 0.33" in capsys.readouterr().out
+    for argument, is_there in (("--help", False), ("--help-all", True)):
+        assert main([argument]) == 0
+        shown = capsys.readouterr().out
+        assert "--model.budget" in shown
+        assert ("--model.temperature" in shown) == is_there
 
 
 def test_without_arguments_the_embedded_default_runs(monkeypatch):
     chosen = []
-    monkeypatch.setattr("training.fit.fit", lambda parser, config, command: chosen.append(config))
+    monkeypatch.setattr("training.comparison.run.fit", lambda line: chosen.append(line.options))
     assert main([]) == 0
     assert main(["--model.budget", "5"]) == 0
-    assert chosen[0].data.class_path == "training.data.synthetic.SyntheticData"
+    assert chosen[0].data.class_path == "training.config.classification.Synthetic"
     assert chosen[0].as_dict() == build_parser().parse_args(["--config", str(CONFIGS / "default.yaml")]).as_dict()
     assert chosen[1].model.budget == 5
     assert chosen[1].model.from_scratch == yaml.safe_load((CONFIGS / "default.yaml").read_text())["model"]["from_scratch"]

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -16,19 +17,22 @@ from gates.export.checkpoint import load_pruned
 from tests.models import build
 from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
-from training.commands.benchmark import main as benchmark
-from training.commands.export import main as export
-from training.commands.translate import main as translate
+from training.commands.table import run_command
 from training.commands.translate import system_names
 from training.comparison.translations import read_texts
 from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents
 
+benchmark = partial(run_command, "benchmark")
+export = partial(run_command, "export")
+translate = partial(run_command, "translate")
+
 REPRODUCE = """
 import json, sys, torch
 sys.modules["gates"] = sys.modules["training"] = None
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 sources = open(sys.argv[2], encoding="utf-8").read().split(chr(10))[:-1]
@@ -133,15 +137,15 @@ def test_the_export_translates_the_same_where_this_project_is_not_installed(run,
 
 def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path, capsys):
     masked = str(tmp_path / "dense")
-    assert export([str(run / "checkpoints" / "dense.ckpt"), "--format", "masked", "--budget", "16", "--out", masked]) == 0
+    assert export([str(run / "checkpoints" / "dense.ckpt"), "--format", "masked", "--budget", "16", "--output", masked]) == 0
     files = ["--source", str(run / "translations" / "source.txt"), "--reference", str(run / "translations" / "reference.txt")]
     as_in_the_run = ["--max_length", "40", "--samples", "50"]
-    assert translate([masked, str(run), *files, *as_in_the_run, "--out", str(tmp_path / "out")]) == 0
+    assert translate([masked, str(run), *files, *as_in_the_run, "--output", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "run.txt").read_text() == (run / "translations" / "learned.retrained.beam.txt").read_text()
     scores = pd.read_csv(tmp_path / "out" / "scores.csv").set_index("system")
     own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'retrained'").iloc[0]
     assert scores.loc["run", "bleu"] == pytest.approx(own["test_beam_bleu"], rel=1e-4)
-    more = ["--batch_sizes", "[1,4]", "--tokens", "5", "--repeats", "2", "--out", str(tmp_path / "speed.csv")]
+    more = ["--batch_sizes", "[1,4]", "--tokens", "5", "--repeats", "2", "--output", str(tmp_path / "speed.csv")]
     assert benchmark([masked, str(run), *files[:2], *more]) == 0
     speed = pd.read_csv(tmp_path / "speed.csv")
     assert list(speed["batch_size"]) == [1, 1, 4, 4]
@@ -173,7 +177,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
     local = {"train": "train", "select": "select", "test": "test"}
     names = [f"--data.{split}_{side}={tmp_path / side}" for split in local for side in files]
     common = [
-        "--config", write_config(tmp_path), "--data", "training.data.parallel_text.ParallelTextData", *names,
+        "--config", write_config(tmp_path), "--data", "ParallelText", *names,
         "--data.vocab_size=40", "--data.batch_tokens=64", "--data.max_length=20", "--data.subwords=unigram", "--save_every=3",
         "--average_last=3", "--average_every=1",
     ]  # fmt: skip

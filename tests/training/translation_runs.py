@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from training.config import PrunerOptions
+from training.config.data import SyntheticTranslation
 from training.data.synthetic_translation import SyntheticTranslationData
 from training.pruner.module import HeadPruner
 
@@ -32,7 +33,7 @@ model:
   retrain: 1
   learning_rate: 1.0e-3
 data:
-  class_path: training.data.synthetic_translation.SyntheticTranslationData
+  class_path: SyntheticTranslation
   init_args: {train_rows: 160, select_rows: 24, test_rows: 24, batch_tokens: 256, score_rows: 32, max_length: 40}
 trainer: {accelerator: cpu, enable_progress_bar: false, log_every_n_steps: 2}
 wandb: {mode: disabled}
@@ -43,7 +44,7 @@ curve: [0.5]
 
 
 def make_data(**settings: object) -> SyntheticTranslationData:
-    data = SyntheticTranslationData(**(ROWS | settings))
+    data = SyntheticTranslationData(SyntheticTranslation(**(ROWS | settings)))
     data.build(None)
     return data
 

@@ -20,6 +20,7 @@ from training.cli.line import CommandLine, check_spelling, options_of, parse, sh
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
 from training.config.data import KINDS
+from training.runs.own_code import import_from_here
 
 AGAIN = "the same command goes on where it was"
 NOTHING = "nothing was written"
@@ -134,6 +135,7 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
     if asked := _asked(name, command, given):
         print(asked)
         return 0
+    import_from_here()  # data and scores of the user's own
     return finish(lambda: read(name, given), lambda line: _work(command, line), when_stopped=command.when_stopped)
 
 

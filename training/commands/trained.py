@@ -20,7 +20,7 @@ from gates.head_gates import HeadGates
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
-from training.comparison.methods import own_method
+from training.comparison.methods import file_name, own_method
 from training.config import PrunerOptions
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
@@ -133,7 +133,7 @@ def choose_mask(
     if budget is None:
         if minimum_per_layer is not None:
             raise GateError("a minimum per layer needs a budget; give --budget too")
-        return load_mask(run.path / "masks" / f"{ranking}.json", gates.sites)
+        return load_mask(run.path / "masks" / f"{file_name(ranking)}.json", gates.sites)
     own = ranking == trained.method
     mask = budget_mask(
         gates.log_alpha.detach() if own else torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64),

@@ -40,7 +40,7 @@ from training.pruner.module import HeadPruner
 from training.runs import processes
 from training.runs.cost import NOTHING, measured
 from training.runs.progress import ExperimentProgress, TrainingSteps
-from training.scoring.mask_search import draw, refine
+from training.scoring.mask_search import draw, refined_by_swaps
 from training.scoring.outputs import mean_outputs
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
@@ -160,9 +160,8 @@ class Experiments:
             subject = self.subject(start, changes)
             with measured(subject.device) as cost:
                 minimum = self.options.minimum_per_layer
-                found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum)
-            search_result = {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
-            return search_result | cost.as_row()
+                found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=minimum)
+            return found | cost.as_row()
 
         name = f"swapping among {int(mask.sum())} heads"
         return self._experiment(name, self.swap_is(mask, budget, search, start=start), make)

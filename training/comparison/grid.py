@@ -23,7 +23,7 @@ from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
-from training.comparison.methods import LEARNED, MODIFIERS, Learned, Method, parse_methods
+from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, Learned, Method, Outside, parse_methods
 from training.comparison.options import check_budgets
 from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
@@ -239,7 +239,7 @@ def claim(path: str) -> RunDirectory:
 def show_methods(console: Console) -> None:
     """Every method by name, with what it does and its source."""
     table = Table("method", "what decides which heads stay", "source", title="Methods")
-    described: list[tuple[str, Learned | Scorer]] = [*LEARNED.items(), *SCORERS.items()]
+    described: list[tuple[str, Learned | Scorer | Outside]] = [*LEARNED.items(), *SCORERS.items(), *OUTSIDE.items()]
     for name, method in described:
         table.add_row(name, method.what, method.source)
     console.print(table)

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-import xxhash
 from transformers import PreTrainedModel
 
 from training.config import PrunerOptions, Setup
 from training.config.trainer import TrainerOptions
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
+from training.runs.fingerprint import file_fingerprint, weights_fingerprint
+from training.runs.own_code import code_fingerprint
 
 FORMAT = 4
 """Of experiments; a change in what they mean or how they are computed must raise it."""
@@ -58,9 +58,17 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         **({"patience": weights.patience} if weights.patience is not None else {}),
         # A run that goes on from another one's checkpoint has its history, which nothing else here tells.
         **({"continues": file_fingerprint(Path(setup.run.ckpt_path))} if setup.run.ckpt_path is not None else {}),
+        **own_code_of(data),
         "after_finetuning": round(options.prune + options.retrain, 6),
         **{name: getattr(options, name) for name in OF_DENSE},
     }
+
+
+def own_code_of(data: TaskData) -> dict[str, str]:
+    """The code of data and task where it is a user's own; what comes with this project is told apart by :data:`FORMAT`."""
+    modules = [type(part).__module__ for part in (data, data.task)]
+    own = [name for name in modules if name.split(".")[0] != "training"]
+    return {"code": code_fingerprint(own)} if own else {}
 
 
 def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
@@ -90,21 +98,3 @@ def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
         generation = model.generation_config.to_diff_dict()
         behaviour["generation"] = {name: value for name, value in generation.items() if name not in names}
     return behaviour
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """A hash of all parameters and buffers, names and values."""
-    digest = xxhash.xxh3_128()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def file_fingerprint(path: Path) -> str:
-    """A hash of a file's content."""
-    with path.open("rb") as file:
-        digest = xxhash.xxh3_128()
-        while part := file.read(2**24):
-            digest.update(part)
-        return digest.hexdigest()

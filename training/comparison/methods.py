@@ -2,19 +2,24 @@
 
 A method's name is a base with modifiers, such as ``learned``, ``his+swap`` or ``dsp+distil``. The base decides which heads
 stay: a *scored* one by a ranking of the dense model's heads (:mod:`training.scoring.scorers`), a *learned* one by training
-gates.
+gates. A user's own score, ``module:function`` (:mod:`training.scoring.own_score`), ranks heads too; a *given* mask,
+``mask:FILE``, has been decided on elsewhere.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gates.errors import GateError
 from gates.options import GateFamily
+from gates.surgery.masks import read_mask
 from training.config import PrunerOptions
+from training.scoring.own_score import own_score
 from training.scoring.scorers import SCORERS
+from training.stats.numbers import slug
 
 OURS = "ours"
 Decides = Literal["each", "once", "price"]
@@ -91,6 +96,23 @@ LEARNED |= {
     for name in ("priced", "straight-through", "linear-l1")
 }
 
+GIVEN = "mask:"
+"""What the name of a given mask begins with; its file follows."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A kind of method that is not part of this project: what it is, and whose."""
+
+    what: str
+    source: str
+
+
+OUTSIDE = {
+    "MODULE:FUNCTION": Outside("your own score: a function from a subject to a number for each head", "docs/extending.md"),
+    f"{GIVEN}FILE.json": Outside("a mask made elsewhere, at its own number of heads", "docs/extending.md"),
+}
+
 MODIFIERS = {
     "draws": "the best of masks drawn around the ranking, by training data, without training",
     "swap": "the mask is refined by swaps on training data, without training",
@@ -104,7 +126,7 @@ class Method:
     """A method by its name.
 
     Args:
-        base: of :data:`LEARNED` or :data:`training.scoring.scorers.SCORERS`, or ``dense``.
+        base: of :data:`LEARNED` or :data:`training.scoring.scorers.SCORERS`, ``dense``, ``module:function`` or ``mask:FILE``.
         modifiers: of :data:`MODIFIERS`.
     """
 
@@ -116,23 +138,29 @@ class Method:
         """Read ``base+modifier+...``.
 
         Raises:
-            GateError: for a name that is no method.
+            GateError: for a name that is no method, an own score that cannot be imported or a file that holds no mask.
         """
-        base, *modifiers = name.split("+")
-        if base not in BASES:
-            raise GateError(
-                f"unknown method {name!r}; expected one of {', '.join(BASES)}, or these with +{', +'.join(MODIFIERS)}"
-            )
+        base, modifiers = _split(name)
         for modifier in modifiers:
             if modifier not in MODIFIERS:
                 raise GateError(f"the method {name!r} has the modifier {modifier!r}; expected some of {', '.join(MODIFIERS)}")
         if len(set(modifiers)) < len(modifiers):
             raise GateError(f"the method {name!r} names a modifier twice; give each once")
+        method = cls(base, frozenset(modifiers))
+        if method.is_given:
+            read_mask(base.removeprefix(GIVEN))  # raises
+        elif method.is_own_score:
+            own_score(base)  # raises
+        elif base not in BASES:
+            raise GateError(
+                f"unknown method {name!r}; expected one of {', '.join(BASES)}, a score or mask of your own "
+                f"({' or '.join(OUTSIDE)}), or these with +{', +'.join(MODIFIERS)}"
+            )
         if base == "dense" and set(modifiers) - {"distil"}:
             raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
-        if "draws" in modifiers and base in SCORERS and not SCORERS[base].ranks:
+        if "draws" in modifiers and (method.is_given or (base in SCORERS and not SCORERS[base].ranks)):
             raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
-        return cls(base, frozenset(modifiers))
+        return method
 
     @property
     def name(self) -> str:
@@ -143,6 +171,16 @@ class Method:
         return self.base in LEARNED
 
     @property
+    def is_given(self) -> bool:
+        """Whether its mask is made elsewhere and comes with its own number of heads."""
+        return self.base.startswith(GIVEN)
+
+    @property
+    def is_own_score(self) -> bool:
+        """Whether it ranks by a function of the user's."""
+        return ":" in self.base and not self.is_given
+
+    @property
     def is_ours(self) -> bool:
         """Whether this project came up with it; its searches for a better mask are its own whatever mask they start from."""
         return bool(self.modifiers & {"draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
@@ -150,6 +188,20 @@ class Method:
     @property
     def learned(self) -> Learned:
         return LEARNED[self.base]
+
+
+def _split(name: str) -> tuple[str, list[str]]:
+    """Base and modifiers; of a given mask only what is a modifier is one, since its path may have a + in it."""
+    base, *modifiers = name.split("+")
+    if name.startswith(GIVEN):
+        while set(modifiers) - set(MODIFIERS):
+            base, modifiers = f"{base}+{modifiers[0]}", modifiers[1:]
+    return base, modifiers
+
+
+def file_name(method: str) -> str:
+    """The name of a method or system without what has a meaning in paths; that of a method of this project stays as it is."""
+    return re.sub(r"[^\w.+ -]", "_", method)
 
 
 def parse_methods(names: Sequence[str]) -> list[Method]:
@@ -164,6 +216,11 @@ def parse_methods(names: Sequence[str]) -> list[Method]:
     doubles = [method.name for index, method in enumerate(methods) if method in methods[:index]]
     if doubles:
         raise GateError(f"the method {doubles[0]!r} is given twice; give each once")
+    by_slug: dict[str, str] = {}
+    for method in methods:
+        other = by_slug.setdefault(slug(method.name), method.name)
+        if other != method.name:
+            raise GateError(f"{other!r} and {method.name!r} have the same name in files and pictures; rename one of them")
     return methods
 
 

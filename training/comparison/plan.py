@@ -14,6 +14,7 @@ from gates.errors import GateError
 from gates.scores.ranking import RANKINGS
 from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, Experiments
+from training.comparison.given_mask import check_given_masks
 from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results
@@ -29,7 +30,7 @@ class Planned:
 
     Args:
         method: of the comparison.
-        budget: as an option of the module.
+        budget: as an option of the module. The dense model and given masks have a number of heads of their own, whatever it is.
         stages: what is done with its mask, in the order of the tables.
     """
 
@@ -39,18 +40,22 @@ class Planned:
 
 
 def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]) -> Iterator[Planned]:
-    """What is done for each seed: the dense model first, then every method at every budget, each with its stages. From scratch
-    are trained the dense structure and those that were learned, as Voita et al. 2019 did."""
+    """What is done for each seed: the dense model first, then every method at every budget, each with its stages, and last the
+    given masks, each at its own number of heads. From scratch are trained the dense structure and those that were learned, as
+    Voita et al. 2019 did, or given."""
     controls = [DENSE, *(method for method in methods if method.base == "dense" and method != DENSE)]
+    given = [method for method in methods if method.is_given]
     everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
-    everything += [(method, budget) for budget in budgets for method in methods if method not in controls]
+    everything += [(method, budget) for budget in budgets for method in methods if method not in [*controls, *given]]
+    everything += [(method, 1) for method in given]
     for method, budget in everything:
-        trains_anew = method.is_learned or method == DENSE
+        trains_anew = method.is_learned or method.is_given or method == DENSE
         yield Planned(method, budget, tuple(stage for stage in stages if stage != FROM_SCRATCH or trains_anew))
 
 
 def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Planned]:
-    """What a run is compared with when it has trained: the dense model and every ranking, at its own budget.
+    """What a run is compared with when it has trained: the dense model, every ranking, and scores and masks of the user's own
+    that are named to be trained on, at its own budget.
 
     Args:
         own: the run's method. Its training is what the run did; a run that prunes nothing has no other method.
@@ -60,9 +65,11 @@ def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Pl
     Raises:
         GateError: for the name of a method that is not compared.
     """
-    rivals = [Method(name) for name in RANKINGS] if own != DENSE and end.compare != "none" else []
+    named = [*(end.retrained or []), *end.from_scratch]
+    outside = [outside_run(name, own) for name in dict.fromkeys(named) if ":" in name]
+    rivals = [*map(Method, RANKINGS), *outside] if own != DENSE and end.compare != "none" else []
     known = {method.name: method for method in (DENSE, own, *rivals)} | {own.base: own}
-    check_names([*(end.retrained or []), *end.from_scratch], known if rivals else [*known, *RANKINGS])
+    check_names(named, known if rivals else [*known, *RANKINGS, *(method.name for method in outside)])
     retrained = set(known) if end.retrained is None else set(end.retrained)
     for method in dict.fromkeys([DENSE, own, *rivals]):
         stages = []
@@ -76,6 +83,23 @@ def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Pl
             yield Planned(method, budget, tuple(stages))
 
 
+def outside_run(name: str, own: Method) -> Method:
+    """A score or mask of the user's own that a run is compared with.
+
+    Raises:
+        GateError: if there is no such one, or it needs what only a comparison has.
+    """
+    method = Method.parse(name)
+    if method.modifiers:
+        raise GateError(f"{name!r} has a modifier, which only the methods of a comparison have; give {method.base!r}")
+    if method.is_given and own.is_learned and own.learned.decides == "price":
+        raise GateError(
+            f"{name!r} has its own number of heads, but a run with a price ends with a number that is not known before; give "
+            "--model.budget, or compare the mask by the command compare"
+        )
+    return method
+
+
 def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:
     """Raises :class:`GateError` for the first name that is no method of a run."""
     for name in names:
@@ -87,6 +111,7 @@ def run_seed(
     experiments: Experiments, selector: MaskSelector, plan: Sequence[Planned], results: Results
 ) -> Iterator[dict[str, Any]]:
     """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results."""
+    check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
     uses = sorted({is_post_hoc(stage) for planned in plan for stage in planned.stages})  # training on comes before none
     for planned in plan:
         method = planned.method

@@ -11,6 +11,7 @@ from training.cli.line import CommandLine
 from training.comparison.adoption import adopt, is_adopted, seconds_of
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
+from training.comparison.given_mask import check_given_masks
 from training.comparison.methods import own_method
 from training.comparison.plan import curve_of_run, plan_of_run, run_seed
 from training.comparison.run_results import describe_run, export, send_run, show_run, write_run
@@ -33,7 +34,7 @@ def fit(line: CommandLine) -> RunDirectory:
     quiet_libraries()
     setup = Setup.of(line.options)
     own = own_method(setup.model)
-    list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
+    asked = list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
         setup.check_scratch()
     run, first = claim(setup.run)
@@ -43,6 +44,7 @@ def fit(line: CommandLine) -> RunDirectory:
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
     pruner = make_pruner(setup, data)
+    check_given_masks([planned.method for planned in asked], pruner.gates, [setup.model.budget or 1])
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
     trainer = make_trainer(setup)  # raises for its settings before anything is written

@@ -15,7 +15,7 @@ from rich.table import Table
 from gates.export.card import ModelCard
 from gates.export.checkpoint import save_pruned
 from gates.surgery.masks import save_mask
-from training.comparison.methods import Method
+from training.comparison.methods import Method, file_name
 from training.comparison.tables import Results
 from training.config.stages import POST_HOC, RETRAINED, STAGES
 from training.data.base import TaskData
@@ -107,7 +107,7 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
         (run.path / "curve.csv").unlink(missing_ok=True)
     masks = {str(entry["method"]): torch.tensor(entry["mask"]).float() for entry in results.masks}
     for method, mask in masks.items():
-        save_mask(run.path / "masks" / f"{method}.json", gates.to_heads(mask), gates.sites, method=method)
+        save_mask(run.path / "masks" / f"{file_name(method)}.json", gates.to_heads(mask), gates.sites, method=method)
     per_kind = bool(pruner.steering.budget_of(masks[own.name]).per_kind)
     figures = {
         "gates": gate_heat_map(gates.sites, gates.to_heads(masks[own.name]), title="heads kept"),

@@ -13,13 +13,14 @@ from torch import Tensor
 from gates.budget import Budget, budget_mask
 from gates.families.closing import closing_ranking
 from gates.search.sampled_masks import spread_ranks
-from gates.sites import KINDS
 from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
+from training.comparison.given_mask import given_mask, own_budget
 from training.comparison.methods import LEARNED, Learned, Method
 from training.config import BudgetOption, DrawSearch, PriceOption, SwapSearch
 from training.runs.cost import Cost, measured
 from training.scoring.outputs import rescale
+from training.scoring.own_score import own_score, run_own_score
 from training.scoring.scorers import SCORERS, Scores
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -92,7 +93,7 @@ class MaskSelector:
         self.experiments, self.swaps, self.draws = experiments, swaps or SwapSearch(), draws or DrawSearch()
         self.distil, self.prices, self.as_configured = dict(distil or {}), list(prices), as_configured
         self.priced: dict[str, Priced] = {}
-        gates = experiments.pruner.gates
+        self.budgets, gates = list(budgets), experiments.pruner.gates
         self.sizes = gates.kind_sizes()
         self.smallest = min(budgets, key=lambda value: Budget.parse(value, self.sizes).total)
         self.kinds, self.layers = gates.kind_index().cpu(), gates.layer_index().cpu()
@@ -102,6 +103,8 @@ class MaskSelector:
         """The heads that a method keeps within a budget.
 
         Args:
+            method: of the comparison.
+            budget: as an option of the module; a given mask has its own.
             post_hoc: whether the mask is for the dense model, without training. A search for a better mask runs on the weights
                 that the mask is for: the dense ones then, and otherwise those that training goes on from.
         """
@@ -109,8 +112,13 @@ class MaskSelector:
         if method.base == "dense":
             ones = torch.ones(self.experiments.pruner.gates.size)
             return Selection(ones, ones, self.experiments.dense(), changes, None)
-        decide = self._learned if method.is_learned else self._scored
-        selection = decide(method.base, budget, changes)
+        if method.is_given:
+            budget = own_budget(method.base, self.experiments.pruner.gates, self.budgets)
+            mask = given_mask(method.base, self.experiments.pruner.gates)
+            selection = Selection(mask, mask, self.experiments.dense(), changes, None)
+        else:
+            decide = self._learned if method.is_learned else self._own_score if method.is_own_score else self._scored
+            selection = decide(method.base, budget, changes)
         if "draws" in method.modifiers:
             has_logits = method.is_learned and method.learned.has_logits
             selection = self._drawn(selection, budget, has_logits=has_logits, post_hoc=post_hoc)
@@ -169,18 +177,12 @@ class MaskSelector:
             closed, log_alpha = (torch.tensor(experiment.result[part]) for part in ("closing_step", "log_alpha"))
             rankings.append(closing_ranking(closed, log_alpha))
             mask = self.mask_of(rankings[-1], budget)
-            masks.append(own if self._fills(own, budget) else mask)
+            masks.append(own if Budget.parse(budget, self.sizes).is_met(own, self.kinds) else mask)
         best, seconds = self._best(masks)
         selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], seconds=seconds)
         for experiment in trained:
             selection = _with_cost(selection, experiment)
         return selection
-
-    def _fills(self, mask: Tensor, budget: BudgetOption) -> bool:
-        """Whether a mask ``[gates]`` keeps just what a budget says, of all kinds or of each."""
-        at = Budget.parse(budget, self.sizes)
-        of_kinds = {kind: int(mask[self.kinds == KINDS.index(kind)].sum()) for kind in at.per_kind}
-        return int(mask.sum()) == at.total and of_kinds == dict(at.per_kind)
 
     # -- scored methods ----------------------------------------------------------------------------------------
 
@@ -221,6 +223,22 @@ class MaskSelector:
             return cost.as_row() | {"mask": mask.tolist(), "ranking": ranking}
 
         return self.experiments.do(f"scoring by {base}", determined_by, make)
+
+    def _own_score(self, base: str, budget: BudgetOption, changes: Mapping[str, Any]) -> Selection:
+        """The heads of highest score by a function of the user's."""
+        own, dense, seed = own_score(base), self.experiments.dense(), self.experiments.seed
+        determined_by = {"experiment": "own score", "dense": dense.key, "method": base, "code": own.code, "seed": seed}
+
+        def make(folder: Path) -> dict[str, Any]:
+            subject = self.experiments.subject(dense, {})
+            with measured(subject.device) as cost:
+                scores = run_own_score(own, subject, seed=seed)
+            return cost.as_row() | {"scores": scores.tolist()}
+
+        scored = self.experiments.do(f"scoring by {base}", determined_by, make)
+        ranking = torch.tensor(scored.result["scores"], dtype=torch.float64)
+        mask = self.mask_of(ranking, budget)
+        return Selection(mask, mask, dense, changes, ranking, *_cost(scored))
 
     def _score_files(self) -> ScoreFiles:
         return ScoreFiles(self.experiments.cache.path / f"scores-{self.experiments.dense().key}")

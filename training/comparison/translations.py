@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from training.comparison.methods import file_name
 from training.comparison.tables import Results
 from training.data.translation import TranslationData
 from training.runs.run_directory import RunDirectory
@@ -48,7 +49,7 @@ def save_translations(run: RunDirectory, results: Results) -> None:
     (run.path / FOLDER).mkdir(exist_ok=True)
     named = {f"{system}.{search}": lines for search, own in systems.items() for system, lines in own.items()}
     for name, lines in {"source": pairs.source, "reference": pairs.target, **named}.items():
-        run.write_text(f"{FOLDER}/{name}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
+        run.write_text(f"{FOLDER}/{file_name(name)}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
     write_significance(run, systems, pairs.target, results.data)
 
 

@@ -32,7 +32,7 @@ class DrawSearch:
 
     Args:
         rows: training examples, of which one half decides on the masks by its loss, as for swaps.
-        count: of masks.
+        count: masks that are drawn.
         temperature: of the draws, for log_alpha or for ranks on its scale.
     """
 

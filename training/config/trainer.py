@@ -17,7 +17,7 @@ class TrainerOptions:
         devices: how many devices, or which ones, such as 2 or [0,3].
         precision: of arithmetic, such as ``32-true``, ``bf16-mixed`` or ``16-mixed`` (default: 32-true).
         strategy: how several devices work together, such as ``ddp``.
-        num_nodes: machines.
+        num_nodes: machines that take part, each with so many devices.
         accumulate_grad_batches: batches for each optimiser step.
         gradient_clip_val: largest norm of the model's gradient; null for no limit.
         gradient_clip_algorithm: ``norm`` (default) or ``value``.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import pyarrow
 
 from gates.errors import GateError
 from training.config.data import Text
@@ -51,6 +52,7 @@ def read_table(file: str, columns: list[str] | None = None, quoting: bool | None
             table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
         else:
             table = _read_columns(path, columns, quoting)
+        pyarrow.Table.from_pandas(table, preserve_index=False)  # raises for values of several kinds in a column
         return check_header(table, path, columns)
     except GateError:
         raise

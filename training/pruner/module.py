@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from training.pruner.distillation import Teacher, taught_losses
 from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, use_rates_
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import Steering, kinds_to_prune, new_gates
-from training.scoring.mask_search import refined_by_swaps
+from training.scoring.mask_search import SwapSearch, refined_by_swaps
 from training.scoring.passes import importance_of
 from training.scoring.subject import Subject
 from training.tasks import Task
@@ -181,8 +182,10 @@ class HeadPruner(pl.LightningModule):
         if self.options.swaps:
             subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
             budget, minimum = self.steering.budget_of(mask), self.options.minimum_per_layer
-            self.search = refined_by_swaps(subject, mask, self.options.swaps, budget=budget, minimum_per_layer=minimum)
-            mask = torch.tensor(self.search["mask"], device=self.device)
+            search, start = SwapSearch(passes=self.options.swaps), time.perf_counter()
+            found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=minimum)
+            self.search = {"search": asdict(search), **found, "seconds": round(time.perf_counter() - start, 2)}
+            mask = torch.tensor(found["mask"], device=self.device)
         self.gates.set_mask_(mask)
 
     def _start_pruning(self) -> None:

@@ -25,11 +25,20 @@ WIDTH = 4.6
 """Inches of most pictures: at this width their text is as large as a phone's screen allows."""
 COLUMNS = 4
 """Heat maps side by side."""
+LEGEND_WIDTH = 60
+"""Letters of the names of a legend side by side."""
 
 
 def styles(contents: Contents) -> dict[str, dict[str, Any]]:
     """One style per method, the same in all pictures of the directory."""
     return {method: line_style(index) for index, method in enumerate(contents.methods)}
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The names of an axes' lines in three columns below the picture, in fewer where a name is long."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(3, LEGEND_WIDTH // max([1, *map(len, labels)])))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 @styled
@@ -56,7 +65,7 @@ def quality_against_heads(contents: Contents, stage: str) -> Figure:
     axes.set_xticks(range(len(budgets)), ticks)
     axes.set(xlabel=title, ylabel=f"test {metric}{unit(metric)}", title=STAGE_TITLES.get(stage, stage))
     axes.grid(visible=True, axis="y")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure, axes)
     return figure
 
 
@@ -101,7 +110,7 @@ def curve_of_run(contents: Contents) -> Figure:
     axes.set_xticks(sorted(set(contents.curve["heads"])))
     axes.set(xlabel="heads kept", ylabel=f"{metric}{unit(metric)} (selection split)", title=STAGE_TITLES["post hoc"])
     axes.grid(visible=True, axis="y")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure, axes)
     return figure
 
 

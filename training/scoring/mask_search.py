@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -40,19 +38,11 @@ def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget
 
 
 def refined_by_swaps(
-    subject: Subject, mask: Tensor, passes: float, *, budget: Budget, minimum_per_layer: int
+    subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
 ) -> dict[str, Any]:
-    """The same, as plain data: how it was searched, the new mask, how it was found, and the seconds that took."""
-    search, start = SwapSearch(passes=passes), time.perf_counter()
+    """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
-    return {
-        "search": asdict(search),
-        "mask": found.mask.tolist(),
-        "losses": found.losses,
-        "swaps": found.swaps,
-        "passes": found.passes,
-        "seconds": round(time.perf_counter() - start, 2),
-    }
+    return {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
 
 
 def draw(
@@ -108,7 +98,7 @@ class Calibration:
         batches = self.deciding[:: max(1, round(1 / share))]
         total = torch.stack([self._total_loss(values, batch) for batch in batches]).double().sum()
         examples = torch.tensor(float(sum(len(batch["labels"]) for batch in batches)), dtype=torch.float64, device=self.device)
-        return float(self._over_processes(total) / self._over_processes(examples))
+        return float(self.subject.summed(total) / self.subject.summed(examples))
 
     def gradient(self, values: Tensor) -> Tensor:
         """Of the loss with respect to gate values ``[gates]``, up to a factor, on the proposing half."""
@@ -116,17 +106,12 @@ class Calibration:
         for batch in self.proposing:
             self._total_loss(leaf, batch).backward()
         assert leaf.grad is not None
-        return self._over_processes(leaf.grad)
+        return self.subject.summed(leaf.grad)
 
     def _total_loss(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         subject = self.subject
         with subject.trainer.strategy.precision_plugin.forward_context(), subject.gates.use(values):
             return subject.task.losses(subject.backbone, batch)[0].sum()
-
-    def _over_processes(self, total: Tensor) -> Tensor:
-        reduced = self.subject.trainer.strategy.reduce(total, reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        return reduced
 
 
 @contextmanager

@@ -101,6 +101,12 @@ class Subject:
         for batch in track(batches, description=description, disable=quiet, transient=True):
             yield move_data_to_device(batch, self.device)
 
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over all processes, on its device; the tensor itself where there is one process."""
+        reduced = self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        return reduced
+
     def losses(self, batch: Batch) -> Tensor:
         """Per-example losses ``[batch]``. Without autocast: gradients of gates are small, and half precision would lose some
         of them."""

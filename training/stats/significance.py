@@ -15,8 +15,8 @@ from training.stats.bootstrap import LEVEL, Array
 
 SIGNIFICANCE = 0.05
 """Below it p is called significant."""
-MINIMUM_CELLS = 6
-"""Fewer non-zero paired differences cannot reach p < 0.05: the exact two-sided Wilcoxon p is at least 2 / 2^cells."""
+MINIMUM_BLOCKS = 6
+"""Fewer non-zero paired differences cannot reach p < 0.05: the exact two-sided Wilcoxon p is at least 2 / 2^blocks."""
 
 
 # -- over seeds ------------------------------------------------------------------------------------------------
@@ -84,68 +84,68 @@ def holm(p_values: ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class RankTest:
-    """A test on ranks over cells (budget and seed).
+    """A test on ranks over blocks (budget and seed).
 
     Args:
-        statistic, p: None where there are too few cells.
-        cells: that the test has.
+        statistic, p: None where there are too few blocks.
+        blocks: that the test has.
         average_ranks: of each method (1 is best), in the order given; for the Wilcoxon test empty.
         reason: why there is no p value; empty if there is one.
     """
 
     statistic: float | None
     p: float | None
-    cells: int
+    blocks: int
     average_ranks: tuple[float, ...] = ()
     reason: str = ""
 
 
 def wilcoxon(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> RankTest:
-    """Wilcoxon's signed-rank test (1945) of two methods over paired cells ``[cells]``: exact up to 13 cells, then by random
+    """Wilcoxon's signed-rank test (1945) of two methods over paired blocks ``[blocks]``: exact up to 13 blocks, then by random
     signs. Cells in which both are equal do not count.
     """
     differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     differences = differences[np.abs(differences) > 1e-12]
-    cells = len(differences)
-    if cells < MINIMUM_CELLS:
-        reason = f"{cells} cells differ; the test needs at least {MINIMUM_CELLS} to reach p < 0.05"
-        return RankTest(None, None, cells, reason=reason)
+    blocks = len(differences)
+    if blocks < MINIMUM_BLOCKS:
+        reason = f"{blocks} blocks differ; the test needs at least {MINIMUM_BLOCKS} to reach p < 0.05"
+        return RankTest(None, None, blocks, reason=reason)
     signs = stats.PermutationMethod(n_resamples=9_999, rng=np.random.default_rng(seed))
     found: Any = stats.wilcoxon(differences, method=signs)
-    return RankTest(float(found.statistic), float(found.pvalue), cells)
+    return RankTest(float(found.statistic), float(found.pvalue), blocks)
 
 
 def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
-    """Friedman's test (1937) of several methods over cells, as recommended by Demsar (2006), with the p value by permuting
-    methods within cells, since the chi-square approximation needs more cells than comparisons have.
+    """Friedman's test (1937) of several methods over blocks, as recommended by Demsar (2006), with the p value by permuting
+    methods within blocks, since the chi-square approximation needs more blocks than comparisons have.
 
     Cells of one seed share a dense model, so that they are not quite independent: read the p value as a lower bound.
 
     Args:
-        values: ``[cells, methods]``, higher is better.
+        values: ``[blocks, methods]``, higher is better.
         seed: of the permutations.
     """
     table = np.asarray(values, dtype=float)
-    cells, methods = table.shape
+    blocks, methods = table.shape
     if not table.size:
-        return RankTest(None, None, cells, reason="no cell has all methods")
+        return RankTest(None, None, blocks, reason="no block has all methods")
     ranks = stats.rankdata(-table, axis=1)
     average = tuple(float(rank) for rank in ranks.mean(axis=0))
-    if methods < 3 or cells < MINIMUM_CELLS:
-        reason = f"{methods} methods and {cells} cells; the test needs at least 3 methods and {MINIMUM_CELLS} cells"
-        return RankTest(None, None, cells, average, reason)
+    if methods < 3 or blocks < MINIMUM_BLOCKS:
+        reason = f"{methods} methods and {blocks} blocks; the test needs at least 3 methods and {MINIMUM_BLOCKS} blocks"
+        return RankTest(None, None, blocks, average, reason)
     # Friedman's statistic, tie-corrected; permutations leave the denominator as it is.
-    spread = np.square(ranks - (methods + 1) / 2).sum() / (cells * (methods - 1))
+    spread = np.square(ranks - (methods + 1) / 2).sum() / (blocks * (methods - 1))
     random, draws = np.random.default_rng(seed), 9_999
 
     def statistic(permuted: Array) -> Array:
         sums: Array = np.square(permuted.mean(axis=-2) - (methods + 1) / 2).sum(axis=-1)
-        return cells * sums / spread if spread > 0 else np.zeros_like(sums)
+        return blocks * sums / spread if spread > 0 else np.zeros_like(sums)
 
     observed = float(statistic(ranks))
     permuted = np.stack([random.permuted(ranks, axis=1) for _ in range(draws)])
     as_far = int((statistic(permuted) >= observed - 1e-9).sum())
-    return RankTest(observed, (as_far + 1) / (draws + 1), cells, average)
+    return RankTest(observed, (as_far + 1) / (draws + 1), blocks, average)
 
 
 # -- agreement -----------------------------------------------------------------------------------------------------

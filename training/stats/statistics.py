@@ -97,12 +97,13 @@ def compare_methods(
 
 
 def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[pd.DataFrame, RankTest]]:
-    """At each stage, Friedman's test of the methods, but for the dense model and those that miss more than half of the cells
-    (budget and seed), over the cells that all of them have; then Wilcoxon's of the one of best average rank against each other.
+    """At each stage, Friedman's test of the methods, but for the dense model, over the blocks (budget and seed) that all
+    have; methods that miss half of the blocks or more are left out where two others do not. Then Wilcoxon's test of the one of
+    best average rank against each other.
 
     Returns:
         By stage: columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their
-        number; NaN for the first, and where too few cells differ), and Friedman's test.
+        number; NaN for the first, and where too few blocks differ), and Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~are_dense(comparison["method"])]
@@ -112,7 +113,8 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[
 def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
     """Average ranks and tests of the methods of one stage."""
     table = rows.pivot_table(index=["budget", "seed"], columns="method", values=column, sort=False)
-    table = table.loc[:, table.notna().mean() >= 0.5].dropna()
+    most = table.notna().mean() > 0.5  # a given mask has one budget, and would take the others from all methods
+    table = (table.loc[:, most] if most.sum() >= 2 else table).dropna()
     test = friedman(table.to_numpy())
     ranks = pd.DataFrame({"method": table.columns, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
     ranks = ranks.sort_values("average_rank", kind="stable", ignore_index=True)

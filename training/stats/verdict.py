@@ -215,8 +215,8 @@ def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
         return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
     behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
-        f"Average ranks over {counted(test.cells, 'cell')} (budget and seed; 1 is best): {listed}. Friedman's test that all "
+        f"Average ranks over {counted(test.blocks, 'block')} (budget and seed; 1 is best): {listed}. Friedman's test that all "
         f"methods are alike has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction {', '.join(behind) or 'none'} "
-        f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since cells of one seed share a "
-        "dense model."
+        f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since blocks of one seed share "
+        "a dense model."
     )

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import torch
@@ -7,6 +8,9 @@ from gates.errors import GateError
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask, save_mask
 from tests.models import FAMILIES, build, random_mask
+
+SITES = find_attention(build("bert"))
+"""Two of four heads each."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -27,6 +31,61 @@ def test_the_file_is_readable(tmp_path):
     assert content["budget"] == int(random_mask("marian").sum())
     assert content["sites"][0] == {"name": sites[0].name, "kind": "encoder", "layer": 0, "heads": 4, "kept": []}
     assert sum(line.strip().startswith('{"name"') for line in text.splitlines()) == len(sites)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"0": [1], "1": [3, 0]},
+        {"encoder.1": [0, 3], "encoder.0": [1]},
+        {"bert.encoder.layer.0.attention": [1], "1": [0, 3]},
+        [[0, 1, 0, 0], [1, 0, 0, 1]],
+        [0, 1, 0, 0, 1, 0, 0, 1],
+        [[False, True, False, False], [1.0, 0.0, 0.0, 1.0]],
+    ],
+)
+def test_other_forms_say_the_same(content, tmp_path):
+    (tmp_path / "mask.json").write_text(json.dumps(content))
+    assert load_mask(tmp_path / "mask.json", SITES).tolist() == [0, 1, 0, 0, 1, 0, 0, 1]
+
+
+def test_layers_of_several_kinds_are_called_by_their_labels(tmp_path):
+    sites, mask = find_attention(build("marian")), random_mask("marian")
+    kept = {site.label: part.nonzero().flatten().tolist() for site, part in zip(sites, mask.split(4), strict=True)}
+    (tmp_path / "mask.json").write_text(json.dumps(kept))
+    assert torch.equal(load_mask(tmp_path / "mask.json", sites), mask)
+    (tmp_path / "mask.json").write_text('{"0": [1]}')
+    with pytest.raises(GateError, match=r"names the layer '0'; this model has \d+, from 'encoder.0'"):
+        load_mask(tmp_path / "mask.json", sites)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "is not a mask file: expected JSON"),
+        (3, "is not a mask file: expected JSON"),
+        ([{"seed": 0, "mask": [0, 1]}], "the masks.json of a comparison"),
+        ({"sites": [{"name": "a"}]}, "expected sites with a name, heads and the heads kept"),
+        ({"0": [1], "1": [0], "2": []}, "names the layer '2'; this model has 2, from '0' to '1'"),
+        ({"0": [1]}, "says nothing of 'encoder.1'"),
+        ({"0": [1], "1": 3}, "has 3 for 'bert.encoder.layer.1.attention'; expected a list"),
+        ({"0": [1], "1": [4]}, "keeps head 4 of 'bert.encoder.layer.1.attention', which has heads 0 to 3"),
+        ({"0": [-1], "1": []}, "keeps head -1"),
+        ({"0": [True], "1": []}, "keeps head True"),
+        ({"0": [0, 1, 0, 0], "1": []}, "keeps head 0 of 'bert.encoder.layer.0.attention' twice"),
+        ({"0": [1], "encoder.0": [1], "1": []}, "names 'bert.encoder.layer.0.attention' twice, once as 'encoder.0'"),
+        ([[0, 1, 0, 0], [1, 0, 0]], "has 2 rows of 4 and 3 values; expected 2 rows of 4 values"),
+        ([[0, 1, 0, 0]], "has 4 values; expected 2 rows of 4 values"),
+        ([[0, 1, 0, 0], 1], "has 2 rows of 4 and 0 values"),
+        ([0, 1, 0], "has 3 values; expected 8 values"),
+        ([0, 1, 0, 0, 1, 0, 0, 2], "has 2 for head 7 of all; expected 0 or 1"),
+        ([0, 1, 0, 0, 1, 0, 0, "1"], "has '1' for head 7 of all"),
+    ],
+)
+def test_content_that_is_no_mask_of_the_model_is_refused(content, said, tmp_path):
+    (tmp_path / "mask.json").write_text(json.dumps(content))
+    with pytest.raises(GateError, match=re.escape(said)):
+        load_mask(tmp_path / "mask.json", SITES)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):

@@ -14,6 +14,7 @@ from training.analysis import analyze
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts
 from training.analysis.model import DenseModel, gate_columns, head_importance, outcomes
 from training.analysis.training import through_training
+from training.commands.table import run_command
 from training.fit import main as fit
 from training.stats.bootstrap import paired_bootstrap
 from training.stats.significance import holm, mcnemar
@@ -203,7 +204,7 @@ def run(tmp_path_factory):
 
 
 def call(run, out, *arguments):
-    return analyze.main([str(run), "--out", str(out), *arguments])
+    return run_command("analyze", [str(run), "--run_dir", str(out), *arguments])
 
 
 def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, tmp_path, capsys):

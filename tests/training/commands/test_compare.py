@@ -6,21 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import pytorch_lightning as pl
 
-import training.commands.compare
+import training.comparison.grid
 from gates.errors import GateError
 from tests.training.runs import write_config
-from training.commands.compare import claim, main
+from training.commands.table import run_command
+from training.comparison.grid import claim
 from training.comparison.methods import LEARNED, Method
 from training.comparison.options import check_budgets
 from training.report.reading import read_contents
 from training.runs.run_directory import UNFINISHED
 from training.scoring.scorers import SCORERS
+
+main = partial(run_command, "compare")
 
 MEASURED = ["seconds", "peak_memory_mb"]
 
@@ -294,14 +298,14 @@ def test_the_tables_stay_until_a_longer_comparison_is_complete(finished, tmp_pat
     )
     assert main([*arguments, "--seeds", "0"]) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
-    after_one = training.commands.compare.run_seed
+    after_one = training.comparison.grid.run_seed
 
     def stopped(experiments, *others):
         yield from after_one(experiments, *others)
         if experiments.seed == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training.commands.compare, "run_seed", stopped)
+    monkeypatch.setattr(training.comparison.grid, "run_seed", stopped)
     assert main([*arguments, "--seeds", "0,1"]) == 130
     kept = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
     assert len(pd.read_csv(tmp_path / "run" / UNFINISHED)) == 2 * 4
@@ -331,12 +335,13 @@ def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
     assert claim(str(tmp_path / "run")).path == tmp_path / "run"
 
 
-@pytest.mark.parametrize("command", ["fit", "commands.compare"])
+@pytest.mark.parametrize("command", ["fit", "compare"])
 def test_one_batch_is_not_all_batches(command):
     """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
     read = {"1": "1", "1.0": "1.0", "0.5": "0.5", "null": "None"}
     code = (
-        f"from training.{command} import build_parser; from training.cli import with_config; parser = build_parser()\n"
+        "from training.commands.table import COMMANDS; from training.cli.configurations import with_config\n"
+        f"parser = COMMANDS[{command!r}].parser()\n"
         f"for given in {list(read)}:\n"
         "    found = parser.parse_args(with_config(['--trainer.limit_train_batches', given]))\n"
         "    print(repr(found.trainer.limit_train_batches), repr(found.trainer.overfit_batches))"

@@ -1,6 +1,7 @@
 """``python -m training compare`` on translation: the same experiments and tables, with BLEU."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,11 @@ import pytest
 import sacrebleu
 
 from tests.training.translation_runs import make_data, write_config
-from training.commands.compare import main
+from training.commands.table import run_command
 from training.fit import main as fit
 from training.tasks.translation_metrics import signatures
+
+main = partial(run_command, "compare")
 
 pytestmark = pytest.mark.slow
 """One comparison and one run of translators, half a minute."""

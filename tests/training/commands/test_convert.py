@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests import version4
 from tests.version4 import FAMILIES, SOME, WHOLE_LAYER
-from training.commands.convert import main
+from training.commands.table import run_command
+
+main = partial(run_command, "convert")
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers
+
 sys.modules["gates"] = sys.modules["training"] = None  # importing this project is an error
 transformers.utils.logging.disable_progress_bar()
 results = {}
@@ -54,7 +58,7 @@ def test_every_family_loads_again_in_a_process_without_this_project(tmp_path, ca
             old, new = tmp_path / "old" / str(len(cases)), tmp_path / "new" / str(len(cases))
             logits = version4.write(old, family, removed, pickle=pickle, old_names=pickle)
             flags = ["--allow_pickle"] if pickle else []
-            assert main([str(old), "--out", str(new), "--form", form, *flags]) == 0
+            assert main([str(old), "--output", str(new), "--form", form, *flags]) == 0
             assert f"{12 - sum(map(len, removed.values()))} of 12 heads; load with AutoModel" in capsys.readouterr().out
             mask = load_mask(new / "mask.json", find_attention(version4.build(family)))
             assert [head for head in range(12) if not mask[head]] == sorted(
@@ -92,13 +96,13 @@ def test_the_tokenizer_and_the_generation_settings_come_along(tmp_path):
     version4.write(tmp_path / "bert", FAMILIES["bert"], SOME)
     (tmp_path / "bert" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]))
     (tmp_path / "bert" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
-    assert main([str(tmp_path / "bert"), "--out", str(tmp_path / "new")]) == 0
+    assert main([str(tmp_path / "bert"), "--output", str(tmp_path / "new")]) == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
     assert tokenizer("World hello you")["input_ids"] == [2, 6, 5, 1, 3]
 
     version4.write(tmp_path / "gpt2", FAMILIES["gpt2"], SOME)
     (tmp_path / "gpt2" / "generation_config.json").write_text('{"max_new_tokens": 7, "transformers_version": "4.46.3"}')
-    assert main([str(tmp_path / "gpt2"), "--out", str(tmp_path / "generator")]) == 0
+    assert main([str(tmp_path / "gpt2"), "--output", str(tmp_path / "generator")]) == 0
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "generator").max_new_tokens == 7
 
 
@@ -117,11 +121,11 @@ def test_configs_that_cannot_be_converted(change, said, tmp_path, capsys):
     version4.write(tmp_path / "old", FAMILIES["bert"], SOME)
     path = tmp_path / "old" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert said in refused(tmp_path, capsys, tmp_path / "old", "--out", tmp_path / "new")
+    assert said in refused(tmp_path, capsys, tmp_path / "old", "--output", tmp_path / "new")
 
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
-    out = ("--out", tmp_path / "new")
+    out = ("--output", tmp_path / "new")
     assert "does not exist" in refused(tmp_path, capsys, tmp_path / "absent", *out)
     version4.write(tmp_path / "pickle", FAMILIES["bert"], SOME, pickle=True)
     assert "--allow_pickle" in refused(tmp_path, capsys, tmp_path / "pickle", *out)
@@ -143,7 +147,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "old" / "generation_config.json").unlink()
     (tmp_path / "new").write_text("")
     assert "exists already" in refused(tmp_path, capsys, tmp_path / "old", *out)
-    assert refused(tmp_path, capsys, tmp_path / "old", "--out", tmp_path / "new" / "below")
+    assert refused(tmp_path, capsys, tmp_path / "old", "--output", tmp_path / "new" / "below")
     (tmp_path / "old" / "config.json").write_text("{")
     assert "not JSON" in refused(tmp_path, capsys, tmp_path / "old", *out)
 
@@ -159,7 +163,7 @@ class Hostile:
 def test_a_hostile_pickle_is_not_executed(tmp_path, capsys):
     version4.write(tmp_path / "old", FAMILIES["bert"], SOME, pickle=True)
     torch.save({"weight": Hostile(tmp_path / "executed")}, tmp_path / "old" / "pytorch_model.bin")
-    assert "was not read" in refused(tmp_path, capsys, tmp_path / "old", "--out", tmp_path / "new", "--allow_pickle")
+    assert "was not read" in refused(tmp_path, capsys, tmp_path / "old", "--output", tmp_path / "new", "--allow_pickle")
 
 
 def test_as_a_command(tmp_path):

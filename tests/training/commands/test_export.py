@@ -18,7 +18,7 @@ from gates.model import GatedModel
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
-from training.commands import export
+from training.commands.table import run_command
 from training.fit import main as fit
 
 CLOSE = {"atol": 5e-6, "rtol": 2e-5}
@@ -72,7 +72,7 @@ def written(run, folder):
 
 
 def call(run, out, *arguments):
-    return export.main([str(run), "--out", str(out), "--measure", "[]", *arguments])
+    return run_command("export", [str(run), "--output", str(out), "--measure", "[]", *arguments])
 
 
 @pytest.mark.parametrize(("format", "remote"), [("remote-code", True), ("masked", False)])
@@ -162,7 +162,10 @@ def test_the_weights_of_another_checkpoint(run, tmp_path):
 
 
 def test_the_card_states_costs_and_results_only_where_they_hold(run, tmp_path, capsys):
-    assert export.main([str(run), "--format", "remote-code", "--out", str(tmp_path / "own"), "--measure", "[1,2]"]) == 0
+    assert (
+        run_command("export", [str(run), "--format", "remote-code", "--output", str(tmp_path / "own"), "--measure", "[1,2]"])
+        == 0
+    )
     shown = capsys.readouterr().out
     text = (tmp_path / "own" / "README.md").read_text()
     for part in ("parameters", "FLOPs of one example", "ms at batch size 1", "ms at batch size 2"):
@@ -199,7 +202,7 @@ def test_other_weights_do_not_get_the_runs_results(run, tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path, capsys, arguments, message):
-    assert export.main([str(run), "--format", "masked", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert run_command("export", [str(run), "--format", "masked", "--output", str(tmp_path / "out"), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -280,7 +283,7 @@ def test_damaged_files_of_a_run(run, tmp_path, capsys):
 
 
 def test_the_command_in_a_process_of_its_own(run, tmp_path, capfd):
-    command = [sys.executable, "-m", "training", "export", str(run), "--format", "masked", "--out", "out", "--measure", "[]"]
+    command = [sys.executable, "-m", "training", "export", str(run), "--format", "masked", "--output", "out", "--measure", "[]"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
     )

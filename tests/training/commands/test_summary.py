@@ -1,9 +1,12 @@
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
 
-from training.commands.summary import main
+from training.commands.table import run_command
+
+main = partial(run_command, "summary")
 
 
 def run(folder, seed, rows):

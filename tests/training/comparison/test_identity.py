@@ -1,5 +1,6 @@
 """What an experiment's key depends on, and what it does not."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_setup
 from training.comparison.cache import key_of
-from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, shape_of, weights_fingerprint
+from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, own_code_of, shape_of
+from training.runs.fingerprint import weights_fingerprint
 
 
 def dense_key(setup=None, *, pruner=None, data=None, processes=1):
@@ -21,6 +23,21 @@ def dense_key(setup=None, *, pruner=None, data=None, processes=1):
 def test_what_a_model_does_with_the_same_weights_is_part_of_its_key(changed):
     keys = [dense_key(pruner=make_pruner(from_scratch=MODEL | more, budget=2)) for more in ({}, {}, changed)]
     assert keys[0] == keys[1] != keys[2]
+
+
+class OwnData(type(make_data())):
+    """Of a module that is not the project's."""
+
+
+def test_a_users_own_code_is_part_of_the_key_and_the_projects_is_not(monkeypatch):
+    own = make_data()
+    own.__class__ = OwnData
+    before, plain = dense_key(data=own), dense_key()
+    assert own_code_of(make_data()) == {}
+    assert before != plain
+    monkeypatch.setattr(sys.modules[__name__], "__file__", sys.modules["tests.training.runs"].__file__)  # as if it were edited
+    assert dense_key(data=own) != before
+    assert dense_key() == plain
 
 
 def test_how_a_translator_generates_is_part_of_its_key():
@@ -44,7 +61,7 @@ def test_batches_of_evaluation_matter_only_where_they_are_limited():
     for limit in (None, 1.0, 2):
         for size in (8, 16):
             data.eval_batch_size = size
-            limited = replace(setup, trainer={**setup.trainer, "limit_test_batches": limit})
+            limited = replace(setup, trainer=replace(setup.trainer, limit_test_batches=limit))
             keys[limit, size] = dense_key(limited, pruner=pruner, data=data)
     assert keys[None, 8] == keys[None, 16]
     assert keys[1.0, 8] == keys[1.0, 16]
@@ -81,14 +98,14 @@ def test_other_settings_of_training_are_part_of_the_key():
 
     others = [
         setup.with_seed(1),
-        replace(setup, trainer={**setup.trainer, "accumulate_grad_batches": 2}),
+        replace(setup, trainer=replace(setup.trainer, accumulate_grad_batches=2)),
         replace(setup, weights=replace(setup.weights, average_last=3)),
     ]
     assert len({plain, key(setup, processes=2), *map(key, others)}) == 5
     same = [
         replace(setup, run=replace(setup.run, name="other", run_dir="elsewhere", save_every=3)),
         replace(setup, end=replace(setup.end, compare="full")),
-        replace(setup, trainer={**setup.trainer, "log_every_n_steps": 7}),
+        replace(setup, trainer=replace(setup.trainer, log_every_n_steps=7)),
     ]
     assert {plain} == set(map(key, same))
     assert dense_key(setup, pruner=pruner, data=make_data(train_rows=128)) != plain

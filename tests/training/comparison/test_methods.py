@@ -6,7 +6,7 @@ import pytest
 
 from gates.errors import GateError
 from tests.training.runs import make_setup
-from training.comparison.methods import LEARNED, Method, own_method, parse_methods
+from training.comparison.methods import LEARNED, Method, file_name, own_method, parse_methods
 from training.scoring.scorers import SCORERS
 
 
@@ -53,6 +53,52 @@ def test_options_of_a_method_make_a_run_that_is_called_so(name):
 def test_ours_are_those_of_this_project_and_every_search_for_a_mask():
     ours = {name: Method.parse(name).is_ours for name in ("learned", "dsp", "his", "his+swap", "dsp+draws", "his+rescale")}
     assert ours == {"learned": True, "dsp": False, "his": False, "his+swap": True, "dsp+draws": True, "his+rescale": False}
+
+
+OWN_SCORE = f"{__name__}:a_score"
+
+
+def a_score(subject):
+    """Is only named here."""
+
+
+@pytest.fixture
+def masks(tmp_path, monkeypatch):
+    """Files with masks in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mask.json", "a+b.json", "a b.json"):
+        (tmp_path / name).write_text("[0, 1]")
+
+
+def test_scores_and_masks_of_the_users_own_have_names_like_any_other(masks):
+    score, mask = Method.parse(f"{OWN_SCORE}+swap+draws"), Method.parse("mask:a+b.json+rescale")
+    assert (score.base, score.modifiers, score.name) == (OWN_SCORE, {"draws", "swap"}, f"{OWN_SCORE}+draws+swap")
+    assert (mask.base, mask.modifiers, mask.name) == ("mask:a+b.json", {"rescale"}, "mask:a+b.json+rescale")
+    assert [(one.is_own_score, one.is_given, one.is_learned) for one in (score, mask, Method("his"))] == [
+        (True, False, False), (False, True, False), (False, False, False),
+    ]  # fmt: skip
+    assert [Method.parse(name).is_ours for name in (OWN_SCORE, "mask:mask.json", "mask:mask.json+swap")] == [False, False, True]
+
+
+def test_in_paths_their_names_have_no_separators_and_others_stay():
+    assert file_name("mask:masks/his.json") == "mask_masks_his.json"
+    assert file_name("package.module:score+swap") == "package.module_score+swap"
+    for name in ("learned-once+draws+swap", "dense.post hoc.greedy"):
+        assert file_name(name) == name
+
+
+def test_own_names_that_lead_nowhere_are_refused_before_anything_runs(masks):
+    for names, said in (
+        (["no_such_module:score"], "there is no module 'no_such_module'"),
+        ([f"{OWN_SCORE}+magic"], "the modifier 'magic'"),
+        (["mask:none.json"], "cannot read the mask file 'none.json'"),
+        (["mask:none.json+magic"], "cannot read the mask file 'none.json+magic'"),
+        (["mask:mask.json+draws"], "draws around a ranking, but mask:mask.json has none"),
+        (["mask:a+b.json", "mask:a b.json"], "'mask:a+b.json' and 'mask:a b.json' have the same name in files"),
+        ([OWN_SCORE, OWN_SCORE], "given twice"),
+    ):
+        with pytest.raises(GateError, match=said.replace("+", r"\+")):
+            parse_methods(names)
 
 
 def test_names_that_are_none_or_stand_twice_are_refused():

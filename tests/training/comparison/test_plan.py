@@ -13,7 +13,7 @@ from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import make_pruner, write_config
 from training import fit
-from training.commands import compare
+from training.commands.table import run_command
 from training.comparison.methods import Method, parse_methods
 from training.comparison.plan import DENSE, curve_budget, plan_of_comparison, plan_of_run
 from training.config import EndOfRun
@@ -86,7 +86,10 @@ def swapped(tmp_path_factory):
     own = ["--model.swaps", "12", "--compare", "posthoc", "--curve", "[]"]
     assert fit.main([*common, *own, "--run_dir", str(folder / "fit")]) == 0
     theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0"]
-    assert compare.main([*common, *theirs, "--run_dir", str(folder / "compare"), "--experiments", str(folder / "cache")]) == 0
+    assert (
+        run_command("compare", [*common, *theirs, "--run_dir", str(folder / "compare"), "--experiments", str(folder / "cache")])
+        == 0
+    )
     return folder / "fit", folder / "compare"
 
 
@@ -114,7 +117,7 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
     own = [*FAMILIES[method], "--compare", "posthoc", "--curve", "[]", "--run_dir", str(tmp_path / "fit")]
     assert fit.main([*common, *own]) == 0
     theirs = ["--methods", method, "--budgets", "3", "--seeds", "0", "--run_dir", str(tmp_path / "compare")]
-    assert compare.main([*common, *theirs]) == 0
+    assert run_command("compare", [*common, *theirs]) == 0
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
 
 
@@ -133,7 +136,7 @@ def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, t
     assert 0 < kept < 8
     assert metrics["budgets"] == [kept]
     theirs = ["--methods", f"{method},his", "--budgets", str(kept), "--seeds", "0", "--stages", "post hoc,retrained"]
-    assert compare.main([*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
+    assert run_command("compare", [*priced, *theirs, "--run_dir", str(tmp_path / "compare")]) == 0
     assert_same(tmp_path / "fit", tmp_path / "compare", method)
     his = [rows_of(tmp_path / name).loc[("his", "post hoc")] for name in ("fit", "compare")]
     pd.testing.assert_series_equal(*his, check_exact=True)
@@ -160,6 +163,38 @@ def test_a_comparison_has_its_controls_once_and_every_method_at_every_budget():
 def test_from_scratch_are_trained_the_dense_structure_and_learned_ones():
     found = planned(["his", "learned", "dense+distil", "learned+swap"], [2], (*STAGES, "from scratch"))
     assert {name for name, _, stages in found if "from scratch" in stages} == {"dense", "learned", "learned+swap"}
+
+
+@pytest.fixture
+def mask(tmp_path):
+    (tmp_path / "mask.json").write_text("[0, 1, 0, 0, 1, 0, 0, 1]")
+    return f"mask:{tmp_path / 'mask.json'}"
+
+
+def own_score(subject):
+    """Is only named here."""
+
+
+def test_a_given_mask_comes_once_with_all_its_stages(mask):
+    found = planned(["his", mask], [4, 3], (*STAGES, "from scratch"))
+    assert [(name, stages) for name, _, stages in found if name == mask] == [(mask, (*STAGES, "from scratch"))]
+    assert [budget for name, budget, _ in found if name == "his"] == [4, 3]
+
+
+def test_a_run_is_compared_with_scores_and_masks_that_are_named(mask):
+    score = f"{__name__}:own_score"
+    found = of_run(compare="full", retrained=["learned", score], from_scratch=[mask])
+    assert found[score] == STAGES
+    assert found[mask] == ("post hoc", "from scratch")
+    assert list(found)[-2:] == [score, mask]
+    assert score not in of_run(compare="full")
+    for own, name, said in (
+        ("learned", f"{score}+swap", "has a modifier, which only the methods of a comparison have"),
+        ("learned", "nowhere:score", "there is no module 'nowhere'"),
+        ("priced", mask, "a run with a price ends with a number that is not known before"),
+    ):
+        with pytest.raises(GateError, match=said):
+            of_run(own, compare="full", retrained=[name])
 
 
 def of_run(own="learned", **end):

@@ -94,6 +94,20 @@ def test_of_equal_prices_the_first_is_taken():
     assert select(GivenExperiments(lambda mask: 1.0), 2, [1.0, 0.1]).start.key == "price 1.0"
 
 
+def test_a_given_mask_is_taken_as_it_is_at_its_own_budget(tmp_path):
+    """Whatever budget is asked for; a search goes on from it, on the weights that the mask is for."""
+    (tmp_path / "mask.json").write_text("[[0, 1, 0, 0], [1, 0, 0, 0]]")
+    experiments = GivenExperiments(lambda mask: pytest.fail("tried"))
+    selector = MaskSelector(experiments, [4, 2])
+    found = selector.select(Method(f"mask:{tmp_path / 'mask.json'}"), 4)
+    assert (kept(found.mask), kept(found.values)) == ([1, 4], [1, 4])
+    assert (found.start.key, found.changes, found.ranking) == ("dense", {}, None)
+    assert (found.steps, found.seconds) == (0, 0.0)
+    swapped = selector.select(Method.parse(f"mask:{tmp_path / 'mask.json'}+swap+distil"), 4)
+    assert kept(swapped.mask) == [2, 5]
+    assert experiments.searched == [("swap", [1, 4], None, "dense")]
+
+
 @pytest.mark.parametrize("prices", [[], [0.01]])
 def test_one_price_is_not_tried(prices):
     experiments = GivenExperiments(lambda mask: pytest.fail("tried"))

@@ -8,6 +8,7 @@ import torch
 import training.data.base
 import training.data.translation
 from gates.errors import GateError
+from training.config.data import ParallelText
 from training.data.parallel_text import ParallelTextData, read_lines, set_aside
 from training.data.translation import Pairs
 
@@ -33,7 +34,7 @@ def aligned(files, source=SOURCE, target=TARGET, **more):
         "train_source": files("train.en.gz", source), "train_target": files("train.de", target),
         "test_source": files("test.en", SOURCE[:5]), "test_target": files("test.de", TARGET[:5]),
     }  # fmt: skip
-    return ParallelTextData(**(settings | OTHER | more))
+    return ParallelTextData(ParallelText(**(settings | OTHER | more)))
 
 
 def test_aligned_files_are_read_line_by_line(files):
@@ -68,7 +69,7 @@ def test_files_with_columns(ending, files):
         comma = "\t" if ending == "tsv" else ","
         lines = [f"en{comma}de", *(f"{source}{comma}{target}" for source, target in rows)]
     file = files(f"all.{ending}", lines)
-    data = ParallelTextData(train_file=file, test_file=file, source_column="en", target_column="de", **OTHER)
+    data = ParallelTextData(ParallelText(train_file=file, test_file=file, source_column="en", target_column="de", **OTHER))
     data.build(None)
     assert data.texts["test"] == Pairs(SOURCE, TARGET)
     assert len(data.texts["train"].source) + len(data.texts["select"].source) == 24
@@ -176,7 +177,7 @@ def test_options_that_leave_nothing_out_change_nothing(files):
 
 
 def from_file(path):
-    return ParallelTextData(train_file=path, test_file=path, **OTHER).load_pairs()
+    return ParallelTextData(ParallelText(train_file=path, test_file=path, **OTHER)).load_pairs()
 
 
 @pytest.mark.parametrize(

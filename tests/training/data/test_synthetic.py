@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 
+from training.config.data import Synthetic
 from training.data import synthetic
 from training.data.synthetic import SyntheticData, build_tokenizer, generate
 
@@ -35,7 +36,7 @@ def test_questions_and_answers_are_balanced():
 
 
 def test_every_question_is_among_the_rows_that_heads_are_scored_on():
-    data = SyntheticData(600, 60, 60, score_rows=50)
+    data = SyntheticData(Synthetic(train_rows=600, select_rows=60, test_rows=60, score_rows=50))
     data.build(None)
     question_of = dict(zip(map(tuple, data.splits["train"]["input_ids"]), generate(600, seed=0)["question"], strict=True))
     scored = Counter(
@@ -86,7 +87,7 @@ def test_every_word_has_a_token_of_its_own():
 def test_splits_differ_and_depend_on_the_text_seed():
     texts = {}
     for seed in (0, 1):
-        splits = SyntheticData(60, 60, 60, text_seed=seed).load_splits()
+        splits = SyntheticData(Synthetic(train_rows=60, select_rows=60, test_rows=60, text_seed=seed)).load_splits()
         texts |= {(seed, name): tuple(split["text"]) for name, split in splits.items()}
     assert len(set(texts.values())) == 6
 

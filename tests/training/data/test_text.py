@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from gates.errors import GateError
+from training.config.data import Text
 from training.data.synthetic import build_tokenizer
-from training.data.text import TextClassificationData, read_file
+from training.data.text import TextData, read_file
 
 ROWS = [("the fox sees the basil", "1"), ("a \"quoted, word' here", "0"), ("NA", "1"), ("null and 12", "0")] * 5
 
@@ -28,7 +29,7 @@ def data(tmp_path, monkeypatch):
     """A data module for a train and a test file; the tokenizer is the synthetic one."""
 
     def make(train="train.tsv", test="test.tsv", **more):
-        module = TextClassificationData(train_file=str(tmp_path / train), test_file=str(tmp_path / test), **more)
+        module = TextData(Text(train_file=str(tmp_path / train), test_file=str(tmp_path / test), **more))
         monkeypatch.setattr(module, "load_tokenizer", lambda backbone: build_tokenizer())
         return module
 
@@ -101,7 +102,7 @@ BAD = {
     "missing": (None, "does not exist"),
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
-    "no label column": ("sentence\tgold\nx\t1\n", "no column 'label'"),
+    "no label column": ("sentence\tid\tgold\nx\t1\t1\n", "not clear which one is the class; give --data.label_column"),
     "empty label": ("sentence\tlabel\n" + "x\t1\ny\t\n" * 10, "an empty label"),
     "numbers": ("sentence\tlabel\n" + "".join(f"x\t0.{i}\n" for i in range(40)), "expected classes"),
     "one row": ("sentence\tlabel\nx\t1\n", "one example"),
@@ -159,11 +160,11 @@ def test_unknown_ending(tmp_path, data):
 @pytest.mark.parametrize("arguments", [{}, {"dataset": "glue", "train_file": "x", "test_file": "y"}, {"train_file": "x"}])
 def test_contradictory_sources(arguments):
     with pytest.raises(GateError):
-        TextClassificationData(**arguments)
+        Text(**arguments)
 
 
 def test_an_unreachable_hub_data_set(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # as of the variable, which was read on import
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(GateError, match="'nobody/nothing'"):
-        TextClassificationData(dataset="nobody/nothing").load_splits()
+        TextData(Text(dataset="nobody/nothing")).load_splits()

@@ -2,15 +2,18 @@
 
 import json
 import shutil
+from functools import partial
 
 import pandas as pd
 import pytest
 
 from tests.training.report.fixture import write_comparison
-from training.commands.report import main
+from training.commands.table import run_command
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+main = partial(run_command, "report")
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
@@ -25,7 +28,7 @@ TABLE = "fixture-table-results"
 def folder(tmp_path_factory):
     """A comparison with its report."""
     folder = write_comparison(tmp_path_factory.mktemp("comparison"))
-    assert main([str(folder), "--out", str(folder / "report.html")]) == 0
+    assert main([str(folder), "--output", str(folder / "report.html")]) == 0
     return folder
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -17,7 +18,7 @@ from scipy.stats import hypergeom
 
 from gates.errors import GateError
 from tests.training.report.fixture import METHODS, write_comparison, write_run, write_samples
-from training.commands.report import main
+from training.commands.table import run_command
 from training.plotting import line_style, mask_agreement
 from training.report import captions, figures
 from training.report.contents import Contents, Course, Site, Values
@@ -25,6 +26,8 @@ from training.report.pictures import figures_for, pictures_of
 from training.report.reading import read_contents
 from training.report.translations import systems_shown
 from training.stats.numbers import NONE, duration, quantity
+
+main = partial(run_command, "report")
 
 DEFAULT = Path(__file__).parents[3] / "notebooks" / "results" / "default"
 HOSTILE = ("<script>alert(1)</script>", 'quote" onload="alert(2)', "$\\frac$ & --> ]]>", "_underscore")
@@ -80,7 +83,7 @@ def comparison(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(comparison, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "report.html"
-    assert main([str(comparison), "--out", str(out)]) == 0
+    assert main([str(comparison), "--output", str(out)]) == 0
     return out
 
 
@@ -93,7 +96,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_report(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "report.html"
-    assert main([str(run), "--out", str(out)]) == 0
+    assert main([str(run), "--output", str(out)]) == 0
     return out
 
 
@@ -187,7 +190,7 @@ def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(pictures, re
 
 def test_the_same_results_give_the_same_page(run, run_report, tmp_path):
     again = tmp_path / "report.html"
-    assert main([str(run), "--out", str(again)]) == 0
+    assert main([str(run), "--output", str(again)]) == 0
     assert again.read_bytes() == run_report.read_bytes()
 
 
@@ -298,7 +301,7 @@ def test_a_course_ends_in_the_mask_that_is_made_of_it():
 
 def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
     out = tmp_path / "report.html"
-    assert main([str(DEFAULT), "--out", str(out)]) == 0
+    assert main([str(DEFAULT), "--output", str(out)]) == 0
     page, table = Page(out), pd.read_csv(DEFAULT / "comparison.csv")
     for (_, expected), row in zip(table.iterrows(), page.table("experiments"), strict=True):
         assert row["method"]["text"] == expected["method"]
@@ -360,7 +363,7 @@ def test_what_is_missing_is_left_out_with_a_sentence(comparison, pictures, tmp_p
 def test_a_comparison_that_has_only_its_cells_is_a_page_too(comparison, tmp_path):
     (tmp_path / "run").mkdir()
     shutil.copyfile(comparison / "comparison.csv", tmp_path / "run" / "comparison.csv")
-    assert main([str(tmp_path / "run"), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     assert len(page.table("experiments")) == 42
     assert "Retrained with the mask, highest test accuracy: at 4 heads" in page.text
@@ -382,7 +385,7 @@ def test_names_that_look_like_code_stay_text(tmp_path):
     folder = write_comparison(
         tmp_path / "run", methods=("learned", *HOSTILE), budgets=(4, 2), seeds=(0,), name="</title><img src=x onerror=alert(3)>"
     )
-    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     assert page.tags.count("script") == 1
     assert {value.split(",")[0] for tag, name, value in page.attributes if tag == "img" and name == "src"} == {
@@ -400,7 +403,7 @@ def test_translations_stand_side_by_side(tables, tmp_path):
     folder = write_samples(tables)
     rivals = read_contents(folder).summary.query("stage == 'retrained' and budget == 2 and method in ('his', 'random')")
     best = rivals.loc[rivals["mean"].idxmax(), "method"]
-    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     rows = page.table("samples")
     assert list(rows[0]) == ["source", "reference", "dense.retrained.8", "learned.retrained.2", f"{best}.retrained.2"]
@@ -426,7 +429,7 @@ def test_a_dense_model_that_was_not_trained_on_is_called_so(comparison, tmp_path
 def test_translations_that_look_like_code_stay_text(tables, tmp_path):
     texts = [*HOSTILE, "NA", "", "tab\there", *["plain"] * 13]
     folder = write_samples(tables, **{"source": texts, "learned.retrained.2": texts})
-    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     assert page.tags.count("script") == 1
     assert "b" not in page.tags
@@ -452,7 +455,7 @@ def test_translations_of_a_run_come_with_their_tests(tmp_path):
     pd.DataFrame(rows).to_csv(run / "translations" / "significance.csv", index=False)
     metrics = json.loads((run / "metrics.json").read_text()) | {"signatures": {"bleu": "nrefs:1"}}
     (run / "metrics.json").write_text(json.dumps(metrics))
-    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(run), "--output", str(tmp_path / "report.html")]) == 0
     page = Page(tmp_path / "report.html")
     assert len(page.table("samples")) == 6
     assert page.table("samples")[2]["learned.retrained.3"]["text"] == "learned 2"
@@ -473,7 +476,7 @@ def test_without_translations_nothing_is_said_of_them(report):
 
 def test_several_directories_have_a_part_each(run, comparison, tmp_path):
     out = tmp_path / "out" / "report.html"
-    assert main([str(run), str(run), str(comparison), "--out", str(out)]) == 0
+    assert main([str(run), str(run), str(comparison), "--output", str(out)]) == 0
     html = out.read_text()
     assert re.findall(r'<article id="(\w+)">', html) == ["run", "run_2", "fixture"]
     ids = re.findall(r'\bid="([^"]+)"', html)
@@ -486,7 +489,7 @@ def test_several_directories_have_a_part_each(run, comparison, tmp_path):
 def test_a_directory_of_something_else_is_refused_in_one_sentence(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("nothing")
     for path in (tmp_path, tmp_path / "nowhere"):
-        assert main([str(path), "--out", str(tmp_path / "report.html")]) == 2
+        assert main([str(path), "--output", str(tmp_path / "report.html")]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"error: {str(path)!r} holds neither a comparison nor a run")
         assert error.count("\n") == 1
@@ -508,7 +511,7 @@ def test_damaged_files_are_named(comparison, tmp_path, capsys, name, content):
     folder = tmp_path / "run"
     shutil.copytree(comparison, folder)
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 2
+    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 2
     error = capsys.readouterr().err
     assert name in error
     assert error.count("\n") == 1
@@ -517,7 +520,7 @@ def test_damaged_files_are_named(comparison, tmp_path, capsys, name, content):
 
 
 def test_a_page_cannot_take_the_place_of_a_directory(comparison, tmp_path, capsys):
-    assert main([str(comparison), "--out", str(tmp_path)]) == 2
+    assert main([str(comparison), "--output", str(tmp_path)]) == 2
     assert "is a directory" in capsys.readouterr().err
 
 
@@ -603,7 +606,7 @@ def test_budgets_per_kind_are_read_from_metrics(tmp_path):
     by_kind = {"12": {"encoder": 4}, "10": {"encoder": 2}}
     (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": by_kind}))
     assert read_contents(folder).label(10) == "10 heads (encoder 2)"
-    assert main([str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(folder), "--output", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "12 (encoder 4), 10 (encoder 2) of 16 heads" in page
     (folder / "metrics.json").write_text(json.dumps(metrics | {"budgets_by_kind": {"ten": 1}}))
@@ -634,3 +637,14 @@ def test_where_gates_stay_open_as_their_price_rises(prices, ticks, tmp_path):
     pd.DataFrame(rows).drop(columns="cross.0").to_csv(folder / "prices.csv", index=False)
     with pytest.raises(GateError, match="has no column 'cross"):
         read_contents(folder)
+
+
+def test_long_names_of_methods_stand_within_the_picture():
+    figure = figures.Figure(figsize=(figures.WIDTH, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for name in ("learned", "his", "my_package.my_module:my_score+swap", "mask:masks/from_a_paper.json"):
+        axes.plot([0, 1], label=name)
+    figures.legend_below(figure, axes)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width

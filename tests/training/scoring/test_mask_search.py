@@ -64,11 +64,9 @@ def test_losses_are_those_of_the_deciding_half_and_fall(trained):
 
 def test_the_search_as_plain_data(trained):
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
-    found = refined_by_swaps(trained, mask, 8, budget=Budget(3, {}), minimum_per_layer=1)
+    found = refined_by_swaps(trained, mask, SwapSearch(passes=8), budget=Budget(3, {}), minimum_per_layer=1)
     expected = refine(trained, mask, SwapSearch(passes=8), budget=Budget(3, {}), minimum_per_layer=1)
-    assert found.pop("seconds") >= 0
     assert found == {
-        "search": {"rows": 1024, "passes": 8},
         "mask": expected.mask.tolist(),
         "losses": expected.losses,
         "swaps": expected.swaps,

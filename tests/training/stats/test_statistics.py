@@ -196,14 +196,14 @@ def test_holm_lies_between_the_plain_and_bonferronis_values_in_the_same_order(p)
     assert (np.diff(corrected[order]) >= 0).all()
 
 
-def test_wilcoxon_is_exact_for_few_cells_and_refuses_too_few():
+def test_wilcoxon_is_exact_for_few_blocks_and_refuses_too_few():
     a = np.array([0.9, 0.8, 0.85, 0.7, 0.95, 0.6, 0.65])
     differences = np.array([0.03, 0.02, 0.05, -0.01, 0.04, 0.06, 0.07])
     found = wilcoxon(a, a - differences)
     assert found.p == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue)
     few = wilcoxon([1.0, 2.0, 3.0], [0.0, 2.0, 1.0])
-    assert (few.p, few.cells) == (None, 2)
-    assert few.reason == "2 cells differ; the test needs at least 6 to reach p < 0.05"
+    assert (few.p, few.blocks) == (None, 2)
+    assert few.reason == "2 blocks differ; the test needs at least 6 to reach p < 0.05"
 
 
 def test_friedman_against_scipy():
@@ -215,7 +215,7 @@ def test_friedman_against_scipy():
     assert found.p == pytest.approx(reference.pvalue, abs=0.01)
     assert np.mean(found.average_ranks) == pytest.approx(2.5)
     assert np.argmin(found.average_ranks) == values.mean(0).argmax()
-    assert friedman(values[:5]).reason.startswith("4 methods and 5 cells")
+    assert friedman(values[:5]).reason.startswith("4 methods and 5 blocks")
     assert friedman(np.ones((8, 3))).p == 1.0
 
 
@@ -375,7 +375,7 @@ def test_a_clear_winner_is_named():
     assert "Level" not in text
     assert "learned wins." in text
     assert "at or above every rival's at 1 of 1 budget retrained" in text
-    assert "Average ranks are not tested: 3 methods and 3 cells" in text
+    assert "Average ranks are not tested: 3 methods and 3 blocks" in text
 
 
 def test_no_winner_is_claimed_where_methods_are_level():
@@ -442,25 +442,25 @@ def test_methods_with_the_same_predictions_share_the_best_mean():
     assert "learned, is level with the best rival, hies" in text
 
 
-def test_ranks_over_enough_cells():
+def test_ranks_over_enough_blocks():
     parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 3, 2)]
     table = pd.concat(parts, ignore_index=True)
     ranks, test = rank_methods(table, "accuracy")["retrained"]
     assert list(ranks["method"]) == ["learned", "his", "random"]
     assert list(ranks["average_rank"]) == [1, 2, 3]
-    assert test.cells == 9
+    assert test.blocks == 9
     assert test.p < 0.01
     cells = {name: rows["test_accuracy"].to_numpy() for name, rows in table.groupby("method")}
     p = [stats.wilcoxon(cells["learned"] - cells[name], method="exact").pvalue for name in ("his", "random")]
     np.testing.assert_allclose(ranks["p_holm"], [np.nan, *holm(p)])
     text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks={"retrained": (ranks, test)})
-    assert "Average ranks over 9 cells (budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
+    assert "Average ranks over 9 blocks (budget and seed; 1 is best): learned 1.0, his 2.0, random 3.0." in text
     assert "with Holm's correction his, random rank behind learned." in text
     assert "Not tested against it: his" in text
 
 
 def test_ranks_are_tested_at_each_stage_alone():
-    """A method that is best post hoc and worst retrained is so in the one test and in the other; its cells are not pooled."""
+    """A method that is best post hoc and worst retrained is so in the one test and in the other; its blocks are not pooled."""
     turned = {"learned": 0.6, "his": 0.8, "random": 0.94}
     parts = [comparison(CLEAR, budget=budget)[0] for budget in (4, 2)]
     parts += [comparison(turned, budget=budget, stage="post hoc")[0] for budget in (4, 2)]
@@ -470,18 +470,30 @@ def test_ranks_are_tested_at_each_stage_alone():
         "retrained": ["learned", "his", "random"],
         "post hoc": ["random", "his", "learned"],
     }
-    assert all(test.cells == 6 for _, test in found.values())
+    assert all(test.blocks == 6 for _, test in found.values())
     text = verdict(summarise(table, "accuracy"), pd.DataFrame(columns=["stage", "budget"]), ranks=found)
     retrained, post_hoc = text.index("learned 1.0, his 2.0"), text.index("random 1.0, his 2.0")
     assert text.index("## Retrained") < retrained < text.index("## Post hoc") < post_hoc
 
 
-def test_ranks_without_a_common_cell():
+def test_a_method_of_one_budget_takes_no_blocks_from_the_others():
+    """As a given mask; where it is one of two, what both have is tested."""
+    table = pd.concat([comparison(CLEAR, budget=budget)[0] for budget in (4, 2)], ignore_index=True)
+    given = comparison({"mask:file.json": 0.9}, budget=4)[0]
+    ranks, test = rank_methods(pd.concat([table, given], ignore_index=True), "accuracy")["retrained"]
+    assert set(ranks["method"]) == set(CLEAR) - {"dense"}
+    assert test.blocks == 6
+    alone = pd.concat([table[table["method"] == "his"], given], ignore_index=True)
+    ranks, test = rank_methods(alone, "accuracy")["retrained"]
+    assert (set(ranks["method"]), test.blocks) == ({"his", "mask:file.json"}, 3)
+
+
+def test_ranks_without_a_common_block():
     table, _ = comparison({"learned": 0.9, "his": 0.8})
     apart = table["seed"] == table["method"].map({"learned": 0, "his": 1})
     ranks, test = rank_methods(table[apart], "accuracy")["retrained"]
     assert set(ranks["method"]) == {"learned", "his"}
-    assert test.reason == "no cell has all methods"
+    assert test.reason == "no block has all methods"
     assert rank_methods(table.iloc[:0], "accuracy") == {}
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import optuna
@@ -20,11 +21,13 @@ from wandb import wandb_agent
 from wandb.proto import wandb_internal_pb2
 
 from tests.training.runs import write_config
-from training.fit import build_parser
+from training.cli.run_parser import build_parser
+from training.commands.table import run_command
 from training.fit import main as fit
-from training.sweeps.local import main
 from training.sweeps.processes import locked
 from training.sweeps.space import Sweep, fit_arguments, read_sweep
+
+main = partial(run_command, "sweep")
 
 SHIPPED = sorted((Path(__file__).parents[3] / "configs" / "sweeps").glob("*.yaml"))
 COMMAND = ["${env}", "${interpreter}", "-m", "training.fit", "${args}"]
@@ -242,6 +245,7 @@ def test_counts_are_above_0(tmp_path, capsys, option):
 
 QUICK = """
 import json, os, pathlib, sys, time, yaml
+
 options = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:])
 run = pathlib.Path(options["run_dir"])
 run.mkdir(parents=True)

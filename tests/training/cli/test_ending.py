@@ -1,8 +1,12 @@
+from functools import partial
+
 import pytest
 
 from gates.errors import GateError
-from training.cli import PIPED_WIDTH, finish, stdout
-from training.commands.benchmark import main as benchmark
+from training.cli.ending import PIPED_WIDTH, finish, stdout
+from training.commands.table import run_command
+
+benchmark = partial(run_command, "benchmark")
 
 
 def ends(work, capsys):

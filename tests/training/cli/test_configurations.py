@@ -1,0 +1,47 @@
+"""Which configuration and which kind of data a command line implies."""
+
+import pytest
+
+from training.cli.configurations import CONFIGS, default_config, with_config
+from training.commands.table import read
+
+FILES = ["--data.train_file", "a.csv", "--data.test_file", "b.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ([], "default"),
+        (["--model.budget", "5"], "default"),
+        (["--model.backbone", "x"], "text"),
+        (["--data.train_file=a.csv"], "text"),
+        (["--data.dataset", "glue"], "text"),
+        (["--data.train_source", "a.en", "--model.backbone", "x"], "translation"),
+    ],
+)
+def test_the_configuration_follows_from_what_is_named(arguments, name):
+    assert with_config(arguments) == ["--config", str(CONFIGS / f"{name}.yaml"), *arguments]
+    assert default_config([argument.split("=")[0] for argument in arguments]).is_file()
+
+
+def test_a_configuration_that_is_named_is_kept(tmp_path):
+    (tmp_path / "whole.yaml").write_text("data: {class_path: ParallelText}\n")
+    given = ["--config", str(tmp_path / "whole.yaml"), *FILES]
+    assert with_config(given) == given
+
+
+@pytest.mark.parametrize("form", [["--config", "{}"], ["--config={}"]])
+def test_files_imply_their_kind_where_the_configuration_says_nothing_of_data(tmp_path, form):
+    (tmp_path / "model.yaml").write_text("model: {backbone: a/model}\n")
+    config = [part.format(tmp_path / "model.yaml") for part in form]
+    assert with_config(["--seed", "1", *config, *FILES]) == ["--seed", "1", *config, "--data", "Text", *FILES]
+    assert with_config([*config, "--data", "ParallelText", *FILES]) == [*config, "--data", "ParallelText", *FILES]
+    line = read("fit", [*config, *FILES])
+    assert line.options.data.class_path == "training.config.classification.Text"
+    assert line.options.data.init_args.train_file == "a.csv"
+
+
+def test_a_file_alone_implies_text_classification():
+    line = read("fit", ["--model.backbone", "a/model", *FILES])
+    assert line.options.data.class_path == "training.config.classification.Text"
+    assert (line.options.model.from_scratch, line.options.name) == (None, "text")

@@ -1,0 +1,111 @@
+"""What commands are told, and what they say to what they cannot take."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gates.errors import GateError
+from training.cli.line import split_at_dashes
+from training.commands.table import COMMANDS, read, run_command, usage, without
+from training.config.data import KINDS
+
+TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data.test_file", "test.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model.bugdet", "3"], "there is no option --model.bugdet; did you mean --model.budget?"),
+        (["--budget=3"], "there is no option --budget; did you mean --model.budget?"),
+        (["--data.train_fil", "x"], "there is no option --data.train_fil; did you mean --data.train_file?"),
+        (["--epochs", "3"], "there is no option --epochs"),
+        (["--model.budget", "abc"], "--model.budget is abc, which it does not take; expected a whole number, a number or one"),
+        (["--model.budget"], "--model.budget needs a value"),
+        (["--seed", "x"], "--seed is x, which it does not take; expected a whole number"),
+        (["--compare", "fast"], "--compare is fast, which it does not take; expected none, posthoc or full"),
+        (["--data", "Txt"], f"there is no kind of data 'Txt'; expected one of {', '.join(KINDS)}"),
+        ([*TEXT, "--data.batch_size", "many"], "--data.batch_size is many, which it does not take; expected a whole number"),
+        ([*TEXT, "--data.columns", "a"], "--data.columns is a, which it does not take; expected a list"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml' does not exist; check --config"),
+        (["extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, said, capsys):
+    assert run_command("fit", arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {said}" if "nowhere" not in said else "error: the configuration")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modle:\n  budget: 3\n", "there is no option modle.budget; did you mean --model.budget?"),
+        ("model:\n  bugdet: 3\n", "there is no option model.bugdet; did you mean --model.budget?"),
+        ("data:\n  class_path: Text\n  init_args:\n    train_fiel: 3\n", "there is no option data.train_fiel; did you mean"),
+        ("a: [\n", "Problems parsing config"),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_one_line(text, said, tmp_path, capsys):
+    (tmp_path / "my.yaml").write_text(text)
+    assert run_command("fit", ["--config", str(tmp_path / "my.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_refuses_an_option_it_does_not_have(name, capsys):
+    with pytest.raises((GateError, SystemExit)) as stop:
+        read(name, ["--help"])
+    if not COMMANDS[name].trains:
+        assert getattr(stop.value, "code", None) == 0
+        assert "--" in capsys.readouterr().out
+    capsys.readouterr()
+    assert run_command(name, ["--no_such_thing", "1"]) == 2
+    assert "there is no option --no_such_thing" in capsys.readouterr().err
+    assert run_command(name, ["--version"]) == 0
+    assert capsys.readouterr().out.startswith("head-gates ")
+    assert f"  {name:<10} {COMMANDS[name].purpose}" in usage()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["fit", "--budegt"]]
+)
+def test_help_and_mistakes_load_no_pytorch(arguments):
+    """Nor anything else that takes seconds; so that an answer takes less than one."""
+    code = (
+        "import sys\nfrom training.__main__ import main\n"
+        f"try:\n    code = main({arguments})\nexcept SystemExit as stop:\n    code = stop.code\n"
+        "heavy = {'torch', 'transformers', 'pytorch_lightning', 'wandb', 'datasets', 'pandas', 'matplotlib'}\n"
+        "print(code, sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"{0 if set(arguments) & {'--help', '--version'} else 2} []"
+
+
+def test_what_is_passed_on():
+    assert split_at_dashes(["a", "--b", "--", "--c", "--"]) == (("a", "--b"), ("--c", "--"))
+    assert split_at_dashes(["a"]) == (("a",), ())
+    given = ["run", "--other_data.x", "1", "--run_dir", "d", "--other_data.y=2"]
+    assert without(given, ["--other_data.x", "--other_data.y=2"]) == ["run", "--run_dir", "d"]
+
+
+def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom training.config.data import Text\n\n\n"
+        "@dataclass(frozen=True)\nclass Tweets(Text):\n    '''Tweets.\n\n    Args:\n        emoji: whether they stay.\n"
+        "    '''\n\n"
+        "    emoji: bool = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    line = read(
+        "fit", [*TEXT, "--data", "mine.Tweets", "--data.emoji", "false", "--data.train_file", "a", "--data.test_file", "b"]
+    )
+    assert line.options.data.class_path == "mine.Tweets"
+    assert line.options.data.init_args.emoji is False
+    with pytest.raises(GateError, match="emojis"):
+        read("fit", ["--data", "mine.Tweets", "--data.emojis", "false"])

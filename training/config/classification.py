@@ -1,0 +1,114 @@
+"""Data with a class for each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gates.errors import GateError
+from training.config.checks import at_least_1
+from training.config.data_base import DataOptions, WithSplits, check_rows, check_share
+
+
+@dataclass(frozen=True)
+class ClassificationOptions(DataOptions):
+    """What data with a class for each example are told.
+
+    Args:
+        batch_size: training examples per step and device, and examples per batch when heads are scored.
+    """
+
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_1(self, "batch_size")
+
+
+@dataclass(frozen=True)
+class Text(WithSplits, ClassificationOptions):
+    """Sentences or pairs of sentences with a class, from local files or a data set of the hub.
+
+    Args:
+        train_file: training examples: a csv, tsv, jsonl or parquet file; ``.gz`` is unpacked. Implies ``--data Text``.
+        test_file: the same for the results.
+        select_file: the same for every choice; without it a part of the training examples is set aside.
+        text_column: column of the sentence (default: the one called sentence or text, or what is left of two columns).
+        label_column: column of the class, a number or a word (default: the one called label, or what is left of two columns).
+        pair_column: column of the second sentence, if there is one.
+        columns: names of the columns of a csv or tsv file that has no header line.
+        quoting: whether fields of a csv or tsv file may be in double quotes; by default csv yes, tsv no.
+        select_fraction: share of the training examples set aside for selection when there is no split for it.
+        tokenizer: hub name or folder; by default the model's.
+        dataset: hub name of a data set, such as ``glue``, instead of files.
+        subset: its configuration, such as ``sst2``.
+        train_split: name of its training split.
+        select_split: name of its selection split.
+        test_split: name of its test split.
+    """
+
+    reader: ClassVar[str] = "training.data.text:TextData"
+
+    train_file: str | None = None
+    test_file: str | None = None
+    select_file: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    pair_column: str | None = None
+    columns: list[str] | None = None
+    quoting: bool | None = None
+    select_fraction: float = 0.1
+    tokenizer: str | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    train_split: str = "train"
+    select_split: str | None = None
+    test_split: str = "test"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.dataset is None) == (self.train_file is None):
+            raise GateError(
+                "give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither"
+            )
+        if self.train_file is not None and self.test_file is None:
+            raise GateError("--data.train_file is given but --data.test_file is not; results need a test file")
+        check_share(self.select_fraction)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The local files by split."""
+        files = {"train": self.train_file, "select": self.select_file, "test": self.test_file}
+        return {name: file for name, file in files.items() if file is not None}
+
+
+@dataclass(frozen=True)
+class Synthetic(ClassificationOptions):
+    """The embedded examples: a small generated language with questions that need particular heads.
+
+    Args:
+        train_rows: training examples.
+        select_rows: examples of the selection split, on which every choice is made.
+        test_rows: test examples.
+        max_distractors: nouns between subject and verb, at most.
+        text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
+    """
+
+    reader: ClassVar[str] = "training.data.synthetic:SyntheticData"
+
+    train_rows: int = 12288
+    select_rows: int = 1536
+    test_rows: int = 3072
+    max_distractors: int = 3
+    text_seed: int = 0
+    batch_size: int = 64
+    score_rows: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rows(self.rows, least=3)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many examples each split has."""
+        return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}

@@ -1,0 +1,69 @@
+"""What all kinds of data are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gates.errors import GateError
+from training.config.checks import at_least_0, at_least_1
+
+
+class Data:
+    """Kinds of data.
+
+    Attributes:
+        reader: ``module:class`` of the :class:`training.data.base.TaskData` that reads them.
+    """
+
+    reader: ClassVar[str]
+
+
+class WithSplits:
+    """Data sets whose splits have names of their own."""
+
+    train_split: str
+    select_split: str | None
+    test_split: str
+
+    @property
+    def split_names(self) -> dict[str, str | None]:
+        """The splits of a hub data set by ours."""
+        return {"train": self.train_split, "select": self.select_split, "test": self.test_split}
+
+
+@dataclass(frozen=True)
+class DataOptions(Data):
+    """What all data are told.
+
+    Args:
+        max_length: longest text in tokens. Longer texts of a class are truncated; longer sentences to translate are left out
+            or refused, and translations end there.
+        eval_batch_size: examples per batch in evaluation.
+        score_rows: training examples, chosen at random, on which heads are scored.
+        num_workers: processes that prepare batches; 0 to prepare them in the process that trains.
+        seed: of the order of training batches; the seed of the run is added to it.
+    """
+
+    max_length: int = 128
+    eval_batch_size: int = 128
+    score_rows: int = 2048
+    num_workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least_1(self, "eval_batch_size", "score_rows", "max_length")
+        at_least_0(self, "num_workers")
+
+
+def check_share(select_fraction: float) -> None:
+    """Raises :class:`GateError` for a share that leaves one side without examples."""
+    if not 0 < select_fraction < 1:
+        raise GateError(f"select_fraction is {select_fraction}; expected a share between 0 and 1")
+
+
+def check_rows(rows: dict[str, int], *, least: int) -> None:
+    """Raises :class:`GateError` for a generated split of fewer rows."""
+    for name, count in rows.items():
+        if count < least:
+            raise GateError(f"{name}_rows is {count}; expected at least {least}")
