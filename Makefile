@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: fit test test-all check clean
+.PHONY: fit test test-all check docs clean
 
 fit: $(READY)  ## set up, then the main job on the embedded default
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.fit  # one thread: the embedded model is too small for more
@@ -20,10 +20,15 @@ check: $(READY)  ## style, types and imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY)  ## the documentation as a site: open site/index.html
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
+
 $(READY): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -19,8 +19,9 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.cli import finish, split_at_dashes
-from training.commands.compare import main as compare
+from training.cli.ending import finish
+from training.cli.line import split_at_dashes
+from training.commands.table import run_command
 from training.stats.numbers import IN_PERCENT, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
@@ -62,7 +63,7 @@ def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
     run = folder / "runs" / "".join(letter if letter.isalnum() else "-" for letter in name)
     own = ["--methods", method, "--stages", ",".join(STAGES), "--run_dir", str(run)]
     own += ["--experiments", str(folder / "experiments")]
-    if compare([*arguments, *own, *changes]) != 0:
+    if run_command("compare", [*arguments, *own, *changes]) != 0:
         raise GateError(f"the comparison of {name!r} did not end")
     metric = "select_" + json.loads((run / "metrics.json").read_text(encoding="utf-8"))["main_metric"]
     rows = pd.read_csv(run / "comparison.csv").query("method != 'dense'")
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace, further: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for input that its user can mend."""
-    own, further = split_at_dashes(arguments)
+    own, further = split_at_dashes(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", help="where results go")
     parser.add_argument("--only", action="append", metavar="NAME", help="a lever; give it several times for several levers")

@@ -1,13 +1,13 @@
 """The notebooks, executed top to bottom on what tiny runs leave, and the script of the ablation."""
 
 import importlib.util
+import re
 from functools import partial
 from pathlib import Path
 
 import nbformat
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
 
 from tests.training.runs import run_fit, write_config
 from training.commands.table import run_command
@@ -15,6 +15,15 @@ from training.commands.table import run_command
 compare = partial(run_command, "compare")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NAMES = ("01_prune_your_model.ipynb", "02_compare_methods.ipynb")
+
+
+def script(name):
+    """A script beside the notebooks, as a module."""
+    spec = importlib.util.spec_from_file_location(name, NOTEBOOKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def execute(name, monkeypatch, **environment):
@@ -22,9 +31,20 @@ def execute(name, monkeypatch, **environment):
     for variable, value in environment.items():
         monkeypatch.setenv(variable, str(value))
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
-    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    notebook = script("execute").execute(NOTEBOOKS / name)
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_kept_and_name_no_machine(name):
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    written = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs]
+    assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|Users)/", "\n".join(written))
 
 
 @pytest.mark.slow
@@ -49,9 +69,7 @@ def test_compare_methods(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("levers", NOTEBOOKS / "levers.py")
-    levers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(levers)
+    levers = script("levers")
     further = ["--", "--config", write_config(tmp_path), "--budgets", "2", "--seeds", "0,1"]
     assert levers.main([str(tmp_path / "out"), "--only", "as configured", "--only", "equal starts", *further]) == 0
     table = pd.read_csv(tmp_path / "out" / "levers.csv")

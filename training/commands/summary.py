@@ -181,7 +181,7 @@ def update(document: Path) -> None:
 def show(line: CommandLine) -> None:
     """Print the tables, or write them into a page."""
     options = line.options
-    if options.update is not None:
-        update(Path(options.update))
+    if (document := options["update"]) is not None:  # options.update is a method of theirs
+        update(Path(document))
     else:
         print(report(options))

@@ -1,0 +1,23 @@
+"""Doctests in docstrings become sections of examples, which the site shows as code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+DOCTEST = re.compile(r"(?:^|\n\n)(>>> .*?)(?=\n\n|\Z)", re.DOTALL)
+
+
+class Examples(griffe.Extension):
+    """Reads the docstrings of all that the API reference describes."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = DOCTEST.sub(_section, obj.docstring.value)
+
+
+def _section(match: re.Match[str]) -> str:
+    lines = [f"    {line}" for line in match[1].splitlines()]
+    return "\n".join(["", "", "Examples:", *lines])
