@@ -12,6 +12,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from gates.errors import GateError
+from training.runs import progress
 
 T = TypeVar("T")
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -59,7 +60,7 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
     """
     try:
         options = parse()
-        with interruptible():
+        with progress.displayed(), interruptible():
             work(options)
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,6 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.loggers import CSVLogger
 
-from gates.scores.ranking import RANKINGS
 from training.cli import finish, stdout, with_config
 from training.comparison.adoption import adopt, is_adopted, seconds_of
 from training.comparison.cache import ExperimentCache
@@ -27,8 +26,7 @@ from training.comparison.training import restore, train
 from training.comparison.translations import save_translations
 from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
-from training.runs import processes
-from training.runs.progress import comparison_progress
+from training.runs import processes, progress
 from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
 from training.scoring.mask_search import SwapSearch
 from training.setup import Setup, build_parser, draws_bars, make_pruner, make_trainer, open_data, quiet_libraries
@@ -56,6 +54,8 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
         command: as which the run can be started again.
     """
     setup = Setup.of(config)
+    if not draws_bars(setup):
+        progress.hide()
     own = own_method(setup.model)
     list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
@@ -94,12 +94,9 @@ def fit(parser: ArgumentParser, config: Namespace, command: str) -> RunDirectory
     selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
     plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
     compares = setup.end.compare != "none"
-    count = sum(len(planned.stages) for planned in plan) + compares * len(setup.end.curve) * len(RANKINGS)
-    visible = draws_bars(setup) and processes.is_first()
-    with comparison_progress(count, visible=visible) as progress:
-        experiments.show_in(progress)
-        results.rows += run_seed(experiments, selector, plan, results)
-        curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
+    with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
+        results.rows += run_seed(experiments, selector, plan, results, shown)
+    curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
     methods = [planned.method for planned in plan]
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))

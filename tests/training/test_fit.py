@@ -435,8 +435,12 @@ def test_two_processes_equal_one(tmp_path):
     one = run_fit(*common, "--run_dir", "one", cwd=tmp_path)
     assert one.returncode == 0, one.stderr[-3000:]
     halves = ["--data.batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
+    shown = ["--trainer.enable_progress_bar", "true"]
+    two = run_fit(*common, *halves, *shown, "--run_dir", "two", cwd=tmp_path)
     assert two.returncode == 0, two.stderr[-3000:]
+    told = two.stderr.splitlines()
+    for stage in ("reading and tokenizing the data", "loading the model", "finetune 0/16", "prune 0/16", "retrain 0/16"):
+        assert told.count(stage) == 1  # by the first process alone
     tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
     for column in ("method", "stage", "heads", "steps"):
         assert tables[0][column].tolist() == tables[1][column].tolist()

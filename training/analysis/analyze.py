@@ -22,6 +22,7 @@ from training.analysis.model import DenseModel, Finding, load_dense, setup_of
 from training.analysis.training import through_training
 from training.cli import finish, split_at_dashes, stdout
 from training.data.classification import ClassificationData
+from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import code_version, machine, versions
 from training.setup import open_classification, quiet_libraries
@@ -111,11 +112,12 @@ def analyze(options: argparse.Namespace, other: Sequence[str], overrides: Sequen
     console = stdout()
     for name in chosen:
         console.print(f"[bold]{TITLES[name]}[/bold]")
-        if name == DOMAINS:
-            assert other_data is not None
-            finding = across_domains(dense, other_data)
-        else:
-            finding = EXPERIMENTS[name](dense)
+        with progress.stage(TITLES[name]):
+            if name == DOMAINS:
+                assert other_data is not None
+                finding = across_domains(dense, other_data)
+            else:
+                finding = EXPERIMENTS[name](dense)
         out.write(name, finding, {"command": command, "metric": dense.metric})
         for sentence in finding.sentences:
             console.print(escape(sentence), soft_wrap=True)

@@ -34,8 +34,7 @@ from training.config import BudgetOption, PrunerOptions
 from training.report.contents import Contents
 from training.report.page import write_report
 from training.report.reading import read_contents
-from training.runs import processes
-from training.runs.progress import comparison_progress
+from training.runs import processes, progress
 from training.runs.run_directory import UNFINISHED, RunDirectory
 from training.runs.tracking import WandbOptions
 from training.scoring.mask_search import DrawSearch, SwapSearch
@@ -93,6 +92,8 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
     check_unused(config, given)
     check_needed(given, methods, stages)
     setup = Setup.of(config)
+    if not draws_bars(setup):
+        progress.hide()
     if FROM_SCRATCH in stages:
         setup.check_scratch()
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
@@ -110,11 +111,10 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
     processes.start(make_trainer(setup))
     results = Results()
     plan = list(plan_of_comparison(methods, budgets, stages))
-    count = len(seeds) * (1 + sum(len(planned.stages) for planned in plan))
-    with comparison_progress(count, visible=draws_bars(setup) and processes.is_first()) as progress:
+    with progress.stage("comparison", len(seeds) * sum(len(planned.stages) for planned in plan)) as shown:
         for seed in seeds:
             of_seed = setup.with_seed(seed)
-            experiments = Experiments(of_seed, open_data(of_seed), cache=cache, progress=progress)
+            experiments = Experiments(of_seed, open_data(of_seed), cache=cache)
             selector = MaskSelector(experiments, budgets, swaps=swaps, draws=draws, distil=distil, prices=options.all_prices)
             check_budgets(budgets, selector.sizes)
             for budget in budgets:  # raises where the minimum per layer does not fit
@@ -124,7 +124,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
             if seed == seeds[0] and processes.is_first():
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
-            for row in run_seed(experiments, selector, plan, results):
+            for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():
                     run.write_table(UNFINISHED, pd.DataFrame(results.rows))
@@ -143,6 +143,7 @@ def compare(parser: ArgumentParser, config: Namespace, command: str, given: Sequ
     return run
 
 
+@progress.stage("report")
 def report(run: RunDirectory) -> Contents:
     """Write ``report.html`` with its pictures; those of methods that are no longer compared go."""
     shutil.rmtree(run.path / "figures", ignore_errors=True)

@@ -33,6 +33,7 @@ from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
 from training.cli import finish, stdout
 from training.commands.trained import TrainedModel, choose_mask, load_trained
+from training.runs import progress
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
@@ -91,7 +92,8 @@ def export_run(options: Namespace) -> None:
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
     refuse_taken(options.out)
-    trained = load_trained(options.run)
+    with progress.stage("loading the run"):
+        trained = load_trained(options.run)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
     cost = export(
         trained, mask, options.format, Path(options.out), options.ranking, measure=options.measure, length=options.length
@@ -99,6 +101,7 @@ def export_run(options: Namespace) -> None:
     show(stdout(), trained, mask, options.format, Path(options.out), cost)
 
 
+@progress.stage("exporting, reloading and checking")
 def export(
     trained: TrainedModel,
     mask: Tensor,
@@ -132,7 +135,8 @@ def export(
     cost = None
     if format != "masked":
         remove_heads_(cut, mask)
-        cost = measure_cost(model, cut, inputs, batch_sizes=measure)
+        with progress.stage("measuring parameters, FLOPs and latency"):
+            cost = measure_cost(model, cut, inputs, batch_sizes=measure)
     card = _card(trained, mask, ranking or trained.method, cost)
     if format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)

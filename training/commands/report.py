@@ -11,6 +11,7 @@ from gates.errors import GateError
 from training.cli import finish
 from training.report.page import write_report
 from training.report.reading import read_contents
+from training.runs import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,8 +29,9 @@ def report(options: argparse.Namespace) -> None:
     """Read the directories, write the page and its pictures, and say what there was no picture of."""
     if options.out.is_dir():
         raise GateError(f"--out {str(options.out)!r} is a directory; give the name of a file, such as report.html")
-    found = [read_contents(run) for run in options.runs]
-    write_report(found, options.out)
+    with progress.stage("report"):
+        found = [read_contents(run) for run in options.runs]
+        write_report(found, options.out)
     for contents in found:
         for sentence in contents.missing:
             print(f"{contents.path}: {sentence}", file=sys.stderr)
