@@ -32,7 +32,7 @@ class StageProgress(pl.Callback):
         step, outputs = trainer.global_step, args[0]
         self._training.reach(step - first_step(pl_module, self._phase), lambda: facts(pl_module, float(outputs["loss"])))
         trains_on = step < pl_module.boundaries[2] and not trainer.should_stop and step != trainer.max_steps
-        if pl_module.phase(step) != self._phase and trains_on:
+        if phase_of(pl_module) != self._phase and trains_on:
             self._end_phase()
             self._begin_phase(pl_module)
 
@@ -62,7 +62,7 @@ class StageProgress(pl.Callback):
         self._end_evaluation()
 
     def _begin_phase(self, pruner: HeadPruner) -> None:
-        self._phase = pruner.phase(pruner.global_step)
+        self._phase = phase_of(pruner)
         first, last = first_step(pruner, self._phase), getattr(pruner.schedule, LAST_STEP[self._phase])
         self._training = begin(self._phase, last - first, pruner.global_step - first)
 
@@ -85,10 +85,16 @@ LAST_STEP: dict[Phase, str] = {"finetune": "finetune", "prune": "prune", "retrai
 """What a schedule calls the step after which a phase ends."""
 
 
+def phase_of(pruner: HeadPruner) -> Phase:
+    """The present phase; with fixed gates there is none that prunes, and all after fine-tuning is retraining."""
+    phase = pruner.phase(pruner.global_step)
+    return "retrain" if phase == "prune" and pruner.is_fixed else phase
+
+
 def first_step(pruner: HeadPruner, phase: Phase) -> int:
     """Optimiser steps before a phase."""
     finetune, prune, _ = pruner.boundaries
-    return {"finetune": 0, "prune": finetune, "retrain": prune}[phase]
+    return {"finetune": 0, "prune": finetune, "retrain": finetune if pruner.is_fixed else prune}[phase]
 
 
 def facts(pruner: HeadPruner, loss: float) -> str:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TextIO, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -73,13 +73,18 @@ class Stage:
     @property
     def text(self) -> str:
         """The same with what else is known."""
-        return f"{self.label}, {facts}" if (facts := self.facts()) else self.label
+        self.look()
+        return self.known
 
-    def facts(self) -> str:
-        """What else is known now, or was when it was last asked for."""
+    @property
+    def known(self) -> str:
+        """The same as it was when it was last looked at."""
+        return f"{self.label}, {self._known}" if self._known else self.label
+
+    def look(self) -> None:
+        """Ask what else is known."""
         if self._facts is not None:
             self._known, self._facts = self._facts(), None
-        return self._known
 
     def seconds(self) -> float:
         """Since it began."""
@@ -183,16 +188,15 @@ class LiveBars(Display):
         if self._bars is None:
             self._bars = self._new_bars()
             self._bars.start()
-        done = stage.done
-        self._tasks[stage] = self._bars.add_task(self._indented(stage), total=stage.total, completed=done, facts="")  # type: ignore[arg-type]
+        self._tasks[stage] = self._bars.add_task(self._indented(stage), total=stage.total, completed=stage.done)  # type: ignore[arg-type]
 
     def changed(self, stage: Stage) -> None:
         if self._bars is None or stage not in self._tasks:
             return
-        self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
         if self.clock() - self._looked.get(stage, -REFRESH) >= REFRESH:
             self._looked[stage] = self.clock()
-            self._bars.update(self._tasks[stage], facts=stage.facts())
+            stage.look()
+        self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
 
     def show_end(self, stage: Stage, *, completed: bool) -> None:
         assert self._bars is not None
@@ -217,21 +221,27 @@ class LiveBars(Display):
             self._bars.start()
 
     def _indented(self, stage: Stage) -> str:
-        return "  " * self.stages.index(stage) + stage.label
+        return "  " * self.stages.index(stage) + stage.known
 
     def _new_bars(self) -> Progress:
         return Progress(
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[facts]}", markup=False),
-            TimeElapsedColumn(),
-            TimeLeftColumn(),
+            NameColumn(),
+            BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeLeftColumn(table_column=Column(no_wrap=True)),
             console=self.console,
             transient=True,
             refresh_per_second=5,
             speed_estimate_period=3600.0,
             redirect_stdout=sys.stdout.isatty(),
         )
+
+
+class NameColumn(ProgressColumn):
+    """What is done and known, on one line; of all columns the one that is cut where the terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 class TimeLeftColumn(TimeRemainingColumn):

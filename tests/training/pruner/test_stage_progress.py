@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+import torch
 
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.pruner.callbacks import LastGoodCheckpoint
@@ -45,6 +46,15 @@ def test_phases_count_their_own_steps(lines):
     assert re.search(r"prune 1/16, loss [\d.]+, heads 8 -> 3, about", "\n".join(lines()))
     assert re.search(r"retrain 16/16, loss [\d.]+, heads 3, took", ends[2])
     assert "heads" not in ends[0]
+
+
+def test_with_fixed_gates_there_is_no_prune_phase(lines):
+    pruner = make_pruner()
+    with pruner.fixed_to(torch.ones(8)):
+        make_trainer(callbacks=[StageProgress()]).fit(pruner, make_data())
+    assert counts(lines(), "prune") == ([], set())
+    done, totals = counts(lines(), "retrain")
+    assert (done[0], done[-1], totals) == (0, 2 * N, {2 * N})
 
 
 def test_evaluations_are_within_training_and_alone(lines):
