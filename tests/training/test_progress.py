@@ -176,8 +176,7 @@ def test_a_terminal_has_a_bar_per_stage_and_a_line_for_each_that_ended(clock):
     seen.print(display._bars.get_renderable())
     first, second = seen.file.getvalue().splitlines()
     assert first.startswith("comparison 1/3: his at 18 heads ")
-    assert second.startswith("  retrain 25/50 ")
-    assert "loss 0.31" in second
+    assert second.startswith("  retrain 25/50, loss 0.31 ")
     inner.end()
     clock.now += 42
     outer.reach(3)
