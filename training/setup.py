@@ -21,8 +21,9 @@ from training.config import PrunerOptions, Setup
 from training.data.base import TaskData
 from training.data.classification import ClassificationData
 from training.pruner.averaging import AverageWeights
-from training.pruner.gate_log import OpenHeadsBar
 from training.pruner.module import HeadPruner
+from training.pruner.stage_progress import StageProgress
+from training.runs import progress
 from training.tasks import read_config, stated_labels
 
 UNHELPFUL_WARNINGS = (
@@ -50,9 +51,11 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
     backbone, trusted = setup.model.backbone, setup.model.trust_remote_code
     if backbone is not None:
         data.check_backbone(read_config(backbone, trust_remote_code=trusted), backbone)
-    data.build(backbone, stated_labels(backbone, trust_remote_code=trusted))
-    for notice in data.notices:
-        rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
+    with progress.stage("reading and tokenizing the data"):
+        data.build(backbone, stated_labels(backbone, trust_remote_code=trusted))
+    with progress.paused():
+        for notice in data.notices:
+            rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
     return data
 
 
@@ -82,12 +85,13 @@ def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = No
     pl.seed_everything(setup.run.seed, workers=True, verbose=False)
     pruner = HeadPruner(options or setup.model, seed=setup.run.seed)
     assert data.tokenizer is not None
-    pruner.build(data.task, data.tokenizer)
+    with progress.stage("loading the model"):
+        pruner.build(data.task, data.tokenizer)
     return pruner
 
 
 def make_trainer(setup: Setup, *callbacks: pl.Callback, logger: Any = False, **overrides: Any) -> pl.Trainer:
-    """A trainer with the run's settings; it logs, draws a bar and writes checkpoints only if it is given what for."""
+    """A trainer with the run's settings; it logs and writes checkpoints only if it is given what for."""
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
     with warnings.catch_warnings(), mended_settings():
@@ -99,16 +103,11 @@ def make_trainer(setup: Setup, *callbacks: pl.Callback, logger: Any = False, **o
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
                 "logger": logger,
-                "callbacks": [*averaging, *callbacks],
+                "callbacks": [*averaging, *callbacks, StageProgress()],
                 "enable_checkpointing": False,  # LastGoodCheckpoint does it
-                "enable_progress_bar": any(isinstance(callback, OpenHeadsBar) for callback in callbacks),
+                "enable_progress_bar": False,  # StageProgress shows what is done
             }
         )
-
-
-def draws_bars(setup: Setup) -> bool:
-    """Whether progress is shown."""
-    return setup.trainer.enable_progress_bar is not False
 
 
 @contextmanager

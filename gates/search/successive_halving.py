@@ -24,6 +24,15 @@ class Metered:
         return self.loss(mask, share)
 
 
+def passes_of(count: int) -> float:
+    """Passes over the data of a race of so many masks, and of one more look at all of it for each that is in front."""
+    passes = 0.0
+    for share, survivors in ROUNDS:
+        if count > survivors:
+            passes, count = passes + share * count, survivors
+    return passes + count
+
+
 def race(masks: Sequence[Tensor], loss: Loss) -> list[int]:
     """Numbers of the masks in front after all rounds, best first; a round that nobody would leave is not run."""
     running = list(range(len(masks)))

@@ -436,8 +436,16 @@ def test_two_processes_equal_one(tmp_path):
     one = run_fit(*common, "--run_dir", "one", cwd=tmp_path)
     assert one.returncode == 0, one.stderr[-3000:]
     halves = ["--data.batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    two = run_fit(*common, *halves, "--run_dir", "two", cwd=tmp_path)
+    shown = ["--trainer.enable_progress_bar", "true"]
+    two = run_fit(*common, *halves, *shown, "--run_dir", "two", cwd=tmp_path)
     assert two.returncode == 0, two.stderr[-3000:]
+    told = two.stderr.splitlines()
+    assert not {"\r", "\x1b"} & set(two.stderr)
+    phases = ["finetune 0/16", "prune 0/16", "retrain 0/16", "evaluating select 0/1", "evaluating test 0/1"]
+    compared = ["exporting, reloading and checking the pruned model", "comparison 0/10", "quality by budget 0/8"]
+    written = ["drawing masks and gates", "tables and tests"]
+    stages = ["reading and tokenizing the data", "loading the model", *phases, *compared, *written]
+    assert [line for line in told if line in stages] == stages  # each once, by the first process alone
     tables = [pd.read_csv(tmp_path / name / "comparison.csv") for name in ("one", "two")]
     for column in ("method", "stage", "heads", "steps"):
         assert tables[0][column].tolist() == tables[1][column].tolist()

@@ -20,6 +20,7 @@ from training.analysis.training import through_training
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.data.classification import ClassificationData
+from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import code_version, machine, versions
 from training.setup import open_classification, quiet_libraries
@@ -76,11 +77,12 @@ def analyze(line: CommandLine) -> None:
     console = stdout()
     for name in chosen:
         console.print(f"[bold]{TITLES[name]}[/bold]")
-        if name == DOMAINS:
-            assert other_data is not None
-            finding = across_domains(dense, other_data)
-        else:
-            finding = EXPERIMENTS[name](dense)
+        with progress.stage(TITLES[name]):
+            if name == DOMAINS:
+                assert other_data is not None
+                finding = across_domains(dense, other_data)
+            else:
+                finding = EXPERIMENTS[name](dense)
         out.write(name, finding, {"command": line.command, "metric": dense.metric})
         for sentence in finding.sentences:
             console.print(escape(sentence), soft_wrap=True)

@@ -13,8 +13,6 @@ from jsonargparse import ArgumentError
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pytorch_lightning.utilities import move_data_to_device
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from gates.errors import GateError, first_line
@@ -25,6 +23,7 @@ from training.cli.run_parser import build_parser
 from training.data.classification import ClassificationData
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.module import HeadPruner
+from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.setup import Setup, make_pruner, make_trainer, open_classification
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
@@ -170,7 +169,7 @@ def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: Classifica
         losses, logits = task.losses(backbone, batch)
         return torch.stack([losses.float(), logits.argmax(-1).float(), batch["labels"].float()], dim=-1)
 
-    batches = (move_data_to_device(batch, dense.device) for batch in _shown(loader, f"{len(masks)} masks"))
+    batches = (move_data_to_device(batch, dense.device) for batch in progress.track(loader, f"evaluating {len(masks)} masks"))
     found = ablate(dense.gates, masks, batches, per_example).cpu().numpy()
     return Outcomes(
         found[..., 0].astype(np.float64), found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric
@@ -187,7 +186,7 @@ def head_importance(
     task, backbone = dense.pruner.task, dense.pruner.backbone
     importance = HeadImportance(gates.size).to(dense.device)
     values = torch.ones(gates.size) if mask is None else mask
-    for batch in _shown(loader, "HIS"):
+    for batch in progress.track(loader, "scoring heads"):
         batch = move_data_to_device(batch, dense.device)
         with gates.use(values.to(dense.device)):
             importance.update(head_gradients(gates, lambda batch=batch: task.losses(backbone, batch)[0]))  # type: ignore[misc]
@@ -204,9 +203,3 @@ def gate_columns(gates: HeadGates) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     table.insert(0, "gate", range(len(rows)))
     return table
-
-
-def _shown(loader: Any, what: str) -> Any:
-    """Batches with a bar that goes when they are through."""
-    console = Console(stderr=True)
-    return track(loader, description=what, console=console, disable=not console.is_terminal, transient=True)

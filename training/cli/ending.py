@@ -11,6 +11,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from gates.errors import GateError
+from training.runs import progress
 
 T = TypeVar("T")
 PIPED_WIDTH = 160
@@ -33,7 +34,7 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
     """
     try:
         options = parse()
-        with interruptible():
+        with progress.displayed(), interruptible():
             work(options)
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)

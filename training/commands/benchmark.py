@@ -27,6 +27,7 @@ from training.cli.line import CommandLine
 from training.commands.translate import fitting_ids, load_system, system_names, usable_device
 from training.config.checks import check_positive
 from training.data.parallel_text import read_lines
+from training.runs import progress
 from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, generate
 from training.tasks.encoder_decoder import positions
@@ -96,11 +97,13 @@ def measure(
         ``speedup`` over the first (median of the ratios of neighbouring calls), ``hardware``.
     """
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(repeats + 1):  # the first is to warm up
-        for name in list(models) if turn % 2 else reversed(list(models)):
-            took = _timed(models[name], batches[name], beams=beams, tokens=tokens)
-            if turn:
-                seconds[name].append(took)
+    turns = range(repeats + 1)  # the first is to warm up
+    order = [(turn, name) for turn in turns for name in (list(models) if turn % 2 else reversed(list(models)))]
+    size = len(next(iter(batches.values()))["input_ids"])
+    for turn, name in progress.track(order, f"timing batches of {size}"):
+        took = _timed(models[name], batches[name], beams=beams, tokens=tokens)
+        if turn:
+            seconds[name].append(took)
     first = next(iter(models))
     rows = []
     for name, model in models.items():

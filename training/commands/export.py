@@ -35,6 +35,7 @@ from training.commands.parsers import Format
 from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.comparison.run_results import metrics_on_test
 from training.config.stages import POST_HOC, RETRAINED
+from training.runs import progress
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
@@ -52,7 +53,8 @@ def export_run(line: CommandLine) -> None:
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
     refuse_taken(options.output)
-    trained = load_trained(options.run)
+    with progress.stage("loading the run"):
+        trained = load_trained(options.run)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
     cost = export(
         trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length
@@ -60,6 +62,7 @@ def export_run(line: CommandLine) -> None:
     show(stdout(), trained, mask, options.format, Path(options.output), cost)
 
 
+@progress.stage("exporting, reloading and checking")
 def export(
     trained: TrainedModel,
     mask: Tensor,
@@ -93,7 +96,8 @@ def export(
     cost = None
     if format != "masked":
         remove_heads_(cut, mask)
-        cost = measure_cost(model, cut, inputs, batch_sizes=measure)
+        with progress.stage("measuring parameters, FLOPs and latency"):
+            cost = measure_cost(model, cut, inputs, batch_sizes=measure)
     card = _card(trained, mask, ranking or trained.method, cost)
     if format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)

@@ -9,15 +9,17 @@ from gates.errors import GateError
 from training.cli.line import CommandLine
 from training.report.page import write_report
 from training.report.reading import read_contents
+from training.runs import progress
 
 
 def report_runs(line: CommandLine) -> None:
     """Read the directories, write the page and its pictures, and say what there was no picture of."""
-    output, runs = Path(line.options.output), map(Path, line.options.runs)
+    output = Path(line.options.output)
     if output.is_dir():
         raise GateError(f"--output {str(output)!r} is a directory; give the name of a file, such as report.html")
-    found = [read_contents(run) for run in runs]
-    write_report(found, output)
+    with progress.stage("report"):
+        found = [read_contents(Path(run)) for run in line.options.runs]
+        write_report(found, output)
     for contents in found:
         for sentence in contents.missing:
             print(f"{contents.path}: {sentence}", file=sys.stderr)

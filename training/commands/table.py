@@ -20,6 +20,7 @@ from training.cli.line import CommandLine, check_spelling, options_of, parse, sh
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
 from training.config.data import KINDS
+from training.runs import progress
 from training.runs.own_code import import_from_here
 
 AGAIN = "the same command goes on where it was"
@@ -142,7 +143,13 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
 def _work(command: Command, line: CommandLine) -> object:
     if command.check is not None:
         load(command.check)(line)
-    return load(command.work)(line)
+    if not command.trains:
+        return load(command.work)(line)
+    if line.options.trainer.enable_progress_bar is False:
+        progress.hide()
+    with progress.stage("loading libraries"):
+        work = load(command.work)
+    return work(line)
 
 
 def read(name: str, given: Sequence[str]) -> CommandLine:

@@ -25,6 +25,7 @@ from training.config.checks import check_positive
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
+from training.runs import progress
 from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, begin_with_, decode, generate
 from training.tasks.encoder_decoder import load_encoder_decoder, positions
@@ -155,7 +156,7 @@ def translate(
     """
     ids = fitting_ids(model, tokenizer, source, prefix=prefix)
     texts = [""] * len(ids)
-    for rows in SplitBatches([len(own) for own in ids], batch_size):
+    for rows in progress.track(SplitBatches([len(own) for own in ids], batch_size), "translating"):
         batch = tokenizer.pad({"input_ids": [ids[row] for row in rows]}, return_tensors="pt").to(model.device)
         out = decode(tokenizer, generate(model, batch["input_ids"], batch["attention_mask"], decoding, beams=decoding.beams))
         for row, text in zip(rows, out, strict=True):

@@ -37,9 +37,8 @@ from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodChe
 from training.pruner.evaluation import SPLITS, evaluate
 from training.pruner.gate_log import GateLog
 from training.pruner.module import HeadPruner
-from training.runs import processes
+from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
-from training.runs.progress import ExperimentProgress, TrainingSteps
 from training.scoring.mask_search import draw, refined_by_swaps
 from training.scoring.outputs import mean_outputs
 from training.scoring.subject import Subject
@@ -56,7 +55,6 @@ class Experiments:
         setup: of the comparison, with the seed.
         data: built, with the seed's order.
         cache: where experiments are kept.
-        progress: shows what is being done; nothing does by default.
         pruner: the setup's module, built and with its first weights; made by default.
 
     Attributes:
@@ -70,21 +68,15 @@ class Experiments:
         data: TaskData,
         *,
         cache: ExperimentCache,
-        progress: ExperimentProgress | None = None,
         pruner: HeadPruner | None = None,
     ) -> None:
         self.setup, self.data, self.cache, self.seed = setup, data, cache, setup.run.seed
-        self.progress = progress or ExperimentProgress.hidden()
         self.options = replace(setup.model, swaps=0.0)
         self.pruner = pruner or make_pruner(setup, data, self.options)
         self._built: tuple[PrunerOptions, HeadPruner] = (self.options, self.pruner)
         self._means: list[Tensor] | None = None
         world_size = self.trainer().world_size
         self.dense_is = identity_of_dense(setup, self.pruner, data, processes=world_size)
-
-    def show_in(self, progress: ExperimentProgress) -> None:
-        """From now on what is being done shows there."""
-        self.progress = progress
 
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
@@ -95,9 +87,9 @@ class Experiments:
     def dense(self) -> Experiment:
         """The dense model at the end of fine-tuning, in ``weights.ckpt``."""
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             pruner = make_pruner(self.setup, self.data, self.options)
-            return self._train(pruner, folder, shown, EndOfPhase(folder / WEIGHTS, "finetune"))
+            return self._train(pruner, folder, EndOfPhase(folder / WEIGHTS, "finetune"))
 
         return self._experiment("finetune", self.dense_is, make)
 
@@ -114,10 +106,10 @@ class Experiments:
         """
         dense, options = self.dense(), replace(self.options, **changes)
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             pruner, log = self._pruner(options), GateLog()
             end = EndOfPhase(folder / WEIGHTS, "prune")
-            cost = self._train(pruner, folder, shown, end, log, start=dense.path / WEIGHTS)
+            cost = self._train(pruner, folder, end, log, start=dense.path / WEIGHTS)
             if processes.is_first():
                 log.of_pruning(pruner).to_csv(folder / GATES_OVER_TIME, index=False)
             pruner.load_state_dict(read_weights(folder / WEIGHTS))
@@ -136,7 +128,7 @@ class Experiments:
             "search": asdict(search), "seed": self.seed, "kinds": sorted(budget.per_kind), "minimum_per_layer": minimum,
         }  # fmt: skip
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(start, changes)
             with measured(subject.device) as cost:
                 found = draw(subject, mask, scores, search, budget=budget, minimum_per_layer=minimum, seed=self.seed)
@@ -156,7 +148,7 @@ class Experiments:
     ) -> Experiment:
         """A mask refined by swaps within a budget, on the weights of the dense experiment or of a learned one."""
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(start, changes)
             with measured(subject.device) as cost:
                 minimum = self.options.minimum_per_layer
@@ -182,7 +174,7 @@ class Experiments:
         """
         determined_by = self.post_hoc_is(values, splits) | ({} if replacement == "zero" else {"replacement": replacement})
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             pruner = self.with_weights(self.dense(), {})
             with self._replaced(Subject(pruner, self.data, self.trainer()), replacement):
                 return self._evaluate(pruner, folder, values, splits)
@@ -206,10 +198,10 @@ class Experiments:
             changes: of the options.
         """
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             pruner = self._pruner(replace(self.options, **changes))
             with pruner.fixed_to(values):
-                cost = self._train(pruner, folder, shown, start=_weights_of(start))
+                cost = self._train(pruner, folder, start=_weights_of(start))
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
         determined_by = self.retrain_is(values, start=start, changes=changes)
@@ -223,18 +215,18 @@ class Experiments:
             "experiment": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(scratch)
         }  # fmt: skip
 
-        def make(folder: Path, shown: TrainingSteps) -> dict[str, Any]:
+        def make(folder: Path) -> dict[str, Any]:
             pruner = make_pruner(self.setup, self.data, scratch_options(self.options, scratch, self.pruner.backbone))
             new_weights_(pruner, seed)
             with pruner.fixed_to(values):
-                cost = self._train(pruner, folder, shown)
+                cost = self._train(pruner, folder)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
         return self._experiment(f"from scratch, {int((values > 0).sum())} heads", determined_by, make)
 
     def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         """An experiment of another kind, which does not train."""
-        return self._experiment(name, determined_by, lambda folder, shown: make(folder))
+        return self._experiment(name, determined_by, make)
 
     @contextmanager
     def _replaced(self, subject: Subject, replacement: Replacement) -> Iterator[None]:
@@ -252,14 +244,12 @@ class Experiments:
 
     # -- how they are made -------------------------------------------------------------------------------------
 
-    def _experiment(
-        self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path, TrainingSteps], dict[str, Any]]
-    ) -> Experiment:
+    def _experiment(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         found = self.cache.get(determined_by)
         if found is not None:
             return found
-        with self.progress.experiment(f"seed {self.seed}, {name}") as shown:
-            return self.cache.get_or_make(determined_by, lambda folder: make(folder, shown))
+        with progress.stage(name):
+            return self.cache.get_or_make(determined_by, make)
 
     def _pruner(self, options: PrunerOptions) -> HeadPruner:
         """A module with these options and whatever weights; the last one built is kept."""

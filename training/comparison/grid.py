@@ -43,12 +43,11 @@ from training.config.stages import FROM_SCRATCH
 from training.report.contents import Contents
 from training.report.page import write_report
 from training.report.reading import read_contents
-from training.runs import processes
-from training.runs.progress import comparison_progress
+from training.runs import processes, progress
 from training.runs.run_directory import UNFINISHED, RunDirectory
 from training.runs.tracking import make_logger
 from training.scoring.scorers import SCORERS, Scorer
-from training.setup import draws_bars, make_trainer, open_data, quiet_libraries
+from training.setup import make_trainer, open_data, quiet_libraries
 
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
@@ -94,11 +93,10 @@ def compare(line: CommandLine) -> RunDirectory | None:
     processes.start(make_trainer(setup))
     results = Results()
     plan = list(plan_of_comparison(methods, budgets, stages))
-    count = len(seeds) * (1 + sum(len(planned.stages) for planned in plan))
-    with comparison_progress(count, visible=draws_bars(setup) and processes.is_first()) as progress:
+    with progress.stage("comparison", len(seeds) * sum(len(planned.stages) for planned in plan)) as shown:
         for seed in seeds:
             of_seed = setup.with_seed(seed)
-            experiments = Experiments(of_seed, open_data(of_seed), cache=cache, progress=progress)
+            experiments = Experiments(of_seed, open_data(of_seed), cache=cache)
             selector = MaskSelector(experiments, budgets, swaps=swaps, draws=draws, distil=distil, prices=options.all_prices)
             check_budgets(budgets, selector.sizes)
             for budget in budgets:  # raises where the minimum per layer does not fit
@@ -108,7 +106,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
             if seed == seeds[0] and processes.is_first():
                 run.path.mkdir(parents=True, exist_ok=True)
                 run.write_text("config.yaml", resolved)
-            for row in run_seed(experiments, selector, plan, results):
+            for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():
                     run.write_table(UNFINISHED, pd.DataFrame(results.rows))
@@ -127,6 +125,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
     return run
 
 
+@progress.stage("report")
 def report(run: RunDirectory) -> Contents:
     """Write ``report.html`` with its pictures; those of methods that are no longer compared go."""
     shutil.rmtree(run.path / "figures", ignore_errors=True)

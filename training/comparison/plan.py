@@ -20,6 +20,7 @@ from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
 from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
+from training.runs import progress
 
 DENSE = Method("dense")
 
@@ -108,13 +109,16 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
 
 
 def run_seed(
-    experiments: Experiments, selector: MaskSelector, plan: Sequence[Planned], results: Results
+    experiments: Experiments, selector: MaskSelector, plan: Sequence[Planned], results: Results, shown: progress.Stage
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results."""
+    """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results. Each row is a
+    piece of the stage in which they are shown."""
     check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
     uses = sorted({is_post_hoc(stage) for planned in plan for stage in planned.stages})  # training on comes before none
     for planned in plan:
         method = planned.method
+        named = method.name if method.base == "dense" else f"{method.name} at {selector.total(planned.budget)} heads"
+        shown.work_on(named)
         selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
         total = int(selection.mask.sum())
@@ -130,11 +134,13 @@ def run_seed(
             course = pd.read_csv(selection.start.path / GATES_OVER_TIME)
             whose = pd.DataFrame({"seed": experiments.seed, "method": method.name, "budget": total}, index=course.index)
             results.gates.append(pd.concat([whose, course], axis=1))
-        for stage in planned.stages:
-            used = selected[is_post_hoc(stage)]
-            found = run_stage(experiments, stage, used)
+        for name in planned.stages:
+            shown.work_on(f"{named}, {name}")
+            used = selected[is_post_hoc(name)]
+            found = run_stage(experiments, name, used)
             results.predictions[found.key] = found.path / PREDICTIONS
-            yield row_of(experiments, method, stage, used, found, budget=total)
+            yield row_of(experiments, method, name, used, found, budget=total)
+            shown.advance()
 
 
 def curve_of_run(
@@ -162,13 +168,15 @@ def curve_of_run(
         learned = selector.select(Method(own.base), selector.smallest).ranking
         assert learned is not None
         rankings = {own.base: learned, **rankings}
-    for fraction in fractions:
-        at = curve_budget(budget, fraction, selector.sizes)
-        for method, ranking in rankings.items():
-            mask = selector.mask_of(ranking, at, minimum_per_layer=0)
+    points = [(curve_budget(budget, fraction, selector.sizes), method) for fraction in fractions for method in rankings]
+    with progress.stage("quality by budget", len(points)) as shown:
+        for at, method in points:
+            shown.work_on(f"{method} at {selector.total(at)} heads")
+            mask = selector.mask_of(rankings[method], at, minimum_per_layer=0)
             found = experiments.post_hoc(mask, splits=("select",))
-            selection = Selection(mask, mask, experiments.dense(), {}, ranking)
+            selection = Selection(mask, mask, experiments.dense(), {}, rankings[method])
             yield row_of(experiments, Method(method), POST_HOC, selection, found, budget=int(mask.sum()))
+            shown.advance()
 
 
 def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> BudgetOption:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import yaml
 from pytorch_lightning.loggers import CSVLogger
 
-from gates.scores.ranking import RANKINGS
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.comparison.adoption import adopt, is_adopted, seconds_of
@@ -22,11 +21,10 @@ from training.comparison.translations import save_translations
 from training.config import Setup, SwapSearch
 from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
-from training.runs import processes
-from training.runs.progress import comparison_progress
+from training.runs import processes, progress
 from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
 from training.runs.tracking import make_logger, resolved_mode
-from training.setup import draws_bars, make_pruner, make_trainer, open_data, quiet_libraries
+from training.setup import make_pruner, make_trainer, open_data, quiet_libraries
 
 
 def fit(line: CommandLine) -> RunDirectory:
@@ -72,12 +70,9 @@ def fit(line: CommandLine) -> RunDirectory:
     selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
     plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
     compares = setup.end.compare != "none"
-    count = sum(len(planned.stages) for planned in plan) + compares * len(setup.end.curve) * len(RANKINGS)
-    visible = draws_bars(setup) and processes.is_first()
-    with comparison_progress(count, visible=visible) as progress:
-        experiments.show_in(progress)
-        results.rows += run_seed(experiments, selector, plan, results)
-        curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
+    with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
+        results.rows += run_seed(experiments, selector, plan, results, shown)
+    curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
     methods = [planned.method for planned in plan]
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))

@@ -22,6 +22,7 @@ from training.config.stages import POST_HOC, RETRAINED, STAGES
 from training.data.base import TaskData
 from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
 from training.pruner.module import HeadPruner
+from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import versions
 from training.tasks import base_model_name
@@ -30,6 +31,7 @@ BATCH_SIZES = (1, 8, 32)
 """At which the model card states the export's latency."""
 
 
+@progress.stage("exporting, reloading and checking the pruned model")
 def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[str, float]) -> None:
     """The pruned model, checked on a batch of the test split.
 
@@ -120,6 +122,7 @@ def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: 
     }
 
 
+@progress.stage("drawing masks and gates")
 def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[dict[str, Any]]) -> None:
     """The curve, a mask file for each method, and pictures; what an earlier comparison left and this one has not goes."""
     pruner = results.pruner

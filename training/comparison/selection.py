@@ -95,7 +95,7 @@ class MaskSelector:
         self.priced: dict[str, Priced] = {}
         self.budgets, gates = list(budgets), experiments.pruner.gates
         self.sizes = gates.kind_sizes()
-        self.smallest = min(budgets, key=lambda value: Budget.parse(value, self.sizes).total)
+        self.smallest = min(budgets, key=self.total)
         self.kinds, self.layers = gates.kind_index().cpu(), gates.layer_index().cpu()
         self.minimum = experiments.options.minimum_per_layer
 
@@ -143,6 +143,10 @@ class MaskSelector:
             layer_index=self.layers,
             minimum_per_layer=self.minimum if minimum_per_layer is None else minimum_per_layer,
         )
+
+    def total(self, budget: BudgetOption) -> int:
+        """How many gates a budget keeps in all."""
+        return Budget.parse(budget, self.sizes).total
 
     def known_scores(self) -> dict[str, Tensor]:
         """Every raw score that was needed so far, by name."""

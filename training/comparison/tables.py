@@ -19,6 +19,7 @@ from training.config import BudgetOption
 from training.data.base import TaskData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
+from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import code_version, machine, versions
 from training.stats.bootstrap import bleu_metric
@@ -116,6 +117,7 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
     return pd.DataFrame({"source": pairs.source, "reference": pairs.target, **systems}).head(SAMPLES)
 
 
+@progress.stage("tables and tests")
 def write_tables(
     run: RunDirectory,
     results: Results,

@@ -12,10 +12,10 @@ from training.pruner.averaging import StopEarly
 from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.evaluation import evaluate
-from training.pruner.gate_log import GateLog, OpenHeadsBar
+from training.pruner.gate_log import GateLog
 from training.pruner.module import HeadPruner
 from training.runs.run_directory import RunDirectory
-from training.setup import Setup, draws_bars, make_trainer
+from training.setup import Setup, make_trainer
 
 
 def train(
@@ -28,8 +28,6 @@ def train(
     if weights.patience is not None:
         callbacks.insert(0, StopEarly(pruner.task.main_metric, weights.patience))
     callbacks.append(LastGoodCheckpoint(run.checkpoint("last"), every=setup.run.save_every))
-    if draws_bars(setup):
-        callbacks.append(OpenHeadsBar())
     trainer = make_trainer(setup, *callbacks, logger=loggers, val_check_interval=interval)
     trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
     trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)

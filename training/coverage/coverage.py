@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -37,6 +36,7 @@ from gates.surgery.remove import remove_heads_
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.coverage import architectures as zoo
+from training.runs import progress
 from training.runs.tracking import versions
 
 TOLERANCE = 1e-5
@@ -196,17 +196,16 @@ class Check:
         return torch.stack([part.flatten(1).double().pow(3).mean(1) for part in parts]).sum(0)
 
 
-def coverage(architectures: Sequence[zoo.Architecture], *, onnx: bool = True, show_progress: bool = False) -> list[Row]:
+def coverage(architectures: Sequence[zoo.Architecture], *, onnx: bool = True) -> list[Row]:
     """Run all checks of all architectures.
 
     Args:
         architectures: rows of :data:`training.coverage.architectures.ARCHITECTURES`.
         onnx: whether to export to ONNX too, which takes some seconds for each.
-        show_progress: whether to draw a bar on the terminal.
     """
     names = [name for name in Row.__dataclass_fields__ if name != "architecture"]
     rows = []
-    for architecture in track(architectures, description="architectures", disable=not show_progress, transient=True):
+    for architecture in progress.track(architectures, "architectures", name_of=lambda one: one.name):
         check = Check(architecture)
         removable = ("prune", "generate", "reload", "onnx")
         reason = next((site.gate_only for site in find_attention(check.dense) if site.gate_only), "")
@@ -323,7 +322,7 @@ def _run(only: Sequence[str], outputs: Sequence[str | None], *, onnx: bool) -> l
             names = ", ".join(row.name for row in zoo.ARCHITECTURES)
             raise GateError(f"--only names {part!r}, which is part of no architecture's name; there are {names}")
     start = time.perf_counter()
-    rows = coverage(chosen, onnx=onnx, show_progress=True)
+    rows = coverage(chosen, onnx=onnx)
     console = stdout()
     table = Table(title=f"{len(rows)} architectures, {time.perf_counter() - start:.0f} s")
     for name in Row.__dataclass_fields__:

@@ -1,4 +1,4 @@
-"""What is logged of the gates while they train, and how many are open in the bar."""
+"""What is logged of the gates while they train."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 import pandas as pd
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import RichProgressBar
-from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
 from pytorch_lightning.loggers import WandbLogger
 from torch import Tensor
 
@@ -73,7 +71,6 @@ class GateLog(pl.Callback):
                     values_of = getattr(target, name).tolist()
                     logged |= {f"multipliers/{name}/{k}": v for k, v in zip(target.kinds or ["all"], values_of, strict=True)}
         pruner.log_dict(logged, rank_zero_only=True)
-        pruner.log("open", float(open_gates.sum()), prog_bar=True, logger=False, rank_zero_only=True)
         every = max(1, pruner.boundaries[2] // _interval(trainer) // max(1, self.pictures))
         if len(self.steps) % every == 0:
             self._send_picture(trainer, pruner, values, step)
@@ -95,15 +92,3 @@ class GateLog(pl.Callback):
         names = [f"{site.label}.{i}" for site, size in zip(gates.sites, gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
         return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})
-
-
-class OpenHeadsBar(RichProgressBar):
-    """Lightning's progress bar with the open-head count and without the version number."""
-
-    def __init__(self) -> None:
-        super().__init__(theme=RichProgressBarTheme(metrics_format=".3f"))
-
-    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return metrics

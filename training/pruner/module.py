@@ -114,6 +114,11 @@ class HeadPruner(pl.LightningModule):
             self._fixed = None
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether nothing is learned about heads now."""
+        return self._fixed is not None
+
+    @property
     def epochs(self) -> float:
         """Length of the whole run."""
         return self.options.epochs

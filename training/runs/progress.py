@@ -1,63 +1,336 @@
-"""Progress of the comparison: one bar over its experiments and one over the steps of the one that trains."""
+"""What is being done, and how long it will take: bars in a terminal, plain lines where standard error is piped.
+
+Work is told in stages, which nest: ``with stage("prune", total=83) as shown: shown.advance()``. Nothing is shown but within
+:func:`displayed`, which commands open, so that the code below them needs to know nothing of terminals. Everything goes to
+standard error; standard output has results alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import TextIO, TypeVar
 
-import pytorch_lightning as pl
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
-
-class TrainingSteps(pl.Callback):
-    """Advance a bar by the batches of a trainer's fit."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self.progress, self.task = progress, task
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.progress.reset(self.task, total=trainer.num_training_batches, visible=True)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        self.progress.update(self.task, completed=args[2] + 1)
+T = TypeVar("T")
+INTERVAL = 30.0
+"""Seconds between two lines about one stage, where there is no terminal; a stage that took longer has a line at its end."""
+REFRESH = 0.2
+"""Seconds between two looks at what changes with every step, in a terminal."""
+Facts = Callable[[], str]
+"""Says what else is known of a stage now, such as ``loss 0.31``; called only when it is shown."""
 
 
-class ExperimentProgress:
-    """Counts the experiments of a comparison; the steps of one that trains show in a second bar."""
+class Stage:
+    """Work that is under way. Made by :func:`begin` and :func:`stage`.
 
-    def __init__(self, progress: Progress, count: int) -> None:
-        self.progress = progress
-        self.experiments = progress.add_task("comparing", total=count)
-        self.steps = progress.add_task("training", visible=False)
+    Args:
+        display: where it is shown.
+        name: of the work.
+        total: pieces of work in all, such as steps; None if nobody knows.
+        done: pieces that were done before.
+    """
 
-    @classmethod
-    def hidden(cls) -> ExperimentProgress:
-        """One that nobody sees."""
-        return cls(Progress(disable=True), 0)
+    def __init__(self, display: Display, name: str, total: float | None, done: float) -> None:
+        self.display, self.name, self.total, self.done, self.before = display, name, total, done, done
+        self.item, self.began = "", display.clock()
+        self._facts: Facts | None = None
+        self._known = ""
+
+    def advance(self, pieces: float = 1, facts: Facts | None = None) -> None:
+        """So many more pieces are done."""
+        self.reach(self.done + pieces, facts)
+
+    def reach(self, done: float, facts: Facts | None = None) -> None:
+        """So many pieces are done; never more than the total."""
+        self.done, self.item = done if self.total is None else min(done, self.total), ""
+        self._facts = facts
+        self.display.changed(self)
+
+    def work_on(self, item: str) -> None:
+        """Name the piece of work that is under way, until it is done."""
+        self.item = item
+        self.display.changed(self)
+
+    def end(self, *, completed: bool = True) -> None:
+        """Nothing more comes, nor of the stages within."""
+        self.display.end(self, completed=completed)
+
+    @property
+    def label(self) -> str:
+        """What is done now, such as ``comparison 3/22: his at 18 heads, retrained``; the piece under way counts."""
+        count = "" if self.total is None else f" {int(self.done) + bool(self.item)}/{self.total:g}"
+        return f"{self.name}{count}" + f": {self.item}" * bool(self.item)
+
+    @property
+    def text(self) -> str:
+        """The same with what else is known."""
+        self.look()
+        return self.known
+
+    @property
+    def known(self) -> str:
+        """The same as it was when it was last looked at."""
+        return f"{self.label}, {self._known}" if self._known else self.label
+
+    def look(self) -> None:
+        """Ask what else is known."""
+        if self._facts is not None:
+            self._known, self._facts = self._facts(), None
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return self.display.clock() - self.began
+
+    def left(self) -> float | None:
+        """Seconds to its end, if it goes on as it did; None if that is not known."""
+        if self.total is None or self.done <= self.before:
+            return None
+        return self.seconds() * (self.total - self.done) / (self.done - self.before)
+
+
+class Display:
+    """The stages that are under way, the innermost last. This one shows nothing.
+
+    Args:
+        clock: seconds from any point in time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.stages: list[Stage] = []
+
+    def begin(self, name: str, total: float | None, done: float) -> Stage:
+        stage = Stage(self, name, total, done)
+        self.stages.append(stage)
+        self.show_begin(stage)
+        return stage
+
+    def end(self, stage: Stage, *, completed: bool) -> None:
+        """End a stage and those within; the second time nothing happens."""
+        while stage in self.stages:
+            last = self.stages.pop()
+            self.show_end(last, completed=completed and last is stage)
+
+    def changed(self, stage: Stage) -> None: ...
+
+    def show_begin(self, stage: Stage) -> None: ...
+
+    def show_end(self, stage: Stage, *, completed: bool) -> None: ...
 
     @contextmanager
-    def experiment(self, name: str) -> Iterator[TrainingSteps]:
-        """One experiment, named in the bar while it runs; the callback shows its training steps. The total grows if there are
-        more than were foreseen, such as those that choose an option."""
-        bar = next(task for task in self.progress.tasks if task.id == self.experiments)
-        total = max(int(bar.total or 0), int(bar.completed) + 1)
-        self.progress.update(self.experiments, description=f"comparing: {name}", total=total)
-        yield TrainingSteps(self.progress, self.steps)
-        self.progress.update(self.steps, visible=False)
-        self.progress.advance(self.experiments)
+    def paused(self) -> Iterator[None]:
+        """For printing in a ``with`` block."""
+        yield
 
-    def end(self) -> None:
-        """Nothing more comes, although some of what was foreseen was there already."""
-        bar = next(task for task in self.progress.tasks if task.id == self.experiments)
-        self.progress.update(self.experiments, total=bar.completed)
+
+class PlainLines(Display):
+    """A line when an outermost stage begins, when one that took long ends, and in between one now and then.
+
+    Args:
+        file: to write to.
+        clock: see :class:`Display`.
+    """
+
+    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self.file = file
+        self.said = clock()
+
+    def show_begin(self, stage: Stage) -> None:
+        if len(self.stages) == 1:
+            self._say(stage.text)
+        else:
+            self.changed(stage)
+
+    def changed(self, stage: Stage) -> None:
+        if self.clock() - self.said < INTERVAL or stage not in self.stages:
+            return
+        outer, inner = self.stages[0], self.stages[-1]
+        known = (one.left() for one in dict.fromkeys((outer, inner)))
+        left = next((seconds for seconds in known if seconds is not None), None)
+        told = outer.text if inner is outer else f"{outer.text}; {inner.text}"
+        self._say(told if left is None else f"{told}, about {duration(left)}")
+
+    def show_end(self, stage: Stage, *, completed: bool) -> None:
+        if completed and not self.stages and stage.seconds() > INTERVAL:
+            self._say(f"{stage.text}, took {duration(stage.seconds())}")
+
+    def _say(self, text: str) -> None:
+        self.said = self.clock()
+        print(text, file=self.file, flush=True)
+
+
+class LiveBars(Display):
+    """A bar for every stage under way, the innermost at the bottom; of outermost ones that ended a line stays.
+
+    Args:
+        console: a terminal.
+        clock: see :class:`Display`.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self.console = console
+        self._bars: Progress | None = None
+        self._tasks: dict[Stage, TaskID] = {}
+        self._looked: dict[Stage, float] = {}
+
+    def show_begin(self, stage: Stage) -> None:
+        if self._bars is None:
+            self._bars = self._new_bars()
+            self._bars.start()
+        self._tasks[stage] = self._bars.add_task(self._indented(stage), total=stage.total, completed=stage.done)  # type: ignore[arg-type]
+
+    def changed(self, stage: Stage) -> None:
+        if self._bars is None or stage not in self._tasks:
+            return
+        if self.clock() - self._looked.get(stage, -REFRESH) >= REFRESH:
+            self._looked[stage] = self.clock()
+            stage.look()
+        self._bars.update(self._tasks[stage], completed=stage.done, description=self._indented(stage))
+
+    def show_end(self, stage: Stage, *, completed: bool) -> None:
+        assert self._bars is not None
+        self._bars.remove_task(self._tasks.pop(stage))
+        self._looked.pop(stage, None)
+        if not self.stages:
+            self._bars.stop()
+            self._bars = None
+            if completed:
+                told = f"{stage.text}, {duration(stage.seconds())}"
+                self.console.print(told, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        if self._bars is None:
+            yield
+            return
+        self._bars.stop()
+        try:
+            yield
+        finally:
+            self._bars.start()
+
+    def _indented(self, stage: Stage) -> str:
+        return "  " * self.stages.index(stage) + stage.known
+
+    def _new_bars(self) -> Progress:
+        return Progress(
+            NameColumn(),
+            BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeLeftColumn(table_column=Column(no_wrap=True)),
+            console=self.console,
+            transient=True,
+            refresh_per_second=5,
+            speed_estimate_period=3600.0,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+
+
+class NameColumn(ProgressColumn):
+    """What is done and known, on one line; of all columns the one that is cut where the terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class TimeLeftColumn(TimeRemainingColumn):
+    """The time left, where it is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.time_remaining is None else Text("left ") + super().render(task)
+
+
+_current: ContextVar[Display] = ContextVar("display", default=Display())  # noqa: B039 (it holds nothing between stages)
+
+
+def begin(name: str, total: float | None = None, done: float = 0) -> Stage:
+    """Begin a stage within those under way, for work whose beginning and end are not in one place; end it with
+    :meth:`Stage.end`."""
+    return _current.get().begin(name, total, done)
 
 
 @contextmanager
-def comparison_progress(count: int, *, visible: bool = True) -> Iterator[ExperimentProgress]:
-    """Bars for a comparison of so many experiments."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not visible) as progress:
-        shown = ExperimentProgress(progress, count)
+def stage(name: str, total: float | None = None) -> Iterator[Stage]:
+    """A stage for the length of a ``with`` block, or of a function that this decorates.
+
+    Args:
+        name: of the work.
+        total: pieces of work; None if nobody knows.
+    """
+    shown, completed = begin(name, total), False
+    try:
         yield shown
-        shown.end()
+        completed = True
+    finally:
+        shown.end(completed=completed)
+
+
+def track(items: Iterable[T], name: str, *, name_of: Callable[[T], str] = lambda item: "") -> Iterator[T]:
+    """Items of a stage of their own, each done when the next is asked for.
+
+    Args:
+        items: the pieces of work.
+        name: of the stage.
+        name_of: what an item is called while it is worked on; not at all by default.
+    """
+    with stage(name, len(items) if isinstance(items, Sized) else None) as shown:
+        for item in items:
+            shown.work_on(name_of(item))
+            yield item
+            shown.advance()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """No bars are drawn in the ``with`` block, for what is printed while stages are under way."""
+    with _current.get().paused():
+        yield
+
+
+@contextmanager
+def displayed(*, visible: bool = True) -> Iterator[None]:
+    """Stages are shown in the ``with`` block, by the first process: in bars if standard error is a terminal, else in lines."""
+    display = _fitting_display() if visible and is_first_process(os.environ) else Display()
+    token = _current.set(display)
+    try:
+        yield
+    finally:
+        for left in display.stages[:1]:
+            left.end(completed=False)
+        _current.reset(token)
+
+
+def hide() -> None:
+    """Show nothing more within the present :func:`displayed`."""
+    _current.set(Display())
+
+
+def is_first_process(environment: Mapping[str, str]) -> bool:
+    """Whether a process is the first of those that were started together, by the variables that Lightning goes by too."""
+    ranks = (environment[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK") if name in environment)
+    return int(next(ranks, 0)) == 0
+
+
+def duration(seconds: float) -> str:
+    """A time in words, such as ``40 s``, ``2 min`` or ``1.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _fitting_display() -> Display:
+    """For standard error as it is now."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveBars(Console(stderr=True))
+    return PlainLines(sys.stderr)

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from gates.budget import Budget
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
+from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps
 from training.config import DrawSearch, SwapSearch
+from training.runs import progress
 from training.scoring.subject import Subject, at_rest
 
 
@@ -23,10 +25,10 @@ def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget
     Dropout is off. The subject's gates are left as they were.
     """
     gates = subject.gates
-    with calibration(subject, search.rows) as found:
+    with calibration(subject, search.rows) as found, progress.stage("searching by swaps, passes", search.passes) as shown:
         return refine_by_swaps(
             mask.to(subject.device),
-            loss=found.loss,
+            loss=_shown(found.loss, shown),
             gradient=found.gradient,
             limits=Limits(
                 within=gates.kind_index() if budget.per_kind else None,
@@ -69,8 +71,21 @@ def draw(
         temperature=search.temperature,
         seed=seed,
     )
-    with calibration(subject, search.rows) as found:
-        return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=found.loss)
+    passes = 1 + passes_of(sum(not torch.equal(one.cpu(), mask.cpu()) for one in draws))
+    with calibration(subject, search.rows) as found, progress.stage("comparing draws, passes", passes) as shown:
+        loss = _shown(found.loss, shown)
+        return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=loss)
+
+
+def _shown(loss: Loss, stage: progress.Stage) -> Loss:
+    """The loss, whose passes over the data advance a stage."""
+
+    def counted(values: Tensor, share: float) -> float:
+        found = loss(values, share)
+        stage.advance(share, lambda: f"loss {found:.3g}")
+        return found
+
+    return counted
 
 
 class Calibration:

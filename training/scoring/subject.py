@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import move_data_to_device
-from rich.progress import track
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.head_gates import HeadGates
 from training.data.base import TaskData
+from training.runs import progress
 from training.tasks import Task
 
 Batch = dict[str, Tensor]
@@ -92,13 +92,12 @@ class Subject:
         return at_rest(self.module, self.device)
 
     def batches(self, description: str = "scoring heads", *, bar: bool = True) -> Iterator[Batch]:
-        """The scoring data of this process, on its device, with a bar outside of training unless none is wanted."""
+        """The scoring data of this process, on its device; a stage of progress unless none is wanted."""
         return self.on_device(self.data.score_dataloader(), description, bar=bar)
 
     def on_device(self, batches: Iterable[Batch], description: str, *, bar: bool = True) -> Iterator[Batch]:
         """Batches of this process, on its device."""
-        quiet = self.trainer.training or not self.trainer.is_global_zero or not bar
-        for batch in track(batches, description=description, disable=quiet, transient=True):
+        for batch in progress.track(batches, description) if bar else batches:
             yield move_data_to_device(batch, self.device)
 
     def summed(self, values: Tensor) -> Tensor:

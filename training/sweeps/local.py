@@ -31,6 +31,7 @@ from gates.errors import GateError
 from gates.files import replacing
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
+from training.runs import progress
 from training.sweeps.processes import end, end_orphan, last_error, locked, terminable, trial_environment
 from training.sweeps.results import show, sweep_table, write_report, write_table
 from training.sweeps.space import Sweep, read_sweep
@@ -60,7 +61,7 @@ class LocalSweep:
         timeout_minutes: after which a trial is ended and counts as failed; None for no limit.
         seed: of random choices; a trial's choice depends on the seed, its number and the trials before it, so that a
             random sweep that was stopped draws what an unbroken one would have drawn.
-        console: where progress is told.
+        console: where results are told.
     """
 
     sweep: Sweep
@@ -77,6 +78,8 @@ class LocalSweep:
         """Run until all trials have ended; leaves a state that can be gone on from, whatever happens."""
         left_behind = [trial.number for trial in self.study.trials if trial.state == TrialState.RUNNING]
         running: list[Job] = []
+        ended = len(self.study.trials) - len(left_behind)
+        shown = progress.begin("trials", max(self.count, len(self.study.trials)), ended)
         try:
             for number in left_behind:
                 end_orphan(self._lock(number))
@@ -84,6 +87,7 @@ class LocalSweep:
                 while len(running) < self.jobs and (left_behind or len(self.study.trials) < self.count):
                     trial = self._again(left_behind.pop(0)) if left_behind else self._next()
                     running.append(self._start(trial, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
+                shown.advance(0, lambda: f"{len(running)} under way")
                 if not running:
                     return
                 time.sleep(0.2)
@@ -94,7 +98,9 @@ class LocalSweep:
                             end([job.process])
                         running.remove(job)
                         self._finish(job, late=late)
+                        shown.advance()
         finally:
+            shown.end(completed=False)
             end([job.process for job in running])
             write_report(self.sweep, self.study, self.directory)
 
@@ -163,7 +169,8 @@ class LocalSweep:
             self.study.tell(number, result[self.sweep.column])
             told = f"trial {number}: {self.sweep.metric} {result[self.sweep.column]:.4f}, {result['heads']} of "
             told += f"{result['all_heads']} heads, {seconds:.0f} s ({options})"
-        self.console.print(told, markup=False, highlight=False, soft_wrap=True)
+        with progress.paused():
+            self.console.print(told, markup=False, highlight=False, soft_wrap=True)
         write_table(self.sweep, self.study, self.directory)
 
     def _fail(self, trial: optuna.Trial, reason: str) -> None:

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from gates.search.successive_halving import Metered, race
+from gates.search.successive_halving import Metered, passes_of, race
 
 
 def runners(values):
@@ -23,3 +24,12 @@ def test_finalists_alone_need_not_run():
     meter = Metered(lambda mask, share: float(mask))
     assert race(runners([4, 3, 2, 1]), meter) == [0, 1, 2, 3]
     assert meter.passes == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 9, 64])
+def test_the_passes_of_a_race_are_known_before(count):
+    meter = Metered(lambda mask, share: float(mask))
+    masks = runners(range(count))
+    for number in race(masks, meter):
+        meter(masks[number], 1.0)
+    assert meter.passes == passes_of(count)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
-from training.pruner.gate_log import GateLog, OpenHeadsBar
+from training.pruner.gate_log import GateLog
 
 
 class Logged(GateLog):
@@ -61,8 +61,3 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     assert again.table(pruner).equals(table)
     assert list(GateLog().table(pruner).columns) == list(table.columns)
     assert torch.equal(torch.tensor(table.iloc[-1, 1:].to_numpy(dtype="float32")), pruner.gates.mask)
-
-
-def test_the_bar_has_no_version(monkeypatch):
-    monkeypatch.setattr("pytorch_lightning.callbacks.RichProgressBar.get_metrics", lambda *_: {"v_num": 3, "open": 5.0})
-    assert OpenHeadsBar().get_metrics(None, None) == {"open": 5.0}

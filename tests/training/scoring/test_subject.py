@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.runs import make_data, make_trainer
+from tests.training.runs import make_data
 from tests.training.scoring.subjects import make_subject
+from training.runs import progress
 from training.scoring.subject import Subject, at_rest
 
 
@@ -107,14 +108,10 @@ def test_batches_are_those_of_the_scoring_data(subject):
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(
-    ("training", "first", "bar", "shown"),
-    [(False, True, True, True), (True, True, True, False), (False, False, True, False), (False, True, False, False)],
-)
-def test_the_first_process_shows_a_bar_outside_of_training(training, first, bar, shown, subject, monkeypatch):
-    told, trainer = [], make_trainer()
-    monkeypatch.setattr("training.scoring.subject.track", lambda batches, *, disable, **_: told.append(disable) or batches)
-    monkeypatch.setattr(type(trainer), "training", training)
-    monkeypatch.setattr(type(trainer), "is_global_zero", first)
-    list(Subject(subject.module, make_data(score_rows=4), trainer).batches(bar=bar))
-    assert told == [not shown]
+@pytest.mark.parametrize(("bar", "told"), [(True, "scoring heads 0/1\n"), (False, "")])
+def test_passes_are_stages_unless_many_would_be_told(bar, told, subject, capsys):
+    data = make_data(score_rows=4)
+    capsys.readouterr()
+    with progress.displayed():
+        list(Subject(subject.module, data, subject.trainer).batches(bar=bar))
+    assert capsys.readouterr().err == told
