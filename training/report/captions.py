@@ -53,8 +53,15 @@ def _best(metric: str, rows: pd.DataFrame) -> str:
     rivals = rows[len(top) :]
     if not has_intervals(rows) or not len(rivals):
         return text
-    level = int(((rivals["high"] >= top["low"].iloc[0]) & (rivals["low"] <= top["high"].iloc[0])).sum())
-    return f"{text} ({level} of {counted(len(rivals), 'rival')} level)"
+    return f"{text} ({_level(rows)} of {counted(len(rivals), 'rival')} level)"
+
+
+def _level(rows: pd.DataFrame) -> int:
+    """Of rows in falling order, how many below the first have an interval that meets its own; 0 without intervals."""
+    top, rivals = rows.iloc[0], rows[rows["mean"] < rows["mean"].iloc[0]]
+    if not has_intervals(rows):
+        return 0
+    return int(((rivals["high"] >= top["low"]) & (rivals["low"] <= top["high"])).sum())
 
 
 def results(contents: Contents) -> str:
@@ -293,16 +300,18 @@ def opening(contents: Contents) -> str:
     of = f" of {contents.size}" if contents.size else ""
     share = "has" if len(best) == 1 else "share"
     text = f"{STAGE_WORDS.get(stage, stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the highest test "
-    parts = [f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}"]
+    parts = []
     own = rows[rows["method"].isin(contents.ours)]
     if len(own):
         by = "select_mean" if "select_mean" in own and own["select_mean"].notna().all() else "mean"
         chosen = _highest(own, by)
         if chosen["method"] not in best:
-            parts.append(f"{chosen['method']} {quantity(metric, chosen['mean'])}")
+            parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
     if len(dense):
-        parts.append(f"the dense model {quantity(metric, dense['mean'].iloc[0])}")
-    return f"{listed(parts)}."
+        parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
+    level = _level(rows)
+    beside = f" (level with {level} of {counted(len(rows) - len(best), 'other')})" if level else ""
+    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}."
 
 
 def warning(contents: Contents) -> str:

@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import torch
 import wandb
 from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.utilities import rank_zero_only
 
 from gates.files import replacing
 
@@ -65,23 +67,40 @@ class WandbOptions:
     def make_logger(self, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
         """A Lightning logger whose files lie in ``run_path/wandb``; None if disabled.
 
-        A run that is resumed goes on in W&B under the id it began with.
+        A run that is resumed goes on in W&B under the id it began with. Of several processes the first alone has a run in W&B.
+        """
+        if self.resolved_mode() == "disabled":
+            return None
+        if rank_zero_only.rank != 0:
+            return WandbLogger(save_dir=str(run_path), project=self.project)  # never asked for a run
+        started = self.start(run_path, id=run_id(run_path), name=self.name or run_path.name, group=self.group, config=config)
+        assert started is not None
+        started.define_metric("trainer/global_step")
+        started.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        # Lightning's own start passes a setting that W&B has given up, and is warned.
+        return WandbLogger(save_dir=str(run_path), project=self.project, experiment=started)
+
+    def start(self, run_path: Path, *, config: Mapping[str, Any], **described: Any) -> wandb.Run | None:
+        """A run in W&B whose files lie in ``run_path/wandb``; None if disabled.
+
+        Args:
+            run_path: the run directory.
+            config: what the run was told.
+            described: ``id``, ``name``, ``group``, ``job_type`` and the like, as ``wandb.init`` takes them.
         """
         os.environ.setdefault("WANDB_SILENT", "true")
         mode = self.resolved_mode()
         if mode == "disabled":
             return None
-        settings = wandb.Settings(silent=True, console="off", mode=mode)
-        return WandbLogger(
-            save_dir=str(run_path),
+        return wandb.init(
+            dir=str(run_path),
             project=self.project,
-            id=run_id(run_path),
-            name=self.name or run_path.name,
-            group=self.group,
             tags=self.tags,
             config={**config, "code": code_version()},
-            offline=mode == "offline",
-            settings=settings,
+            mode=mode,
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+            **described,
         )
 
 
