@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from training.plotting import COLOURS, INK, MAP, MARKERS, line_style, styled
 from training.report.contents import Contents, Course, Site, Values, is_dense
@@ -250,8 +250,7 @@ def his_against_entropy(contents: Contents, kept: Values | None, method: str) ->
                 axes.scatter([], [], facecolors="none", edgecolors=INK, label=label, **look)
     if (his.values > 0).all() and his.values.max() > 10 * his.values.min():
         axes.set_xscale("log")
-        decades = np.log10(his.values.max() / his.values.min())
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1, 3) if decades < 4 else (1,)))
+        axes.xaxis.set_major_locator(FixedLocator(round_numbers(his.values.min(), his.values.max())))
         axes.xaxis.set_minor_locator(NullLocator())  # its labels would be mathematical text, which names must not be
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set(xlabel="HIS (raw)", ylabel="attention entropy (0 to 1)")
@@ -260,6 +259,18 @@ def his_against_entropy(contents: Contents, kept: Values | None, method: str) ->
     if kept is not None:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """Three to seven numbers for a logarithmic axis over more than a decade: powers of ten, or with 3, or with 2 and 5 times
+    those between."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        found = [value for power in powers for digit in digits if low <= (value := digit * 10.0**power) <= high]
+        if len(found) >= 3:
+            break
+    return found[:: -(-len(found) // 7)]
 
 
 def _intervals(axes: Axes, positions: Any, rows: pd.DataFrame, metric: str, *, colour: str, across: bool = False) -> None:

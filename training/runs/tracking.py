@@ -71,7 +71,7 @@ class WandbOptions:
         """
         if self.resolved_mode() == "disabled":
             return None
-        if rank_zero_only.rank != 0:
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
             return WandbLogger(save_dir=str(run_path), project=self.project)  # never asked for a run
         started = self.start(run_path, id=run_id(run_path), name=self.name or run_path.name, group=self.group, config=config)
         assert started is not None

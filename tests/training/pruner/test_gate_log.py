@@ -63,6 +63,18 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     assert torch.equal(torch.tensor(table.iloc[-1, 1:].to_numpy(dtype="float32")), pruner.gates.mask)
 
 
+def test_gates_are_pictured_while_they_are_trained_and_once_as_a_mask(tmp_path, monkeypatch):
+    n, sent = STEPS_PER_EPOCH, []
+    monkeypatch.setattr(GateLog, "_send_picture", lambda self, trainer, pruner, values, title: sent.append((title, values)))
+    pruner = make_pruner()
+    make_trainer(callbacks=[GateLog(pictures=4)], log_every_n_steps=2).fit(pruner, make_data())
+    *course, (title, mask) = sent
+    steps = [int(title.removeprefix("gates at step ")) for title, _ in course]
+    assert steps == [n + 2, n + 6, n + 10, n + 14]
+    assert len({tuple(values.tolist()) for _, values in course}) == 4
+    assert (title, mask.tolist()) == ("heads kept", pruner.gates.mask.tolist())
+
+
 def test_the_bar_has_no_version(monkeypatch):
     monkeypatch.setattr("pytorch_lightning.callbacks.RichProgressBar.get_metrics", lambda *_: {"v_num": 3, "open": 5.0})
     assert OpenHeadsBar().get_metrics(None, None) == {"open": 5.0}
