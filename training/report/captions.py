@@ -309,9 +309,9 @@ def opening(contents: Contents) -> str:
             parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
     if len(dense):
         parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
-    level = _level(rows)
+    level, seed = _level(rows), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
     beside = f" (level with {level} of {counted(len(rows) - len(best), 'other')})" if level else ""
-    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}."
+    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}{seed}."
 
 
 def warning(contents: Contents) -> str:

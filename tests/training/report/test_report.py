@@ -218,7 +218,7 @@ def test_the_opening_names_our_own_method_where_another_is_best():
     said = (
         "Retrained with the mask, 4 heads of 8: his has the highest test accuracy, 80.00 %; learned has 70.00 % and the dense "
     )
-    assert captions.opening(contents) == f"{said}model 90.00 %."
+    assert captions.opening(contents) == f"{said}model 90.00 % (one seed)."
     bounds = {"low": summary["mean"] - 0.2, "high": summary["mean"] + 0.2}
     contents.summary = summary.assign(**bounds)
     assert "80.00 % (level with 1 of 1 other); learned" in captions.opening(contents)
