@@ -187,7 +187,7 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
     from wandb.proto import wandb_internal_pb2
 
     (file,) = (run / "wandb").glob("offline-run-*/*.wandb")
-    keys, config, summary = set(), set(), set()
+    keys, config, summary, artifacts = set(), set(), set(), set()
     for data in wandb_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
@@ -200,10 +200,15 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
             config |= {item.key for item in record.config.update}
         elif kind == "summary":
             summary |= {item.key or "/".join(item.nested_key) for item in record.summary.update}
-    assert keys >= {"train/task_loss", "heads/open", "comparison", "plots/gates", "plots/agreement"}
+        elif kind == "artifact":
+            artifacts.add(record.artifact.type)
+    assert keys >= {"train/task_loss", "heads/open", "comparison", "plots/gates", "plots/agreement", "epoch", "train/phase"}
     assert config >= {"model", "data", "code"}
-    assert any(key.startswith("result") for key in summary)
-    assert any(key.startswith("heads") for key in summary)
+    assert summary >= {
+        "test/accuracy/learned", "test/accuracy/dense", "test/accuracy/drop", "test/accuracy/majority_class",
+        "post_hoc/test/accuracy/his", "select/accuracy", "heads/kept", "heads/all", "heads/kept/encoder.0", "cost/seconds",
+    }  # fmt: skip
+    assert artifacts == {"model", "masks", "results", "run_table"}  # the last are W&B's own, of Tables
 
 
 def test_the_final_table_and_paths_are_printed(full_run):

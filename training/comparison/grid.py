@@ -28,6 +28,7 @@ from training.comparison.options import check_budgets
 from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
+from training.comparison.to_wandb import send_comparison
 from training.config import (
     BudgetOption,
     ComparisonOptions,
@@ -36,7 +37,6 @@ from training.config import (
     PrunerOptions,
     Setup,
     SwapSearch,
-    WandbOptions,
     group_of,
 )
 from training.config.stages import FROM_SCRATCH
@@ -45,7 +45,6 @@ from training.report.page import write_report
 from training.report.reading import read_contents
 from training.runs import processes, progress
 from training.runs.run_directory import UNFINISHED, RunDirectory
-from training.runs.tracking import make_logger
 from training.scoring.scorers import SCORERS, Scorer
 from training.setup import make_trainer, open_data, quiet_libraries
 
@@ -117,7 +116,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
         write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
         (run.path / UNFINISHED).unlink()
         contents = report(run)
-        send_to_wandb(run, setup.wandb, yaml.safe_load(resolved))
+        send_comparison(run, setup.wandb, yaml.safe_load(resolved), contents.metric)
         console = stdout()
         show_summary(console, contents)
         for name in ("report.html", "verdict.md", "comparison.csv"):
@@ -189,19 +188,6 @@ def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> N
         )
 
 
-def send_to_wandb(run: RunDirectory, options: WandbOptions, config: dict[str, Any]) -> None:
-    """The tables as W&B Tables, the pictures as media, the verdict as the run's notes."""
-    logger = make_logger(options, run.path, config)
-    if logger is None:
-        return
-    for name in ("comparison", "summary", "statistics", "agreement"):
-        logger.log_table(name, dataframe=pd.read_csv(run.path / f"{name}.csv"))
-    for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix in (".png", ".gif")):
-        logger.log_image(f"figures/{picture.stem}", [str(picture)])
-    logger.experiment.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
-    logger.experiment.finish()
-
-
 def show_summary(console: Console, contents: Contents) -> None:
     """Means with their intervals, one row per stage and method, one column per budget."""
     table, summary = Table(title=f"test {contents.metric}, mean over seeds with 95 % interval"), contents.summary
@@ -209,10 +195,9 @@ def show_summary(console: Console, contents: Contents) -> None:
     for name in ("stage", "method", *map(contents.label, budgets)):
         table.add_column(name, justify="left" if name in ("stage", "method") else "right")
     for (stage, method), rows in summary.sort_values("stage", kind="stable").groupby(["stage", "method"], sort=False):
-        half = (rows["high"] - rows["low"]) / 2
         texts = [
-            f"{mean:.4f}" + ("" if math.isnan(spread) else f" ± {spread:.4f}")  # one seed has no interval
-            for mean, spread in zip(rows["mean"], half, strict=True)
+            f"{mean:.4f}" + ("" if math.isnan(low) else f" ({low:.4f} to {high:.4f})")  # one seed has no interval
+            for mean, low, high in zip(rows["mean"], rows["low"], rows["high"], strict=True)
         ]
         found = dict(zip(rows["budget"], texts, strict=True))
         table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))

@@ -13,9 +13,10 @@ from training.comparison.experiments import Experiments
 from training.comparison.given_mask import check_given_masks
 from training.comparison.methods import own_method
 from training.comparison.plan import curve_of_run, plan_of_run, run_seed
-from training.comparison.run_results import describe_run, export, send_run, show_run, write_run
+from training.comparison.run_results import describe_run, export, show_run, write_run
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, score_columns, write_tables
+from training.comparison.to_wandb import send_run
 from training.comparison.training import restore, train
 from training.comparison.translations import save_translations
 from training.config import Setup, SwapSearch

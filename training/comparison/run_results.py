@@ -1,4 +1,4 @@
-"""What a single run leaves beside the tables: the pruned model, mask files, pictures, and what is sent to W&B."""
+"""What a single run leaves beside the tables: the pruned model, mask files, pictures, and the final table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from pytorch_lightning.loggers import WandbLogger
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +24,8 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import versions
+from training.stats.numbers import shown, unit
+from training.stats.verdict import is_dense, nothing_learned
 from training.tasks import base_model_name
 
 BATCH_SIZES = (1, 8, 32)
@@ -160,18 +161,6 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
             figure.savefig(partial, format="png", dpi=150)
 
 
-def send_run(logger: WandbLogger, run: RunDirectory, results: Results, described: dict[str, Any]) -> None:
-    """The comparison as a W&B Table, the pictures as media, the results as the run's summary."""
-    logger.log_table("comparison", dataframe=pd.DataFrame(results.rows))
-    for picture in sorted((run.path / "plots").glob("*.png")):
-        logger.log_image(f"plots/{picture.stem}", [str(picture)])
-    # Of a metric that was also logged in training, the summary would keep the last such value, and sweeps would choose by it.
-    result = described["result"]
-    selected = {f"select/{name[7:]}": value for name, value in result.items() if name.startswith("select_")}
-    logger.experiment.summary.update({"result": result, "heads": described["by_site"], **selected})
-    logger.experiment.finish()
-
-
 def show_run(console: Console, run: RunDirectory, results: Results, described: dict[str, Any], own: Method) -> None:
     """The final table and the paths of what was written."""
     assert results.pruner is not None
@@ -189,7 +178,14 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         table.add_row(
             *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
         )
+    majority = run.read_json("metrics.json").get("majority", {})
+    if majority:
+        scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
+        table.add_row(*(scored.get(name, "") for name in names))
     console.print(table)
+    dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
+    if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
+        console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
     for name, path in {
         "comparison": run.path / "comparison.csv",
         "verdict": run.path / "verdict.md",

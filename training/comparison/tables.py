@@ -22,7 +22,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import code_version, machine, versions
-from training.stats.bootstrap import bleu_metric
+from training.stats.bootstrap import bleu_metric, majority_class
 from training.stats.statistics import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
 from training.tasks.translation_metrics import signatures
@@ -117,6 +117,13 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
     return pd.DataFrame({"source": pairs.source, "reference": pairs.target, **systems}).head(SAMPLES)
 
 
+def majority_of(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """By metric, what always answering the most frequent class of the test split would score; empty for other tasks."""
+    if isinstance(results.data, TranslationData):
+        return {}
+    return majority_class(next(iter(predictions.values()))["test_target"])
+
+
 @progress.stage("tables and tests")
 def write_tables(
     run: RunDirectory,
@@ -151,6 +158,7 @@ def write_tables(
     quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
     by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in parsed if budget.per_kind}
     ours = [method.name for method in methods if method.is_ours]
+    majority = majority_of(results, predictions)
     said = verdict(
         summary,
         tests,
@@ -159,6 +167,7 @@ def write_tables(
         ranks=rank_methods(table, main_metric),
         kinds=by_kind,
         unit=gates.unit,
+        majority=majority.get(main_metric),
     )
     tables = {
         "comparison.csv": table,
@@ -197,6 +206,7 @@ def write_tables(
             "methods": [method.name for method in methods],
             "ours": ours,
             **({} if tokenize is None else {"signatures": signatures(tokenize)}),
+            **({"majority": majority} if majority else {}),
             "command": command,
             "machine": machine(),
             "versions": versions(),

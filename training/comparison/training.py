@@ -11,6 +11,7 @@ from training.data.base import TaskData
 from training.pruner.averaging import StopEarly
 from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions
 from training.pruner.checkpoints import read_checkpoint
+from training.pruner.course_log import CourseLog
 from training.pruner.evaluation import evaluate
 from training.pruner.gate_log import GateLog
 from training.pruner.module import HeadPruner
@@ -24,7 +25,7 @@ def train(
     """All phases in one go, and the evaluation of what they end with."""
     weights, interval = setup.weights, setup.trainer.val_check_interval or data.validation_interval(pruner.epochs)
     gate_log, costs, dense = GateLog(), PhaseCosts(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
-    callbacks: list[pl.Callback] = [gate_log, costs, dense]
+    callbacks: list[pl.Callback] = [gate_log, CourseLog(), costs, dense]
     if weights.patience is not None:
         callbacks.insert(0, StopEarly(pruner.task.main_metric, weights.patience))
     callbacks.append(LastGoodCheckpoint(run.checkpoint("last"), every=setup.run.save_every))

@@ -24,11 +24,12 @@ class GateLog(pl.Callback):
     """Log expected, hard and target open heads and the multipliers; keep every gate's course for the heat map.
 
     Args:
-        pictures: heat maps that are sent to W&B over the run.
+        pictures: heat maps that are sent to W&B over the prune phase; the mask follows it. Before, all gates are open.
     """
 
     def __init__(self, pictures: int = 8) -> None:
         self.pictures = pictures
+        self._sent = 0
         self.steps: list[int] = []
         self.values: list[Tensor] = []
 
@@ -71,15 +72,23 @@ class GateLog(pl.Callback):
                     values_of = getattr(target, name).tolist()
                     logged |= {f"multipliers/{name}/{k}": v for k, v in zip(target.kinds or ["all"], values_of, strict=True)}
         pruner.log_dict(logged, rank_zero_only=True)
-        every = max(1, pruner.boundaries[2] // _interval(trainer) // max(1, self.pictures))
-        if len(self.steps) % every == 0:
-            self._send_picture(trainer, pruner, values, step)
+        first, last, _ = pruner.boundaries
+        due = self._sent + (last - first) // max(1, self.pictures)
+        if first < step <= last and step >= max(first, due):
+            self._sent = step
+            self._send_picture(trainer, pruner, values, f"gates at step {step}")
 
-    def _send_picture(self, trainer: pl.Trainer, pruner: HeadPruner, values: Tensor, step: int) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The mask, which the end of the prune phase or of training has made."""
+        assert isinstance(pl_module, HeadPruner)
+        if pl_module.gates.mode == "masked":
+            self._send_picture(trainer, pl_module, pl_module.gates.values().detach().cpu(), "heads kept")
+
+    def _send_picture(self, trainer: pl.Trainer, pruner: HeadPruner, values: Tensor, title: str) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and trainer.is_global_zero:
-                figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=f"gates at step {step}")
-                logger.log_image("gates", [figure_image(figure)], step=step)
+                figure = gate_heat_map(pruner.gates.sites, pruner.gates.to_heads(values), title=title)
+                logger.log_image("gates", [figure_image(figure)], step=trainer.global_step)
 
     def of_pruning(self, pruner: HeadPruner) -> pd.DataFrame:
         """The rows of :meth:`table` in the prune phase; a checkpoint may have brought earlier ones."""

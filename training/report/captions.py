@@ -8,7 +8,8 @@ from scipy.stats import spearmanr
 
 from training.config.stages import is_post_hoc
 from training.report.contents import Contents, Course, Site, Values, is_dense
-from training.stats.numbers import counted, duration, listed, p_value, quantity
+from training.stats.numbers import counted, duration, listed, p_value, quantity, shown, unit
+from training.stats.verdict import nothing_learned
 
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",
@@ -52,8 +53,15 @@ def _best(metric: str, rows: pd.DataFrame) -> str:
     rivals = rows[len(top) :]
     if not has_intervals(rows) or not len(rivals):
         return text
-    level = int(((rivals["high"] >= top["low"].iloc[0]) & (rivals["low"] <= top["high"].iloc[0])).sum())
-    return f"{text} ({level} of {counted(len(rivals), 'rival')} level)"
+    return f"{text} ({_level(rows)} of {counted(len(rivals), 'rival')} level)"
+
+
+def _level(rows: pd.DataFrame) -> int:
+    """Of rows in falling order, how many below the first have an interval that meets its own; 0 without intervals."""
+    top, rivals = rows.iloc[0], rows[rows["mean"] < rows["mean"].iloc[0]]
+    if not has_intervals(rows):
+        return 0
+    return int(((rivals["high"] >= top["low"]) & (rivals["low"] <= top["high"])).sum())
 
 
 def results(contents: Contents) -> str:
@@ -275,6 +283,44 @@ def cost(contents: Contents) -> str:
         taken = f"{said + ' steps, ' if said else ''}{duration(float(means.mean()))} per experiment in the mean"
         parts.append(f"{STAGE_WORDS.get(stage, stage)}: {taken}{most}")
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
+
+
+def opening(contents: Contents) -> str:
+    """The result in one sentence: at the middle budget of the stage that counts most, the best method, the best of this
+    project's own (the one that does best on the selection split), and the dense model."""
+    if not len(contents.summary) or contents.focus is None:
+        return "There are no results yet."
+    metric, stage = contents.metric, contents.stages_by_weight[0]
+    rows = contents.summary[contents.summary["stage"] == stage].dropna(subset=["mean"])
+    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
+    if not len(rows):
+        return f"There is only the dense model at {contents.label(contents.focus)}."
+    rows = rows.sort_values("mean", ascending=False, kind="stable")
+    best = list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
+    of = f" of {contents.size}" if contents.size else ""
+    share = "has" if len(best) == 1 else "share"
+    text = f"{STAGE_WORDS.get(stage, stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the highest test "
+    parts = []
+    own = rows[rows["method"].isin(contents.ours)]
+    if len(own):
+        by = "select_mean" if "select_mean" in own and own["select_mean"].notna().all() else "mean"
+        chosen = _highest(own, by)
+        if chosen["method"] not in best:
+            parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
+    if len(dense):
+        parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
+    level, seed = _level(rows), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
+    beside = f" (level with {level} of {counted(len(rows) - len(best), 'other')})" if level else ""
+    return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}{seed}."
+
+
+def warning(contents: Contents) -> str:
+    """Of a dense model that has learned nothing; else empty."""
+    metric, rows = contents.metric, contents.summary
+    if contents.majority is None or not len(rows):
+        return ""
+    means = shown(metric, rows.loc[is_dense(rows), "mean"].dropna())
+    return nothing_learned(means, shown(metric, contents.majority), unit(metric))
 
 
 def headline(contents: Contents) -> list[str]:

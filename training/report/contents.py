@@ -160,6 +160,14 @@ class Contents:
         return str(self.metrics.get("unit") or "head")
 
     @property
+    def majority(self) -> float | None:
+        """What always answering the most frequent class of the test split would score; None for other tasks, and where an
+        earlier version wrote the results."""
+        stated = self.metrics.get("majority")
+        value = stated.get(self.metric) if isinstance(stated, dict) else None
+        return float(value) if isinstance(value, (int, float)) else None
+
+    @property
     def size(self) -> int | None:
         """Of the dense model, in the unit of budgets."""
         stated = self.metrics.get("gates", self.metrics.get("heads"))

@@ -60,9 +60,16 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     return svg.replace("<svg", f'<svg class="chart" role="img" aria-label="{label}"{size}', 1)
 
 
-def gate_animation(course: Course, title: str) -> tuple[bytes, bytes]:
-    """The heat map of gates over training, as an animated GIF, and its last frame as a PNG."""
-    frames = sorted({round(i * (len(course.steps) - 1) / max(1, FRAMES - 1)) for i in range(FRAMES)})
+def frames_of(course: Course) -> list[int]:
+    """Indices of the steps that an animation shows, from the last one before the gates begin to move."""
+    moved = (course.values != course.values[0]).any(axis=1)
+    first, last = max(0, int(moved.argmax()) - 1), len(course.steps) - 1
+    return sorted({round(first + i * (last - first) / max(1, FRAMES - 1)) for i in range(FRAMES)})
+
+
+def gate_animation(course: Course, title: str) -> bytes:
+    """The heat map of gates over training as an animated GIF."""
+    frames = frames_of(course)
     grid = Values(course.sites, course.values[0]).grid()
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(1.6 + 0.26 * max(8, grid.shape[1]), 1.3 + 0.26 * max(4, grid.shape[0])), layout="constrained")
@@ -77,11 +84,10 @@ def gate_animation(course: Course, title: str) -> tuple[bytes, bytes]:
             axes.set_title(f"{title}\nstep {course.steps[frame]}")
             pictures.append(figure_image(figure).convert("RGB"))
             figure.set_layout_engine("none")  # nothing moves from frame to frame
-    animated, still = io.BytesIO(), io.BytesIO()
+    animated = io.BytesIO()
     durations = [250] * (len(pictures) - 1) + [2000]  # milliseconds; the result stays in sight
     pictures[0].save(animated, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
-    pictures[-1].save(still, format="png")
-    return animated.getvalue(), still.getvalue()
+    return animated.getvalue()
 
 
 def data_uri(content: bytes, kind: str) -> str:

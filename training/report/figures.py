@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from training.config.stages import is_post_hoc
 from training.plotting import COLOURS, INK, MAP, MARKERS, line_style, styled
@@ -61,6 +61,7 @@ def quality_against_heads(contents: Contents, stage: str) -> Figure:
     if len(dense):
         axes.axhline(shown(metric, float(dense["mean"].iloc[0])), color=INK, linestyle=":", linewidth=1.2, label="dense")
     _limit(axes, rows, dense, metric)
+    _majority(axes, contents)
     ticks, title = contents.axis(budgets)
     axes.set_xticks(range(len(budgets)), ticks)
     axes.set(xlabel=title, ylabel=f"test {metric}{unit(metric)}", title=STAGE_TITLES.get(stage, stage))
@@ -258,6 +259,8 @@ def his_against_entropy(contents: Contents, kept: Values | None, method: str) ->
                 axes.scatter([], [], facecolors="none", edgecolors=INK, label=label, **look)
     if (his.values > 0).all() and his.values.max() > 10 * his.values.min():
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(round_numbers(his.values.min(), his.values.max())))
+        axes.xaxis.set_minor_locator(NullLocator())  # its labels would be mathematical text, which names must not be
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set(xlabel="HIS (raw)", ylabel="attention entropy (0 to 1)")
     axes.grid(visible=True)
@@ -267,6 +270,18 @@ def his_against_entropy(contents: Contents, kept: Values | None, method: str) ->
     return figure
 
 
+def round_numbers(low: float, high: float) -> list[float]:
+    """Three to seven numbers for a logarithmic axis over more than a decade: powers of ten, or with 3, or with 2 and 5 times
+    those between."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        found = [value for power in powers for digit in digits if low <= (value := digit * 10.0**power) <= high]
+        if len(found) >= 3:
+            break
+    return found[:: -(-len(found) // 7)]
+
+
 def _intervals(axes: Axes, positions: Any, rows: pd.DataFrame, metric: str, *, colour: str, across: bool = False) -> None:
     """The 95 % intervals, where the rows have them, beside what is drawn at the positions."""
     if not {"low", "high"} <= set(rows.columns) or rows["low"].isna().all():
@@ -274,6 +289,15 @@ def _intervals(axes: Axes, positions: Any, rows: pd.DataFrame, metric: str, *, c
     low, high = shown(metric, rows["low"]), shown(metric, rows["high"])
     draw = axes.hlines if across else axes.vlines
     draw(positions, low, high, colors=colour, linewidth=1.1, alpha=0.75)
+
+
+def _majority(axes: Axes, contents: Contents) -> None:
+    """What always answering the most frequent class would score, where that is within the frame."""
+    if contents.majority is None:
+        return
+    value, (bottom, top) = shown(contents.metric, contents.majority), axes.get_ylim()
+    if bottom <= value <= top:
+        axes.axhline(value, color=INK, linestyle=(0, (1, 3)), linewidth=1, label="majority class")
 
 
 def _limit(axes: Axes, rows: pd.DataFrame, dense: pd.DataFrame, metric: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,8 +15,9 @@ from markupsafe import Markup, escape
 from gates.files import replacing
 from training.report import captions, tables, translations
 from training.report.contents import Contents
-from training.report.drawing import data_uri, gate_animation, inline_svg, save_figure
+from training.report.drawing import gate_animation, inline_svg, save_figure
 from training.report.pictures import focus_course, pictures_of
+from training.report.player import gate_player
 from training.report.tables import Table
 from training.stats.numbers import counted, slug, unit
 
@@ -42,7 +43,10 @@ class Section:
     Args:
         id: unique in the page.
         contents: what the directory holds.
-        verdict: the result in words.
+        opening: the result in one sentence.
+        lead: the picture of quality that the page opens with, its caption being that sentence; None without results.
+        warning: of a comparison that says nothing; else empty.
+        verdict: the result at length.
         pictures: by section.
         tables: by name.
         facts: versions, machine and code, as names and values.
@@ -51,6 +55,9 @@ class Section:
 
     id: str
     contents: Contents
+    opening: str
+    lead: Drawn | None
+    warning: str
     verdict: Markup
     pictures: dict[str, list[Drawn]]
     tables: dict[str, Table]
@@ -104,10 +111,28 @@ def make_section(contents: Contents, identifier: str, folder: Path) -> Section:
         svg = inline_svg(picture.figure, f"{identifier}-{picture.name}", str(escape(picture.alt)))
         drawn = Drawn(picture.name, Markup(svg), picture.caption, picture.shown, picture.wide)
         pictures.setdefault(picture.section, []).append(drawn)
-    animated = _animation(contents, folder)
+    opening, lead, said = captions.opening(contents), None, _verdict(contents)
+    if found := pictures.get("quality", []):
+        first = next((one for one in found if one.name.endswith(slug(contents.stages_by_weight[0]))), found[0])
+        found.remove(first)
+        lead = replace(first, caption=opening)
+        said = Markup("<p>{}</p>{}").format(first.caption, said)
+        pictures = {name: held for name, held in pictures.items() if held}
+    animated = _animation(contents, identifier, folder)
     if animated is not None:
         pictures.setdefault("training", []).insert(0, animated)
-    return Section(identifier, contents, _verdict(contents), pictures, _tables(contents), _facts(contents), _command(contents))
+    return Section(
+        id=identifier,
+        contents=contents,
+        opening=opening,
+        lead=lead,
+        warning=captions.warning(contents),
+        verdict=said,
+        pictures=pictures,
+        tables=_tables(contents),
+        facts=_facts(contents),
+        command=_command(contents),
+    )
 
 
 def render(sections: Sequence[Section]) -> str:
@@ -127,19 +152,16 @@ def render(sections: Sequence[Section]) -> str:
     )
 
 
-def _animation(contents: Contents, folder: Path) -> Drawn | None:
+def _animation(contents: Contents, identifier: str, folder: Path) -> Drawn | None:
     focus = focus_course(contents)
     if focus is None or len(focus[2].steps) < 2:
         return None
     method, budget, course = focus
-    animated, still = gate_animation(course, f"gates of {method}, {contents.label(budget)}")
-    name = f"gates_{slug(method)}_{budget}"
+    title, name = f"gates of {method}, {contents.label(budget)}", f"gates_{slug(method)}_{budget}"
     with replacing(folder / f"{name}.gif") as partial:
-        partial.write_bytes(animated)
-    alt = f"Animated heat map of the gates of {method}, layers by heads, from step {course.steps[0]} to {course.steps[-1]}."
-    content = Markup(
-        '<picture><source media="(prefers-reduced-motion: reduce)" srcset="{}"><img class="chart" src="{}" alt="{}"></picture>'
-    ).format(data_uri(still, "image/png"), data_uri(animated, "image/gif"), alt)
+        partial.write_bytes(gate_animation(course, title))
+    alt = f"Heat map of the gates of {method}, layers by heads, from step {course.steps[0]} to {course.steps[-1]} of training."
+    content = gate_player(course, title, name=f"{identifier}-{name}", label=alt)
     return Drawn(name, content, captions.gates(contents, course, method, budget))
 
 

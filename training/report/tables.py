@@ -10,6 +10,9 @@ import pandas as pd
 from training.report.contents import Contents
 from training.stats.numbers import NONE, duration, number, shown, slug, unit
 
+MAJORITY = "majority class"
+"""Row of the answer that is always the most frequent class: what a model has to be above."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -76,9 +79,10 @@ def results_table(contents: Contents, caption: str) -> Table:
         Column("std", "st. dev."),
         Column("seeds", "seeds"),
     ]
-    return plain_table(
-        "results", caption, _source(contents), columns, contents.summary, metric, shown=len(contents.budgets) < 2
-    )
+    rows = contents.summary
+    if contents.majority is not None:
+        rows = pd.concat([rows, pd.DataFrame([{"method": MAJORITY, "stage": NONE, "mean": contents.majority}])])
+    return plain_table("results", caption, _source(contents), columns, rows, metric, shown=len(contents.budgets) < 2)
 
 
 def budget_table(contents: Contents, stage: str, caption: str) -> Table:
@@ -101,6 +105,8 @@ def budget_table(contents: Contents, stage: str, caption: str) -> Table:
             note = f"{number(metric, row['low'])} to {number(metric, row['high'])}" if held else ""
             line.append(Cell(number(metric, row["mean"]), float(row["mean"]), note))
         cells.append(line)
+    if contents.majority is not None:
+        cells.append([Cell(MAJORITY), *([Cell(number(metric, contents.majority), contents.majority)] * len(budgets))])
     return Table(f"by_budget_{slug(stage)}", caption, _source(contents), columns, cells)
 
 
@@ -116,7 +122,13 @@ def experiments_table(contents: Contents, *, shown: bool) -> Table:
         first += [Column("seed", "seed"), Column("budget", "budget")]
     measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
     order = sorted(measured, key=lambda name: (name.endswith("_loss"), not name.startswith("test_"), not name.endswith(metric)))
-    columns = first + [Column(name, name.replace("_", " ") + unit(name.split("_", 1)[1])) for name in order] + _costs(rows)
+    columns = first + [Column(name, name.replace("_", " ") + unit(name.split("_", 1)[1])) for name in order]
+    stated = contents.metrics.get("majority")
+    if contents.kind == "comparison":
+        columns += _costs(rows)  # of a run, the table of costs has the same rows
+    if isinstance(stated, dict):
+        scored = {f"test_{name}": value for name, value in stated.items() if f"test_{name}" in rows}
+        rows = pd.concat([rows, pd.DataFrame([{"method": MAJORITY, "stage": NONE, **scored}])])
     caption = "Every experiment: choices are made on the selection split, results are those of the test split."
     return plain_table("experiments", caption, "comparison.csv", columns, rows, metric, shown=shown)
 

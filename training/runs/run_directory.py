@@ -169,6 +169,9 @@ class RunDirectory:
     def write_json(self, name: str, content: Any) -> None:
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
+    def read_json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         with self.replacing(name) as partial:
             table.to_csv(partial, index=False, sep="\t" if name.endswith(".tsv") else ",")

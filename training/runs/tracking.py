@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import torch
 import wandb
 from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.utilities import rank_zero_only
 
 from gates.files import replacing
 from training.config import WandbOptions
@@ -50,21 +52,41 @@ def make_logger(options: WandbOptions, run_path: Path, config: dict[str, Any]) -
 
     A run that is resumed goes on in W&B under the id it began with.
     """
+    if resolved_mode(options) == "disabled":
+        return None
+    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+        return WandbLogger(save_dir=str(run_path), project=options.project)  # never asked for a run
+    name = options.name or run_path.name
+    started = start(options, run_path, id=run_id(run_path), name=name, group=options.group, config=config)
+    assert started is not None
+    started.define_metric("trainer/global_step")
+    started.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    # Lightning's own start passes a setting that W&B has given up, and is warned.
+    return WandbLogger(save_dir=str(run_path), project=options.project, experiment=started)
+
+
+def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], **described: Any) -> wandb.Run | None:
+    """A run in W&B whose files lie in ``run_path/wandb``; None if disabled.
+
+    Args:
+        options: how it appears.
+        run_path: the run directory.
+        config: what the run was told.
+        described: ``id``, ``name``, ``group``, ``job_type`` and the like, as ``wandb.init`` takes them.
+    """
     os.environ.setdefault("WANDB_SILENT", "true")
     mode = resolved_mode(options)
     if mode == "disabled":
         return None
-    settings = wandb.Settings(silent=True, console="off", mode=mode)
-    return WandbLogger(
-        save_dir=str(run_path),
+    return wandb.init(
+        dir=str(run_path),
         project=options.project,
-        id=run_id(run_path),
-        name=options.name or run_path.name,
-        group=options.group,
         tags=options.tags,
         config={**config, "code": code_version()},
-        offline=mode == "offline",
-        settings=settings,
+        mode=mode,
+        resume="allow",
+        settings=wandb.Settings(silent=True, console="off"),
+        **described,
     )
 
 

@@ -99,6 +99,7 @@ METRICS: dict[str, MeanMetric] = {
     "matthews": MeanMetric(_class_counts, _matthews),
     "bleu": bleu_metric("13a"),
 }
+OF_CLASSES = ("accuracy", "f1", "matthews")
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 
 
@@ -118,6 +119,18 @@ def metric_values(predictions: ArrayLike, targets: ArrayLike, metric: Metric = "
     if isinstance(chosen, MeanMetric):
         return chosen.value(chosen.statistics(rows, true).mean(axis=-2, dtype=np.float64))
     return np.asarray(chosen(rows, true), dtype=float)
+
+
+def majority_class(targets: ArrayLike) -> dict[str, float]:
+    """What always answering the most frequent class would score, by metric.
+
+    Args:
+        targets: class numbers ``[examples]``.
+    """
+    true = np.asarray(targets)
+    classes, counts = np.unique(true, return_counts=True)
+    answer = np.full_like(true, classes[counts.argmax()])
+    return {name: float(metric_values(answer, true, name)) for name in OF_CLASSES}
 
 
 def find_metric(metric: Metric) -> MeanMetric | Callable[[Integers, Integers], ArrayLike]:

@@ -15,6 +15,9 @@ NONE = "\N{EN DASH}"
 IN_PERCENT = {"accuracy": " %", "f1": " %", "matthews": " %"}
 """Metrics that are fractions in files and shown times 100 (Matthews' correlation too, as GLUE does)."""
 
+BOUNDS = {"accuracy": (0.0, 1.0), "f1": (0.0, 1.0), "matthews": (-1.0, 1.0), "bleu": (0.0, 100.0), "chrf": (0.0, 100.0)}
+"""The least and the largest value of metrics that have such."""
+
 
 def shown(metric: str, value: Number) -> Number:
     """A metric's value, or a column of them, on the scale that is shown."""

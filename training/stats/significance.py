@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
+from scipy.special import expit, logit
 
 from gates.errors import GateError
 from training.stats.bootstrap import LEVEL, Array
@@ -32,15 +33,21 @@ class Interval(NamedTuple):
     seeds: int
 
 
-def interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, float] | None = None) -> Interval:
     """Mean over seeds with Student's t interval, right for few values of a normal spread; one value has none (NaN).
+
+    Of a metric with bounds it is that of the log odds of the mean, by the delta method, brought back (the logit interval of
+    Korn and Graubard 1998, the one that Stata's ``proportion`` states). With few seeds and means near a bound the plain
+    interval would reach beyond it, and a clipped one would put all of its error on the other side. Log odds of the mean, not
+    the mean of log odds: a seed may lie on the bound.
 
     Args:
         values: ``[seeds]``.
         level: of confidence.
+        bounds: least and largest value that the metric can take; None for a metric without.
 
     Raises:
-        GateError: if there is no value.
+        GateError: if there is no value, or one lies beyond the bounds.
     """
     sample = np.asarray(values, dtype=float).ravel()
     count = len(sample)
@@ -51,7 +58,15 @@ def interval(values: ArrayLike, level: float = LEVEL) -> Interval:
         return Interval(mean, np.nan, np.nan, np.nan, 1)
     std = float(sample.std(ddof=1))
     half = float(stats.t.ppf((1 + level) / 2, count - 1)) * std / count**0.5
-    return Interval(mean, std, mean - half, mean + half, count)
+    if bounds is None or half == 0:
+        return Interval(mean, std, mean - half, mean + half, count)
+    least, size = bounds[0], bounds[1] - bounds[0]
+    share = (mean - least) / size
+    if not (0 < share < 1 and bounds[0] <= sample.min() and sample.max() <= bounds[1]):
+        raise GateError(f"values from {sample.min():g} to {sample.max():g} are not within {bounds[0]:g} and {bounds[1]:g}")
+    reach = half / (size * share * (1 - share))  # the derivative of the log odds
+    low, high = (least + size * float(expit(logit(share) + side * reach)) for side in (-1, 1))
+    return Interval(mean, std, low, high, count)
 
 
 # -- other tests ---------------------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from numpy.typing import ArrayLike
 
 from gates.errors import GateError
 from training.stats.bootstrap import RESAMPLES, Metric, resample_metric, resampled_difference
+from training.stats.numbers import BOUNDS
 from training.stats.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
 from training.stats.verdict import are_dense, is_dense
 
 
 def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
-    """Mean, standard deviation and 95 % interval (Student's t) over seeds, for each stage, method and budget.
+    """Mean, standard deviation and 95 % interval (Student's t, within the metric's bounds) over seeds, for each stage, method
+    and budget.
 
     Args:
         comparison: one row per experiment: ``seed``, ``method``, ``stage``, ``budget``, ``test_METRIC``, ``steps``, ``seconds``
@@ -37,7 +39,7 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     column = _metric_column(comparison, main_metric)
     rows = []
     for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
-        mean, std, low, high, seeds = interval(cells[column])
+        mean, std, low, high, seeds = interval(cells[column], bounds=BOUNDS.get(main_metric))
         averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in ("steps", "seconds", "peak_memory_mb")}
         means: dict[Any, Any] = {title: cells[name].mean() for name, title in averaged.items() if name in cells}
         where: dict[Any, Any] = {"stage": stage, "method": method, "budget": budget}

@@ -12,11 +12,13 @@ from training.stats.significance import SIGNIFICANCE, RankTest
 
 DENSE = "dense"
 """Method of the model that keeps all heads."""
+EQUAL = 1e-5
+"""Means that differ by less are the same number, written with other digits."""
 LEVEL_MEANS = 0.05
 """Means that differ by less print as the same number."""
 MEANS = {
-    True: ", means over seeds, with 95 % intervals (Student's t over seeds) in brackets. Significant means p < "
-    f"{SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds",
+    True: ", means over seeds, with 95 % intervals (Student's t over seeds, within the metric's bounds) in brackets. "
+    f"Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds",
     False: f" of one seed: the spread between seeds is unknown. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap "
     "over test examples alone",
 }
@@ -49,6 +51,7 @@ def verdict(
     ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
     kinds: Mapping[int, Mapping[str, int]] | None = None,
     unit: str = "head",
+    majority: float | None = None,
 ) -> str:
     """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
 
@@ -65,6 +68,7 @@ def verdict(
         ranks: by stage, as :func:`training.stats.statistics.rank_methods` returns them.
         kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
         unit: what budgets count, ``head`` or ``group``.
+        majority: what always answering the most frequent class would score, of a classifier.
 
     Returns:
         Markdown.
@@ -79,6 +83,10 @@ def verdict(
         f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{MEANS[several]}, corrected by Holm's "
         f"method for all pairs of methods tested at that stage and budget. {CHOICE[chosen_by]}",
     ]
+    if majority is not None:
+        majority = shown(main_metric, majority)
+    if warning := nothing_learned(summary["mean"][are_dense(summary["method"])], majority):
+        lines += ["", f"**Warning.** {warning}"]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
         dense = of_stage[are_dense(of_stage["method"])]
@@ -107,6 +115,23 @@ def verdict(
             f"The mean of the best of this project's own methods is at or above every rival's at {', '.join(counts)}.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") -> str:
+    """A warning where the dense model is no better than one that always answers the most frequent class; else nothing.
+
+    Args:
+        dense: means of the dense model, of all stages.
+        majority: what that answer would score; None for other tasks.
+        unit: that follows both.
+    """
+    if majority is None or not len(dense) or dense.max() > majority + EQUAL:
+        return ""
+    return (
+        f"The dense model, at {dense.max():.1f}{unit}, is not above the majority class: always answering the most frequent "
+        f"label of the test split would score {majority:.1f}{unit}. It has learned nothing, so a comparison of its heads says "
+        "nothing; check the labels, train longer, or change the learning rate."
+    )
 
 
 class _BudgetVerdict:

@@ -61,3 +61,15 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     assert again.table(pruner).equals(table)
     assert list(GateLog().table(pruner).columns) == list(table.columns)
     assert torch.equal(torch.tensor(table.iloc[-1, 1:].to_numpy(dtype="float32")), pruner.gates.mask)
+
+
+def test_gates_are_pictured_while_they_are_trained_and_once_as_a_mask(tmp_path, monkeypatch):
+    n, sent = STEPS_PER_EPOCH, []
+    monkeypatch.setattr(GateLog, "_send_picture", lambda self, trainer, pruner, values, title: sent.append((title, values)))
+    pruner = make_pruner()
+    make_trainer(callbacks=[GateLog(pictures=4)], log_every_n_steps=2).fit(pruner, make_data())
+    *course, (title, mask) = sent
+    steps = [int(title.removeprefix("gates at step ")) for title, _ in course]
+    assert steps == [n + 2, n + 6, n + 10, n + 14]
+    assert len({tuple(values.tolist()) for _, values in course}) == 4
+    assert (title, mask.tolist()) == ("heads kept", pruner.gates.mask.tolist())

@@ -3,6 +3,7 @@
 import json
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ from training.commands.table import run_command
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
 
 main = partial(run_command, "report")
 
@@ -21,6 +23,7 @@ FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+DEFAULT = Path(__file__).parents[3] / "notebooks" / "results" / "default"
 TABLE = "fixture-table-results"
 
 
@@ -167,6 +170,47 @@ def test_nothing_is_wider_than_the_screen(page, width):
         """
     )
     assert wide == []
+
+
+def test_gates_are_played_stopped_and_stepped_through(page):
+    player = page.find_element("css selector", ".player")
+    back, play, on = player.find_elements("css selector", "button")
+    said, slider = player.find_element("css selector", "output"), player.find_element("css selector", "input")
+
+    def picture():
+        return page.execute_script("return document.querySelector('.player svg image').href.baseVal").replace("\n", "")
+
+    last = picture()
+    assert (said.text, play.text) == ("the mask", "Play")
+    back.click()
+    assert said.text == "step 120"
+    slider.send_keys(Keys.HOME)
+    first = picture()
+    assert said.text == "step 0"
+    assert first != last
+    play.click()
+    assert play.text == "Pause"
+    WebDriverWait(page, 30).until(lambda _: said.text not in ("step 0", "the mask"))
+    play.click()
+    assert play.text == "Play"
+    stopped = said.text
+    on.click()
+    assert said.text != stopped
+    slider.send_keys(Keys.HOME)
+    play.click()
+    WebDriverWait(page, 30).until(lambda _: play.text == "Play")  # at the end it stops by itself
+    assert (said.text, picture()) == ("the mask", last)
+
+
+def test_tables_of_a_run_fit_a_desktop(browser, tmp_path):
+    assert main([str(DEFAULT), "--out", str(tmp_path / "report.html")]) == 0
+    show(browser, width=1200)
+    browser.get((tmp_path / "report.html").as_uri())
+    open_all(browser)
+    scrolling = browser.execute_script(
+        "return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+    )
+    assert scrolling == []
 
 
 def test_dark_mode_turns_page_and_pictures(page):

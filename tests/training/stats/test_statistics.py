@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, M
 
 from gates.errors import GateError
 from gates.scores.ranking import jaccard
-from training.stats.bootstrap import metric_values, paired_bootstrap
+from training.stats.bootstrap import majority_class, metric_values, paired_bootstrap
 from training.stats.significance import chance_jaccard, friedman, holm, interval, mcnemar, wilcoxon
 from training.stats.statistics import agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
@@ -39,6 +39,43 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
     random = np.random.default_rng(0)
     covered = [found.low < 0.5 < found.high for found in map(interval, random.normal(0.5, 0.1, (4000, 3)))]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds"),
+    [([0.97, 1.0, 0.99], (0, 1)), ([0.0, 0.001, 0.01], (0, 1)), ([-0.99, -0.9], (-1, 1)), ([0.2, 3.0, 0.4], (0, 100))],
+)
+def test_an_interval_stays_within_the_bounds_of_its_metric(values, bounds):
+    free, found = interval(values), interval(values, bounds=bounds)
+    assert not bounds[0] <= free.low < free.high <= bounds[1]
+    assert bounds[0] < found.low < found.mean < found.high < bounds[1]
+    assert (found.mean, found.std) == (free.mean, free.std)
+
+
+def test_within_bounds_the_interval_is_students_of_the_log_odds():
+    """Far from the bounds it is the plain one; the two ends are equally far from the mean in log odds, not in the mean."""
+    values, odds = [0.90, 0.93, 0.96], lambda share: np.log(share / (1 - share))
+    found = interval(values, bounds=(0, 1))
+    error = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / 3**0.5 / (0.93 * 0.07)
+    assert odds(found.high) - odds(0.93) == pytest.approx(error)
+    assert odds(0.93) - odds(found.low) == pytest.approx(error)
+    close = [0.5001, 0.5002, 0.5004]
+    np.testing.assert_allclose(interval(close, bounds=(0, 1)), interval(close), atol=1e-6)
+    shifted = interval([2 * value - 1 for value in values], bounds=(-1, 1))
+    np.testing.assert_allclose((shifted.low, shifted.high), (2 * found.low - 1, 2 * found.high - 1))
+    assert interval([1.0, 1.0], bounds=(0, 1))[2:4] == (1.0, 1.0)
+    with pytest.raises(GateError, match=r"values from 0\.5 to 91\.8 are not within 0 and 1"):
+        interval([0.5, 91.8], bounds=(0, 1))
+
+
+def test_within_bounds_the_interval_covers_the_mean_better_than_the_plain_one():
+    """Of shares near 1, of which the mean is known."""
+    random = np.random.default_rng(0)
+    draws = random.beta(98, 2, (4000, 3))
+    bounded = [found.low < 0.98 < found.high for found in (interval(values, bounds=(0, 1)) for values in draws)]
+    plain = [found.low < 0.98 < found.high for found in map(interval, draws)]
+    assert abs(np.mean(bounded) - 0.95) < abs(np.mean(plain) - 0.95)
+    assert np.mean(bounded) > 0.94
 
 
 # -- metrics -------------------------------------------------------------------------------------------------------
@@ -327,7 +364,7 @@ def test_the_summary_has_means_intervals_and_costs():
     own = table.loc[table["method"] == "his", "test_accuracy"]
     assert found.loc["his", "mean"] == pytest.approx(own.mean())
     assert found.loc["his", "std"] == pytest.approx(own.std())
-    assert found.loc["his", "high"] == pytest.approx(own.mean() + stats.t.ppf(0.975, 2) * own.sem())
+    assert found.loc["his", "high"] == interval(own, bounds=(0, 1)).high < 1
     assert (found.loc["his", "steps"], found.loc["his", "seeds"], found.loc["dense", "budget"]) == (11, 3, 8)
     assert found.loc["his", "select_mean"] == pytest.approx(CLEAR["his"])
     assert "select_mean" not in summarise(table.drop(columns="select_accuracy"), "accuracy")
@@ -507,3 +544,25 @@ def test_p_values_and_intervals_say_the_same(seeds, seed):
         assert not found.low < 0 < found.high
     if found.p > 0.06:
         assert found.low <= 0 <= found.high
+
+
+# -- the majority class --------------------------------------------------------------------------------------------
+
+
+def test_the_majority_class_is_what_a_constant_answer_scores():
+    targets = np.array([2, 2, 2, 0, 1])
+    expected = {name: float(metric_values(np.full(5, 2), targets, name)) for name in ("accuracy", "f1", "matthews")}
+    assert majority_class(targets) == expected
+    assert expected["accuracy"] == 0.6
+    assert expected["matthews"] == 0
+
+
+@pytest.mark.parametrize(("majority", "warned"), [(None, False), (0.949, False), (0.9500000001, True), (0.96, True)])
+def test_a_dense_model_that_has_learned_nothing_is_warned_of(majority, warned):
+    table, predictions = comparison(dict.fromkeys(CLEAR, 0.90) | {"dense": 0.95})
+    table.loc[table["method"] == "dense", "test_accuracy"] = 0.95
+    tests = compare_methods(table, predictions, "accuracy", resamples=100)
+    said = verdict(summarise(table, "accuracy"), tests, majority=majority)
+    assert ("not above the majority class" in said) == warned
+    if warned:
+        assert f"would score {100 * majority:.1f}." in said
