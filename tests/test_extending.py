@@ -88,6 +88,6 @@ def test_a_run_has_an_own_score_and_a_given_mask_among_its_rivals(ran):
     kept = json.loads((ran / "runs" / "fit" / "masks" / "mask_mask.json.json").read_text())["sites"]
     assert [site["kept"] for site in kept] == [[1], [0, 3]]
     assert "my_scores:gain" in set(pd.read_csv(ran / "runs" / "fit" / "curve.csv")["method"])
-    export = ["--ranking", "my_scores:gain", "--format", "gates", "--out", "exported"]
+    export = ["--ranking", "my_scores:gain", "--format", "gates", "--output", "exported"]
     run(ran, "head-gates", "export", "runs/fit", *export)
     assert (ran / "exported" / "mask.json").is_file()

@@ -40,6 +40,7 @@ from training.config import (
     group_of,
 )
 from training.config.stages import FROM_SCRATCH
+from training.report.captions import warning
 from training.report.contents import Contents
 from training.report.page import write_report
 from training.report.reading import read_contents
@@ -202,6 +203,8 @@ def show_summary(console: Console, contents: Contents) -> None:
         found = dict(zip(rows["budget"], texts, strict=True))
         table.add_row(str(stage), str(method), *(found.get(budget, "") for budget in budgets))
     console.print(table)
+    if said := warning(contents):
+        console.print(said, soft_wrap=True)
 
 
 def claim(path: str) -> RunDirectory:

@@ -8,10 +8,10 @@ from wandb.proto import wandb_internal_pb2
 
 from tests.training.report.fixture import write_comparison
 from tests.training.test_fit import wandb_records
-from training.commands.report import main as report
+from training.commands.table import run_command
 from training.comparison.to_wandb import charts, send_comparison, summary_of_run
+from training.config import WandbOptions
 from training.runs.run_directory import RunDirectory
-from training.runs.tracking import WandbOptions
 
 
 def read_back(file):
@@ -36,7 +36,7 @@ def test_a_comparison_is_a_group_with_a_run_for_every_experiment(tmp_path, monke
     folder = write_comparison(tmp_path / "cmp", methods=("learned", "his"), budgets=(4, 2), seeds=(0,))
     for part in ("scores.csv", "gates_over_time.csv"):  # of pictures, which take the time
         (folder / part).unlink()
-    assert report([str(folder), "--out", str(folder / "report.html")]) == 0
+    assert run_command("report", [str(folder), "--output", str(folder / "report.html")]) == 0
     capfd.readouterr()
     send_comparison(RunDirectory(folder), WandbOptions(), {"seeds": [0]}, "accuracy")
     found = [read_back(file) for file in (folder / "wandb").glob("offline-run-*/*.wandb")]

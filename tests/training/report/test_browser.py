@@ -203,7 +203,7 @@ def test_gates_are_played_stopped_and_stepped_through(page):
 
 
 def test_tables_of_a_run_fit_a_desktop(browser, tmp_path):
-    assert main([str(DEFAULT), "--out", str(tmp_path / "report.html")]) == 0
+    assert main([str(DEFAULT), "--output", str(tmp_path / "report.html")]) == 0
     show(browser, width=1200)
     browser.get((tmp_path / "report.html").as_uri())
     open_all(browser)

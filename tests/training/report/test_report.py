@@ -233,7 +233,7 @@ def test_the_majority_class_is_a_row_and_a_dense_model_that_is_not_above_it_a_wa
     metrics = json.loads((tables / "metrics.json").read_text())
     for share, warned in ((0.55, False), (0.95, True)):
         (tables / "metrics.json").write_text(json.dumps(metrics | {"majority": {"accuracy": share, "f1": 0.3}}))
-        assert main([str(tables), "--out", str(tmp_path / "report.html")]) == 0
+        assert main([str(tables), "--output", str(tmp_path / "report.html")]) == 0
         page = Page(tmp_path / "report.html")
         assert ("is not above the majority class" in page.text) == warned
         for name in ("results", "by_budget_retrained", "experiments"):
