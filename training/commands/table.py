@@ -76,7 +76,7 @@ COMMANDS = {
         check="training.commands.preflight:check_run",
     ),
     "report": Command(
-        "runs and comparisons as one page, with pictures", parsers.report_parser, "training.commands.report:report"
+        "runs and comparisons as one page, with pictures", parsers.report_parser, "training.commands.report:report_runs"
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(

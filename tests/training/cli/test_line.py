@@ -7,7 +7,7 @@ import pytest
 
 from gates.errors import GateError
 from training.cli.line import split_at_dashes
-from training.commands.table import COMMANDS, read, run_command, usage, without
+from training.commands.table import COMMANDS, load, read, run_command, usage, without
 from training.config.data import KINDS
 
 TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data.test_file", "test.csv"]
@@ -109,3 +109,10 @@ def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, c
     assert line.options.data.init_args.emoji is False
     with pytest.raises(GateError, match="emojis"):
         read("fit", ["--data", "mine.Tweets", "--data.emojis", "false"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_table_names_is_there(name):
+    command = COMMANDS[name]
+    for path in filter(None, (command.work, command.check)):
+        assert callable(load(path)), path
