@@ -73,10 +73,10 @@ def check_model(options: PrunerOptions) -> None:
             if folder.is_absolute() or options.backbone.startswith((".", "~")) or options.backbone.count("/") > 1:
                 raise GateError(f"the model folder {options.backbone!r} does not exist; check --model.backbone")
             return  # a name of the hub
+        check_weights(folder, allow_pickle=options.allow_pickle)
         fields = read_json(folder / "config.json")
         if not fields:
             raise GateError(f"{options.backbone!r} has no readable config.json, so it holds no model; check --model.backbone")
-        check_weights(folder, allow_pickle=options.allow_pickle)
     check_budget(options, heads_of(fields))
 
 
