@@ -18,7 +18,7 @@ from training.cli.run_parser import data_options
 from training.config.data import KINDS
 
 IN_WORDS = {"N": "a whole number", "X": "a number", "TEXT": "a text", "[..]": "a list", "{..}": "one for each kind"}
-OF_THE_PARSER = ("--print_config", "--print_completion", "--data.class_path", "--data.help")
+OF_THE_PARSER = ("--print_config", "--data.class_path", "--data.help")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from importlib import metadata
 from itertools import pairwise
 from typing import Any
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 
 from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A_RUN, build_comparison_parser
 from training.cli.configurations import with_config
@@ -159,8 +159,6 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
         GateError: for a line that it does not take.
     """
     command = COMMANDS[name]
-    # Shell completion is a setting of the library; it writes the script itself.
-    set_parsing_settings(add_print_completion_argument=True)
     parser = command.parser()
     own, rest = split_at_dashes(given)
     passed_on = [argument for argument in own if argument.startswith(tuple(command.passes_on) or "\0")]
