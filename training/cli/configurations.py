@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,19 @@ KIND_OF_FILES = {"--data.train_source": "ParallelText", "--data.train_file": "Te
 def with_config(given: Sequence[str]) -> list[str]:
     """A command line with what it leaves open: the configuration for what it names, and the kind of data.
 
-    Without ``--config`` that is ``translation.yaml`` for parallel text, ``text.yaml`` for a model or text of one's own, and
-    otherwise the embedded ``default.yaml``.
+    Configurations come first, so that an option counts more than they do wherever it stands. Without ``--config`` that is
+    ``translation.yaml`` for parallel text, ``text.yaml`` for a model or text of one's own, and otherwise the embedded
+    ``default.yaml``.
     """
     names = [argument.split("=")[0] for argument in given]
     if "--config" not in names:
         return ["--config", str(default_config(names)), *given]
-    if "--data" in names or "--data.class_path" in names or any(map(_names_data, _values(given, "--config"))):
-        return list(given)
+    configs, others = split_off(given, "--config")
+    configs = [part if part == "--config" else _packaged(part) for part in configs]
     implied = next((kind for option, kind in KIND_OF_FILES.items() if option in names), None)
-    return [*given] if implied is None else _behind_configs(given, ["--data", implied])
+    if implied is None or "--data" in names or "--data.class_path" in names or kinds_in(configs):
+        return [*configs, *others]
+    return [*configs, "--data", implied, *others]
 
 
 def default_config(names: Sequence[str] = ()) -> Path:
@@ -47,23 +49,47 @@ def default_config(names: Sequence[str] = ()) -> Path:
     raise GateError(f"the configuration {name} is not installed; give one with --config")
 
 
-def _values(given: Sequence[str], option: str) -> list[str]:
-    """All values of an option, as ``--option value`` or ``--option=value``."""
-    following = [value for argument, value in pairwise(given) if argument == option]
-    return following + [argument.split("=", 1)[1] for argument in given if argument.startswith(f"{option}=")]
+def split_off(given: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+    """The arguments of an option with their values, as ``--option value`` or ``--option=value``, and the others."""
+    own: list[str] = []
+    others: list[str] = []
+    arguments = iter(given)
+    for argument in arguments:
+        if argument == option:
+            own += [argument, *([value] if (value := next(arguments, None)) is not None else [])]
+        else:
+            (own if argument.startswith(f"{option}=") else others).append(argument)
+    return own, others
 
 
-def _names_data(config: str) -> bool:
-    """Whether a configuration says of which kind the data are; what cannot be read the parser will complain of."""
-    try:
-        content: Any = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return True
-    return isinstance(content, dict) and "data" in content
+def kinds_in(configs: Sequence[str]) -> list[str]:
+    """The kinds of data that configurations name; what cannot be read the parser will complain of.
+
+    Args:
+        configs: as :func:`split_off` gives them.
+    """
+    files = [argument.removeprefix("--config=") for argument in configs if argument != "--config"]
+    found = []
+    for file in files:
+        try:
+            content: Any = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        data = content.get("data") if isinstance(content, dict) else None
+        kind = data.get("class_path") if isinstance(data, dict) else data
+        found += [kind] if isinstance(kind, str) else []
+    return found
 
 
-def _behind_configs(given: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Arguments put behind the last ``--config``, so that what follows still comes after them."""
-    last = max(place for place, argument in enumerate(given) if argument.split("=")[0] == "--config")
-    last += "=" not in given[last]
-    return [*given[: last + 1], *more, *given[last + 1 :]]
+def shipped(path: str) -> str:
+    """A file as it is named, or the one of this name that comes with the product, such as ``configs/text.yaml``."""
+    within = Path(path).relative_to("configs") if Path(path).parts[:1] == ("configs",) else Path(path)
+    for folder in (CONFIGS, PACKAGED_CONFIGS):
+        if not Path(path).exists() and not within.is_absolute() and (folder / within).is_file():
+            return str(folder / within)
+    return path
+
+
+def _packaged(part: str) -> str:
+    option, equals, path = part.rpartition("=") if part.startswith("--config=") else ("", "", part)
+    return f"{option}{equals}{shipped(path)}"

@@ -39,6 +39,8 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print(f"stopped; {when_stopped}", file=sys.stderr)
         return 130
@@ -56,4 +58,6 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich ends the process then
+            raise stop.__context__ from None
         raise KeyboardInterrupt from stop

@@ -16,6 +16,7 @@ from docstring_parser import parse
 from training.config.data import KINDS
 
 COLUMN, WIDEST = 30, 110
+DEFAULTS = "configs/text.yaml or configs/default.yaml where none is named"
 PLAIN = {int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}"}
 """Types as a user reads them."""
 
@@ -125,24 +126,37 @@ def help_of_run(
         known = FURTHER | {option.name: option for group, prefix in groups for option in options_of_group(group, prefix)}
         known |= {option.name: option for option in options_of_group(KINDS["Text"], "data.")}
         for title, names in IN_ORDER_OF_USE.items():
-            sections[title] = [replace(known[name], text=_first_sentence(known[name].text)) for name in names]
+            sections[title] = [
+                known[name] if name in FURTHER else replace(known[name], text=_first_sentence(known[name].text))
+                for name in names
+            ]
     sections = {title: [option for option in options if option.name not in hidden] for title, options in sections.items()}
     sections = {title: options for title, options in sections.items() if options}
     last = "" if everything else "\n--help-all shows every option, with those of the other kinds of data."
+    last = f"\nDefaults stand in brackets; a configuration, also {DEFAULTS}, may have others.{last}"
     return "\n".join([usage, "", purpose, "", *(_section(title, options) for title, options in sections.items())]) + last
 
 
+def _shortened(option: Option) -> Option:
+    return option if option.name in FURTHER else replace(option, text=_first_sentence(option.text))
+
+
 def _first_sentence(text: str) -> str:
-    """Up to the first stop that ends a sentence, or the first semicolon; ``et al.`` goes on with a year."""
-    return re.split(r"(?<=[a-z)])\. (?=[A-Z])|; ", text)[0]
+    """Up to the first stop that ends a sentence; ``et al.`` goes on with a year."""
+    return re.split(r"(?<=[a-z)])\. (?=[A-Z])", text)[0]
 
 
 def _first_line(group: type) -> str:
-    return (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return plain((group.__doc__ or "").strip().splitlines()[0].rstrip("."))
 
 
 def _title(group: type, prefix: str) -> str:
     return f"--{prefix}NAME: {_first_line(group)}" if prefix else _first_line(group)
+
+
+def plain(text: str) -> str:
+    """Without the marks of docstrings."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
 
 
 def _section(title: str, options: Sequence[Option]) -> str:
@@ -155,7 +169,7 @@ def _entry(option: Option) -> str:
     text = option.text if option.text.endswith(".") or not option.text else f"{option.text}."
     if option.default and "default:" not in text:
         text += f" [{option.default}]"
-    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
+    text = plain(text)
     lines = textwrap.wrap(text, max(30, width - COLUMN - 2), break_on_hyphens=False, break_long_words=False)
     indented = [" " * (COLUMN + 2) + line for line in lines]
     if len(head) <= COLUMN and indented:

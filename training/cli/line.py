@@ -7,7 +7,7 @@ import re
 import shlex
 from argparse import ArgumentError
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -18,6 +18,8 @@ from training.cli.run_parser import data_options
 from training.config.data import KINDS
 
 IN_WORDS = {"N": "a whole number", "X": "a number", "TEXT": "a text", "[..]": "a list", "{..}": "one for each kind"}
+LONGEST = 300
+"""Characters of a complaint of the parser's."""
 OF_THE_PARSER = ("--print_config", "--data.class_path", "--data.help")
 
 
@@ -61,8 +63,10 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[
     parser.exit_on_error = False
     try:
         return parser.parse_args(list(arguments))
+    except UnicodeDecodeError as error:
+        raise GateError("a configuration is not UTF-8 text; save it as UTF-8") from error
     except ArgumentError as error:
-        raise GateError(one_sentence(str(error), parser)) from error
+        raise GateError(shortened(one_sentence(str(error), parser))) from error
 
 
 def options_of(parser: ArgumentParser) -> set[str]:
@@ -94,6 +98,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     if not near:
         ends = {option.lstrip("-").rpartition(".")[2]: option for option in sorted(known, reverse=True)}
         near = [ends[end] for end in difflib.get_close_matches(last, list(ends), n=1)]
+    near = [option for option in near if option != name]
     return f"; did you mean {' or '.join(near)}?" if near else "; --help lists the options"
 
 
@@ -102,7 +107,9 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     text = " ".join(message.split())
     missing = re.search(r"(?:arguments are required: |Key \")([\w., -]+)", text)
     if missing and "required" in text:
-        return f"{missing[1].strip()} is missing; give it, and see --help"
+        names = [name.strip() for name in missing[1].split(",")]
+        shown_names = [f"--{name}" if f"--{name}" in options_of(parser) else name.upper() for name in names]
+        return f"{', '.join(shown_names)} is missing; give it, and see --help"
     if absent := re.search(r"File does not exist: '?([^']+)'?", text):
         return f"the configuration {absent[1]!r} does not exist; check --config"
     unknown = re.search(r"(?:Key|Option|NestedKey) [\"']?([\w.-]+)[\"']? is not (?:expected|accepted)", text)
@@ -112,17 +119,29 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     text = text if nested is None else nested[0]
     key = re.search(r'Parser key "([\w.-]+)"', text)
     name = ("data." if nested else "") + key[1] if key else ""
-    value = re.search(r"(?:Given|Got) value: (\S+)", text)
+    value = re.search(r"(?:Given|Got) value: (\S*)", text)
+    if extra := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
+        return f"{extra[1]!r} stands where no value is expected; options begin with --, see --help"
     unknown = re.search(r"[Oo]ption '([\w.-]+)'(?: is not accepted)?", text)
     if unknown is not None and "accept" in text:
         group = re.search(r"Group '([\w.-]+)'", text)
+        kind = re.search(r"given class_path '[\w.]*?(\w+)'", text)
+        if kind is not None and f"--data.{unknown[1]}" in data_options():
+            fitting = [name for name, options in KINDS.items() if unknown[1] in {field.name for field in fields(options)}]
+            return f"{kind[1]} data have no option {unknown[1]}; choose another kind with --data {' or '.join(fitting)}"
         wrong = ("data." if nested else f"{group[1]}." if group else "") + unknown[1]
         return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
     if name == "data" and value is not None:
         return f"there is no kind of data {value[1]!r}; expected one of {', '.join(KINDS)}"
     if value is not None and (wanted := _kind(parser, name)):
-        return f"--{name} is {value[1]}, which it does not take; expected {wanted}"
+        return f"--{name} is {value[1] or 'empty'}, which it does not take; expected {wanted}"
     return text
+
+
+def shortened(sentence: str) -> str:
+    """Without what the parser says of its own types, and never longer than a few lines."""
+    sentence = sentence.split(" - Expected a <class")[0].split(" Subtypes: [")[0]
+    return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]} ..."
 
 
 def _kind(parser: ArgumentParser, name: str) -> str:

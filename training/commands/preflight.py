@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gates.errors import GateError
 from training.cli.line import CommandLine
-from training.config import PrunerOptions, Setup
+from training.config import ComparisonOptions, PrunerOptions, Setup, group_of
 from training.config.data import ParallelText, Text
 from training.data.files import check_classes, choose_columns, no_padding, read_table
+from training.runs.run_directory import RunDirectory
 
 LARGEST = 20_000_000
 """Bytes of files that are read for this alone."""
@@ -37,6 +39,12 @@ def check_run(line: CommandLine) -> None:
     if getattr(line.options, "list_methods", False):
         return
     setup = Setup.of(line.options)
+    if "methods" in line.options:
+        compared = group_of(ComparisonOptions, line.options)
+        for budget in compared.all_budgets:
+            check_model(replace(setup.model, budget=budget))
+    else:
+        RunDirectory.claim(setup.run.run_dir, setup.run.name, setup.run.existing)
     check_accelerator(setup.trainer.accelerator)
     check_model(setup.model)
     if isinstance(setup.data, Text):
@@ -110,9 +118,7 @@ def check_budget(options: PrunerOptions, heads: int | None) -> None:
     """Raises :class:`GateError` for a number of heads to keep that the model does not have."""
     budget = options.budget
     if isinstance(budget, int) and not isinstance(budget, bool) and heads is not None and budget > heads:
-        raise GateError(
-            f"--model.budget is {budget}, but the model has {heads} heads; give at most {heads - 1}, or a fraction such as 0.25"
-        )
+        raise GateError(f"the budget is {budget}, but the model has {heads} heads; give fewer, or a fraction such as 0.25")
 
 
 def check_tokenizer(name: str | None) -> None:

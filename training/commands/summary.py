@@ -118,8 +118,10 @@ def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None)
 def report(options: Namespace) -> str:
     """The table with a line that says what it shows, or the verdict."""
     if options.verdict:
-        return "\n\n".join(read_verdict(path, options.stage) for path in options.runs)
-    rows = choose(read_runs(options.runs), options.stage, options.methods.split(",") if options.methods else None)
+        return "\n\n".join(read_verdict(path, options.stage) for path in map(Path, options.runs))
+    rows = choose(
+        read_runs([Path(run) for run in options.runs]), options.stage, options.methods.split(",") if options.methods else None
+    )
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
     what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
     if len(seeds) > 1:

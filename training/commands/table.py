@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import pairwise
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from gates.errors import GateError
 from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A_RUN, build_comparison_parser
-from training.cli.configurations import with_config
+from training.cli.configurations import kinds_in, split_off, with_config
 from training.cli.ending import finish
 from training.cli.help import Option, help_of_run, options_of_group
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
@@ -39,6 +39,7 @@ class Command:
         groups: of a command that trains, its groups of options with their prefixes.
         hidden: options that it takes from configurations without using them.
         check: ``module:function`` that gets the line too, before anything heavy is imported.
+        takes_rest: whether it passes on what follows a lone ``--``.
         passes_on: beginnings of options that are read by the work itself.
     """
 
@@ -49,6 +50,7 @@ class Command:
     groups: tuple[tuple[type, str], ...] = ()
     hidden: Collection[str] = ()
     check: str | None = None
+    takes_rest: bool = False
     passes_on: Collection[str] = ()
 
     @property
@@ -84,10 +86,15 @@ COMMANDS = {
         parsers.analyze_parser,
         "training.analysis.analyze:analyze",
         "experiments that had ended are written",
+        takes_rest=True,
         passes_on=("--other_data.",),
     ),
     "sweep": Command(
-        "a sweep in W&B's format, on this machine", parsers.sweep_parser, "training.sweeps.local:run_sweep", AGAIN
+        "a sweep in W&B's format, on this machine",
+        parsers.sweep_parser,
+        "training.sweeps.local:run_sweep",
+        AGAIN,
+        takes_rest=True,
     ),
     "export": Command(
         "a finished run's model in another form or at another budget",
@@ -134,8 +141,7 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     given = list(sys.argv[1:] if arguments is None else arguments)
     if asked := _asked(name, command, given):
-        print(asked)
-        return 0
+        return finish(lambda: asked, print, when_stopped=NOTHING)
     import_from_here()  # data and scores of the user's own
     return finish(lambda: read(name, given), lambda line: _work(command, line), when_stopped=command.when_stopped)
 
@@ -161,6 +167,8 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
     command = COMMANDS[name]
     parser = command.parser()
     own, rest = split_at_dashes(given)
+    if rest and not command.takes_rest:
+        raise GateError(f"{name} passes nothing on, so nothing may follow --, but {rest[0]!r} does; put options before it")
     passed_on = [argument for argument in own if argument.startswith(tuple(command.passes_on) or "\0")]
     program = ["python", "-m", "training.fit"] if name == "fit" else ["python", "-m", "training", name]
     if command.trains:
@@ -191,8 +199,8 @@ def load(path: str) -> Callable[[Any], Any]:
 
 def _data_options(given: Sequence[str]) -> set[str]:
     """Options of the data that may stand on this line: any at all for a kind that is not ours."""
-    chosen = [value for argument, value in pairwise(given) if argument == "--data"]
-    chosen += [argument.split("=", 1)[1] for argument in given if argument.startswith("--data=")]
+    chosen = [argument.removeprefix("--data=") for argument in split_off(given, "--data")[0] if argument != "--data"]
+    chosen = chosen or kinds_in(split_off(given, "--config")[0])
     if any("." in name and name.rpartition(".")[2] not in KINDS for name in chosen):
         return {argument.split("=")[0] for argument in given if argument.startswith("--data.")}
     return data_options()
@@ -204,6 +212,8 @@ def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
     if "--version" in before:
         return f"head-gates {version()}"
     everything = "--help-all" in before
+    if not command.trains and everything:
+        return command.parser().format_help()
     if not command.trains or not (everything or "--help" in before or "-h" in before):
         return None
     usage_line = f"usage: python -m training{'.' if name == 'fit' else ' '}{name} [OPTIONS]"

@@ -37,7 +37,9 @@ def fit(line: CommandLine) -> RunDirectory:
     if setup.end.from_scratch:
         setup.check_scratch()
     run, first = claim(setup.run)
-    resolved = line.parser.dump(line.options, skip_unset=False)
+    kept = line.options.clone()
+    kept.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
+    resolved = line.parser.dump(kept, skip_unset=False)
     if run.resumes:
         check_same_options(run, resolved)
     checkpoint = checkpoint_of(setup.run, run, first)
@@ -53,6 +55,7 @@ def fit(line: CommandLine) -> RunDirectory:
     processes.start(trainer)
     # Now, since experiments are known by the weights that training starts from.
     experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
+    wandb_mode = resolved_mode(setup.wandb)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
 
     if run.resumes and restore(run, pruner) and is_adopted(experiments, pruner):
@@ -78,7 +81,7 @@ def fit(line: CommandLine) -> RunDirectory:
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
-        described = describe_run(results, own, mask, seconds=seconds, wandb_mode=resolved_mode(setup.wandb))
+        described = describe_run(results, own, mask, seconds=seconds, wandb_mode=wandb_mode)
         run.join_logs()
         write_run(run, results, own, curve)
         save_translations(run, results)

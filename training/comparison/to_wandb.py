@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from training.comparison.tables import Results
 from training.config import WandbOptions
 from training.config.stages import is_post_hoc
 from training.runs.run_directory import RunDirectory
-from training.runs.tracking import run_id, start
+from training.runs.tracking import resolved_mode, run_id, start
 from training.stats.numbers import slug
 from training.stats.verdict import are_dense, is_dense
 
@@ -80,7 +81,8 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
 def folder_artifact(name: str, kind: str, folder: Path) -> wandb.Artifact:
     """A folder as an artifact, whose files are not copied first: W&B reads them where they are."""
     artifact = wandb.Artifact(name, type=kind)
-    artifact.add_dir(str(folder), policy="immutable", skip_cache=True)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):  # one by one, since W&B tells of whole folders
+        artifact.add_file(str(file), name=file.relative_to(folder).as_posix(), policy="immutable", skip_cache=True)
     return artifact
 
 
@@ -96,6 +98,7 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     """A comparison as a group: a run for every experiment, and one of the whole with tables, pictures, charts of quality
     against heads, the verdict as its notes, and the masks and tables as artifacts."""
     group = options.group or options.name or run.path.name
+    options = replace(options, mode=resolved_mode(options))  # once: asking again while a run is open is warned of
     base, rows = run_id(run.path), pd.read_csv(run.path / "comparison.csv")
     for row in rows.to_dict("records"):
         described = {name: row[name] for name in ("method", "stage", "budget", "heads", "seed")}

@@ -47,11 +47,14 @@ class ComparisonOptions:
     all_prices: list[PriceOption] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.all_methods.extend(map(str, split(self.methods)))
+        names = self.methods.strip("[] ").split(",") if isinstance(self.methods, str) else split(self.methods)
+        self.all_methods.extend(str(name).strip() for name in names if str(name).strip())
         self.all_seeds.extend(parse_seeds(split(self.seeds)))
         self.all_stages.extend(parse_stages(split(self.stages)))
         self.all_prices.extend(parse_prices([] if self.prices is None else split(self.prices)))
         self.all_budgets.extend(parse_budget(value) for value in split(self.budgets))
+        if not self.all_budgets:
+            raise GateError("--budgets is empty; give numbers of heads or fractions, for example 0.5,0.25")
 
 
 def split(value: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from training.config.data import Text
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
 """What the columns of sentence and class are called, where nobody says."""
+SHOWN = 8
+"""Classes in a message."""
 ENOUGH_ROWS, FEW = 20, 5
 """Rows of a file, and rows for each value of a column, from which on a value that occurs once stands out."""
 
@@ -142,6 +145,10 @@ def choose_columns(split: str, columns: list[str], options: Text) -> dict[str, s
                 f"the {split} split has no column {column!r}; it has {listed}. Set --data.text_column, --data.pair_column or "
                 "--data.label_column, or --data.columns if there is no header"
             )
+    if len(set(found.values())) < len(found):
+        raise GateError(
+            f"the {split} split has one column in two roles ({', '.join(map(repr, found.values()))}); name different ones"
+        )
     for name, what in {"text": "the sentence", "label": "the class"}.items():
         if name not in found:
             raise GateError(
@@ -159,6 +166,11 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
         labels: of the examples of each split, ``train`` among them.
     """
     classes, total = sorted(set(labels["train"])), len(labels["train"])
+    if fraction := next((label for label in classes if _is_fraction(label)), None):
+        raise GateError(
+            f"the label column has the number {fraction!r}; expected classes, not numbers to predict. If these are classes, "
+            "give them names"
+        )
     if len(classes) > max(2, 0.9 * total):
         raise GateError(
             f"the label column has {len(classes)} different values in {total} training examples (such as {classes[0]!r}); "
@@ -172,8 +184,21 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
         if unknown := sorted(set(values) - set(classes)):
             raise GateError(
                 f"the {name} split has the label {unknown[0]!r} (example {values.index(unknown[0]) + 1}), which is not among "
-                f"the classes of the training split ({', '.join(map(repr, classes))}); correct the file or the label column"
+                f"the classes of the training split ({_listed(classes)}); correct the file or the label column"
             )
+
+
+def _is_fraction(label: str) -> bool:
+    """Whether a label is a number with decimals, as measurements have."""
+    try:
+        return not float(label).is_integer() and math.isfinite(float(label))
+    except ValueError:
+        return False
+
+
+def _listed(classes: list[str]) -> str:
+    """The first classes."""
+    return ", ".join(map(repr, classes[:SHOWN])) + (f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else "")
 
 
 def refuse_blank_lines(file: str) -> None:

@@ -29,6 +29,7 @@ from rich.console import Console
 
 from gates.errors import GateError
 from gates.files import replacing
+from training.cli.configurations import shipped
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.runs import progress
@@ -213,7 +214,7 @@ def run_sweep(line: CommandLine) -> None:
     }.items():
         if value is not None and not value > 0:
             raise GateError(f"{name} is {value}; expected more than 0")
-    sweep = read_sweep(Path(options.file))
+    sweep = read_sweep(Path(shipped(options.file)))
     count = sweep.count(options.trials)
     sweep.check(further)
     for key in sweep.unused:

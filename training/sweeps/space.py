@@ -21,7 +21,8 @@ from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from gates.errors import GateError
-from training.cli.configurations import default_config
+from training.cli.configurations import with_config
+from training.cli.line import one_sentence, shortened
 from training.cli.run_parser import build_parser
 
 METHODS = ("grid", "random", "bayes")
@@ -141,8 +142,8 @@ class Sweep:
             try:
                 parser.parse_args(fit_arguments(self.trial_command(first | change, further)))
             except ArgumentError as error:
-                reason = " ".join(str(error).split())
-                if "Given value: None" in reason:  # which is how W&B's agent writes null, too
+                reason = shortened(one_sentence(str(error), parser))
+                if "Given value: None" in str(error):  # which is how W&B's agent writes null, too
                     reason += "; to make an option null, put it into command, such as --model.budget=null"
                 options = ", ".join(f"{name}={value!r}" for name, value in (self.constants | change).items())
                 raise GateError(f"training.fit does not take a trial of the sweep ({options}): {reason}") from error
@@ -152,8 +153,7 @@ def fit_arguments(command: Sequence[str]) -> list[str]:
     """What follows ``training.fit`` in a command, with the default configuration where it has none."""
     place = next(i for i, part in enumerate(command) if part == "training.fit" or part.endswith("training/fit.py"))
     arguments = list(command[place + 1 :])
-    given = any(argument.split("=")[0] == "--config" for argument in arguments)
-    return arguments if given else ["--config", str(default_config()), *arguments]
+    return with_config(arguments)
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,18 @@ def from_config(auto: Any, fields: Mapping[str, Any]) -> PreTrainedModel:
     """
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
+    try:
+        config = AutoConfig.for_model(model_type)
+    except Exception as error:
+        raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
+    known = {*config.to_dict(), *config.attribute_map}
+    for name in fields:
+        if name not in known:  # Transformers would keep it without a word
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            raise GateError(
+                f"model.from_scratch has the field {name!r}, which a config of {model_type} has not"
+                + (f"; did you mean {near[0]!r}?" if near else "; see its documentation")
+            )
     try:
         model: PreTrainedModel = auto.from_config(AutoConfig.for_model(model_type, **fields))
     except Exception as error:  # configs and models raise errors of their own kinds

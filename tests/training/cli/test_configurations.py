@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.cli.configurations import CONFIGS, default_config, with_config
+from training.cli.configurations import CONFIGS, default_config, shipped, with_config
 from training.commands.table import read
 
 FILES = ["--data.train_file", "a.csv", "--data.test_file", "b.csv"]
@@ -34,11 +34,19 @@ def test_a_configuration_that_is_named_is_kept(tmp_path):
 def test_files_imply_their_kind_where_the_configuration_says_nothing_of_data(tmp_path, form):
     (tmp_path / "model.yaml").write_text("model: {backbone: a/model}\n")
     config = [part.format(tmp_path / "model.yaml") for part in form]
-    assert with_config(["--seed", "1", *config, *FILES]) == ["--seed", "1", *config, "--data", "Text", *FILES]
+    assert with_config(["--seed", "1", *config, *FILES]) == [*config, "--data", "Text", "--seed", "1", *FILES]
     assert with_config([*config, "--data", "ParallelText", *FILES]) == [*config, "--data", "ParallelText", *FILES]
     line = read("fit", [*config, *FILES])
     assert line.options.data.class_path == "training.config.classification.Text"
     assert line.options.data.init_args.train_file == "a.csv"
+
+
+def test_configurations_that_are_shipped_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs/text.yaml", "text.yaml", "configs/sweeps/small.yaml"):
+        assert shipped(name) == str(CONFIGS / name.removeprefix("configs/"))
+    (tmp_path / "text.yaml").write_text("name: mine\n")
+    assert [shipped(name) for name in ("text.yaml", "nowhere.yaml")] == ["text.yaml", "nowhere.yaml"]
 
 
 def test_a_file_alone_implies_text_classification():

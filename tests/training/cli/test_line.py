@@ -28,7 +28,9 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
         ([*TEXT, "--data.batch_size", "many"], "--data.batch_size is many, which it does not take; expected a whole number"),
         ([*TEXT, "--data.columns", "a"], "--data.columns is a, which it does not take; expected a list"),
         (["--config", "nowhere.yaml"], "nowhere.yaml' does not exist; check --config"),
-        (["extra"], "unrecognized arguments: extra"),
+        (["extra"], "'extra' stands where no value is expected"),
+        (["--model.budget="], "--model.budget is empty, which it does not take"),
+        (["--", "--model.budget", "3"], "fit passes nothing on"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, said, capsys):
@@ -38,6 +40,31 @@ def test_a_mistake_is_one_line(arguments, said, capsys):
     assert printed.err.startswith(f"error: {said}" if "nowhere" not in said else "error: the configuration")
     assert said in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_an_option_counts_more_than_configurations_wherever_it_stands():
+    for given in (["--model.budget", "3", "--config", "configs/default.yaml"], ["--config=default.yaml", "--model.budget=3"]):
+        assert read("fit", given).options.model.budget == 3
+
+
+def test_an_option_of_another_kind_of_data_says_which(capsys):
+    assert run_command("fit", ["--config", "default.yaml", "--data.train_file", "a", "--data.test_file", "b"]) == 2
+    said = "error: Synthetic data have no option train_file; choose another kind with --data Text or ParallelText"
+    assert said in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_not_utf_8_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
+    assert run_command("fit", ["--config", str(tmp_path / "latin.yaml")]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_what_nobody_reads_any_more_is_no_mistake():
+    """The reader of a pipe may go away; that is no error and nothing was stopped."""
+    for arguments in ("fit --help-all", "compare --list_methods"):
+        command = f"{sys.executable} -m training {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.replace("loading libraries\n", "")) == (0, ""), arguments
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,26 @@ def test_files_and_columns(project, tmp_path):
     assert "not UTF-8" in said(project)
 
 
+def test_numbers_to_predict_and_columns_in_two_roles(project, tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a text,{i % 5 / 2}\n" for i in range(50)))
+    assert "the label column has the number '0.5'; expected classes" in said(project)
+    assert "one column in two roles ('label' for the" in said(project, "--data.text_column", "label")
+
+
+def test_a_run_directory_that_is_taken(project, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.yaml").write_text("")
+    assert "'taken' already holds a run" in said(project, "--run_dir", "taken")
+    project("--run_dir", "taken", "--existing", "overwrite")
+
+
+def test_budgets_of_a_comparison(project):
+    given = ["--model.backbone", "model", "--data.train_file", "train.csv", "--data.test_file", "test.csv"]
+    check_run(read("compare", [*given, "--budgets", "4,2"]))
+    with pytest.raises(GateError, match="the budget is 99, but the model has 8 heads"):
+        check_run(read("compare", [*given, "--budgets", "99,2"]))
+
+
 def test_a_header_is_not_taken_for_an_example(project, tmp_path):
     for header in ("sentence,label", "review,stars"):
         (tmp_path / "train.csv").write_text(f"{header}\n" + ROWS)
@@ -80,9 +100,7 @@ def test_a_header_is_not_taken_for_an_example(project, tmp_path):
 
 def test_the_model_and_its_tokenizer(project, tmp_path):
     model = tmp_path / "model"
-    assert "--model.budget is 99, but the model has 8 heads; give at most 7, or a fraction" in said(
-        project, "--model.budget", "99"
-    )
+    assert "the budget is 99, but the model has 8 heads; give fewer, or a fraction" in said(project, "--model.budget", "99")
     assert "the model folder './modle' does not exist; check --model.backbone" in said(project, "--model.backbone", "./modle")
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     assert "the tokenizer of 'model' has no padding token" in said(project)

@@ -17,6 +17,11 @@ def run(folder, seed, rows):
     return str(folder)
 
 
+def test_a_directory_that_is_no_run_is_named(tmp_path, capsys):
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "does not hold a finished run" in capsys.readouterr().err
+
+
 def test_means_and_spreads_over_seeds(tmp_path, capsys):
     runs = [
         run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.80), ("his", "post hoc", 9, 0.70), ("dense", "retrained", 72, 0.9)]),

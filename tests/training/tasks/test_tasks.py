@@ -9,13 +9,20 @@ from gates.export.checkpoint import save_pruned
 from gates.surgery.remove import zero_heads_
 from tests.models import build, logits
 from training.data.synthetic import build_tokenizer
-from training.tasks import Classification, stated_labels
+from training.tasks import Classification, from_config, stated_labels
 
 BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
 
 
 def load(folder, **more):
     return Classification(["no", "yes"]).build(str(folder), None, build_tokenizer(), **more)
+
+
+def test_a_misspelt_field_of_a_new_model_is_named():
+    fields = {"model_type": "bert", "num_hiden_layers": 3}
+    with pytest.raises(GateError, match="'num_hiden_layers', which a config of bert has not; did you mean 'num_hidden"):
+        from_config(transformers.AutoModelForSequenceClassification, fields)
+    assert from_config(transformers.AutoModel, {"model_type": "gpt2", "n_embd": 8, "num_attention_heads": 2, "n_layer": 1})
 
 
 def test_a_pickle_is_read_only_when_allowed(tmp_path):
