@@ -66,8 +66,6 @@ class HeadPruner(pl.LightningModule):
         self.outputs: dict[str, dict[str, list[str]]] = {}
         self._fixed: Tensor | None = None
 
-    # -- building ----------------------------------------------------------------------------------------------
-
     def build(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
         """Load the backbone, attach the gates and check the budget; does nothing the second time.
 
@@ -122,8 +120,6 @@ class HeadPruner(pl.LightningModule):
     def epochs(self) -> float:
         """Length of the whole run."""
         return self.options.epochs
-
-    # -- phases ------------------------------------------------------------------------------------------------
 
     def _set_schedule(self) -> None:
         # Not the trainer's estimated_stepping_batches: it makes the training loader before a checkpoint's progress is
@@ -230,8 +226,6 @@ class HeadPruner(pl.LightningModule):
             self.teacher = Teacher(self.backbone, self.gates)
             self.teacher.model.load_state_dict(checkpoint[TEACHER])
 
-    # -- steps -------------------------------------------------------------------------------------------------
-
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         # Noise is a function of (seed, batch): a resumed run draws what an unbroken one would have drawn. One draw for
         # the whole batch is the same in all processes; draws per example and dropout are each process's own.
@@ -327,8 +321,6 @@ class HeadPruner(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self.outputs["test"] = self.task.outputs(self.metrics["test"])  # type: ignore[arg-type]
-
-    # -- optimisation ------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
         self._set_schedule()

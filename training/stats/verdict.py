@@ -148,7 +148,7 @@ class _BudgetVerdict:
             for row in tests.itertuples()
         }
         highest = max(self.mean.values())
-        self.best = [name for name, mean in self.mean.items() if highest - mean < 1e-9]
+        self.best = [name for name, mean in self.mean.items() if highest - mean < EQUAL]
         own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
         self.own = None if own.empty else str(own.idxmax())  # of equals the first in the table, whose order knows no results
         self.rivals = [name for name in self.mean if name not in own.index]  # in order
@@ -157,7 +157,7 @@ class _BudgetVerdict:
     def own_holds(self) -> bool:
         """Whether the best of this project's own methods is at or above every rival."""
         assert self.own is not None
-        return self.mean[self.own] >= self.mean[self.rivals[0]] - 1e-9
+        return self.mean[self.own] >= self.mean[self.rivals[0]] - EQUAL
 
     def sentences(self) -> list[str]:
         best = self.best[0]
@@ -200,9 +200,9 @@ class _BudgetVerdict:
             return []
         if self.own_holds:
             gap = self.mean[self.own] - self.mean[self.rivals[0]]
-            where = "level with" if gap < 1e-9 else f"{_gap(gap)} above"
+            where = "level with" if gap < EQUAL else f"{_gap(gap)} above"
             return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rivals[0]}."]
-        ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + 1e-9]
+        ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + EQUAL]
         rivals = [
             f"{name} by {_gap(self.mean[name] - self.mean[self.own])}"
             + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
