@@ -119,7 +119,7 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     text = text if nested is None else nested[0]
     key = re.search(r'Parser key "([\w.-]+)"', text)
     name = ("data." if nested else "") + key[1] if key else ""
-    value = re.search(r"(?:Given|Got) value: (\S*)", text)
+    value = re.search(r"(?:Given|Got) value: ?(\S*)", text)
     if extra := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
         return f"{extra[1]!r} stands where no value is expected; options begin with --, see --help"
     unknown = re.search(r"[Oo]ption '([\w.-]+)'(?: is not accepted)?", text)

@@ -17,8 +17,8 @@ def report_runs(line: CommandLine) -> None:
     output = Path(line.options.output)
     if output.is_dir():
         raise GateError(f"--output {str(output)!r} is a directory; give the name of a file, such as report.html")
+    found = [read_contents(Path(run)) for run in line.options.runs]
     with progress.stage("report"):
-        found = [read_contents(Path(run)) for run in line.options.runs]
         write_report(found, output)
     for contents in found:
         for sentence in contents.missing:

@@ -81,10 +81,9 @@ def from_config(auto: Any, fields: Mapping[str, Any]) -> PreTrainedModel:
         config = AutoConfig.for_model(model_type)
     except Exception as error:
         raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
-    known = {*config.to_dict(), *config.attribute_map}
     for name in fields:
-        if name not in known:  # Transformers would keep it without a word
-            near = difflib.get_close_matches(name, sorted(known), n=1)
+        if not hasattr(config, name):  # Transformers would keep it without a word
+            near = difflib.get_close_matches(name, sorted({*config.to_dict(), *config.attribute_map}), n=1)
             raise GateError(
                 f"model.from_scratch has the field {name!r}, which a config of {model_type} has not"
                 + (f"; did you mean {near[0]!r}?" if near else "; see its documentation")
