@@ -222,7 +222,7 @@ def test_two_processes_end_with_complete_tables(finished, tmp_path):
         (["--methods", "his+nonsense"], "modifier 'nonsense'"),
         (["--methods", "his,his"], "given twice"),
         (["--methods", "dense+swap"], "dense keeps all heads"),
-        (["--budgets", "4,99"], "expected a whole number from 0 to 8"),
+        (["--budgets", "4,99"], "the budget is 99, but the model has 8 heads"),
         (["--budgets", "4,0.5"], "--budgets has 4 and 0.5, which both keep 4 heads in all"),
         (["--budgets", "8"], "nothing can be compared there"),
         (["--budgets", "few"], "--budgets has 'few'"),
