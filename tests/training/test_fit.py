@@ -478,7 +478,7 @@ def local_data(folder: Path, train: str) -> list[str]:
     return [*FROM_FILES, str(folder / "tokenizer"), "--data.train_file", train, "--data.test_file", test]
 
 
-XLNET = "{model_type: xlnet, d_model: 16, n_head: 2, n_layer: 1}"
+XLNET = "{model_type: xlnet, d_model: 16, n_head: 2, n_layer: 2}"
 
 
 def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
@@ -501,7 +501,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "unknown option": (["--model.bugdet", "3"], "bugdet"),
         "missing file": (local_data(folder, str(folder / "none.tsv")), "none.tsv"),
         "empty file": (local_data(folder, text_file(folder, "empty.tsv", "")), "is empty"),
-        "missing column": (local_data(folder, text_file(folder, "columns.tsv", "text\tlabel\nx\t1\n")), "'sentence'"),
+        "missing column": (local_data(folder, text_file(folder, "columns.tsv", "id\ttitle\tlabel\n1\tx\t1\n")), "which one is the sentence"),
         "label outside the classes": (local_data(folder, text_file(folder, "labels.tsv", GOOD.replace("\t1", "\t2"))), "'1'"),
         "not UTF-8": (local_data(folder, str(folder / "latin.tsv")), "not UTF-8"),
         "missing checkpoint": (["--ckpt_path", str(folder / "none.ckpt")], "none.ckpt"),

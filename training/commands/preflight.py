@@ -48,7 +48,8 @@ def check_run(line: CommandLine) -> None:
     check_accelerator(setup.trainer.accelerator)
     check_model(setup.model)
     if isinstance(setup.data, Text):
-        check_text(setup.data)
+        if setup.data.train_file is not None:
+            check_text(setup.data)
         check_tokenizer(setup.data.tokenizer or setup.model.backbone)
     elif isinstance(setup.data, ParallelText):
         for split, files in setup.data.local.items():

@@ -75,6 +75,10 @@ def test_numbers_to_predict_and_columns_in_two_roles(project, tmp_path):
     assert "one column in two roles ('label' for the" in said(project, "--data.text_column", "label")
 
 
+def test_a_data_set_of_the_hub_is_not_looked_for():
+    check_run(read("fit", ["--model.backbone", "bert-base-uncased", "--data.dataset", "glue", "--data.subset", "sst2"]))
+
+
 def test_a_run_directory_that_is_taken(project, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.yaml").write_text("")
