@@ -501,7 +501,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "unknown option": (["--model.bugdet", "3"], "bugdet"),
         "missing file": (local_data(folder, str(folder / "none.tsv")), "none.tsv"),
         "empty file": (local_data(folder, text_file(folder, "empty.tsv", "")), "is empty"),
-        "missing column": (local_data(folder, text_file(folder, "columns.tsv", "id\ttitle\tlabel\n1\tx\t1\n")), "which one is the sentence"),
+        "missing column": (local_data(folder, text_file(folder, "columns.tsv", "id\ttitle\tlabel\n1\tx\t1\n")), "not clear"),
         "label outside the classes": (local_data(folder, text_file(folder, "labels.tsv", GOOD.replace("\t1", "\t2"))), "'1'"),
         "not UTF-8": (local_data(folder, str(folder / "latin.tsv")), "not UTF-8"),
         "missing checkpoint": (["--ckpt_path", str(folder / "none.ckpt")], "none.ckpt"),

@@ -59,7 +59,7 @@ def test_files_and_columns(project, tmp_path):
     assert "the train split has no column 'review'; it has 'text', 'label'" in said(project, "--data.text_column", "review")
     (tmp_path / "train.csv").write_text("id,review,stars\n1,good,5\n")
     assert "'id', 'review', 'stars', and it is not clear which one is the sentence; give --data.text_c" in said(project)
-    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a text,{i / 7}\n" for i in range(50)))
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a text,{i * 7}\n" for i in range(50)))
     sentence = said(project)
     assert "the label column has 50 different values in 50 training examples" in sentence
     assert "not numbers to predict" in sentence
@@ -72,7 +72,9 @@ def test_files_and_columns(project, tmp_path):
 def test_numbers_to_predict_and_columns_in_two_roles(project, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a text,{i % 5 / 2}\n" for i in range(50)))
     assert "the label column has the number '0.5'; expected classes" in said(project)
-    assert "one column in two roles ('label' for the" in said(project, "--data.text_column", "label")
+    assert "one column in two roles ('label' for the" in said(
+        project, "--data.text_column", "label", "--data.label_column", "label"
+    )
 
 
 def test_a_data_set_of_the_hub_is_not_looked_for():
