@@ -72,7 +72,7 @@ def test_files_and_columns(project, tmp_path):
 def test_numbers_to_predict_and_columns_in_two_roles(project, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a text,{i % 5 / 2}\n" for i in range(50)))
     assert "the label column has the number '0.5'; expected classes" in said(project)
-    assert "one column in two roles ('label' for the" in said(
+    assert "one column in two roles ('label', 'label')" in said(
         project, "--data.text_column", "label", "--data.label_column", "label"
     )
 
