@@ -53,8 +53,7 @@ def export_run(line: CommandLine) -> None:
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
     refuse_taken(options.output)
-    with progress.stage("loading the run"):
-        trained = load_trained(options.run)
+    trained = load_trained(options.run)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
     cost = export(
         trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length

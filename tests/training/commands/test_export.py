@@ -311,7 +311,7 @@ def test_the_command_in_a_process_of_its_own(run, tmp_path, capfd):
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "exporting, reloading and checking\n")
     capfd.readouterr()
     assert call(run, tmp_path / "out", "--format", "masked") == 2
     refused = capfd.readouterr()
