@@ -307,8 +307,7 @@ def assert_same_tables(run, other):
     for name in ("comparison.csv", "curve.csv", "scores.csv", "agreement.csv", "gates_over_time.csv", "summary.csv"):
         ours, theirs = (pd.read_csv(folder / name) for folder in (run, other))
         ours, theirs = (table.drop(columns=MEASURED, errors="ignore") for table in (ours, theirs))
-        # Losses of the resumed training differed by 6e-8 from those of the unbroken one; the cause is not known yet.
-        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-6, atol=0, obj=name)
+        pd.testing.assert_frame_equal(ours, theirs, check_exact=True, obj=name)
     assert (run / "masks.json").read_text() == (other / "masks.json").read_text()
 
 
