@@ -9,6 +9,8 @@ import hypothesis  # noqa: F401 (its plugins look at what refers to them, which 
 
 ROOT = Path(__file__).parents[1]
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: no test waits for what cannot be reached
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is: sums are the same in every process, and the models are tiny
+os.environ.pop("COLUMNS", None)  # help and tables have the width that they have where there is no terminal
 
 
 def pytest_sessionstart():

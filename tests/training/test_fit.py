@@ -700,7 +700,7 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
         "--model.budget",
         "2",
     ]
-    if config.data.class_path.endswith("ParallelText") and config.model.from_scratch is not None:
+    if config.data.class_path.endswith("ParallelText") and config.model.backbone is None:
         lines = "".join(f"{word} one {word} two\n" for word in ("fox", "king", "river", "poet") * 10)
         sides = [f"--data.{split}_{side}" for split in ("train", "select", "test") for side in ("source", "target")]
         files = [f"{side}={text_file(tmp_path, 'lines.txt', lines)}" for side in sides]

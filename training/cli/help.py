@@ -126,10 +126,7 @@ def help_of_run(
         known = FURTHER | {option.name: option for group, prefix in groups for option in options_of_group(group, prefix)}
         known |= {option.name: option for option in options_of_group(KINDS["Text"], "data.")}
         for title, names in IN_ORDER_OF_USE.items():
-            sections[title] = [
-                known[name] if name in FURTHER else replace(known[name], text=_first_sentence(known[name].text))
-                for name in names
-            ]
+            sections[title] = [_shortened(known[name]) for name in names]
     sections = {title: [option for option in options if option.name not in hidden] for title, options in sections.items()}
     sections = {title: options for title, options in sections.items() if options}
     last = "" if everything else "\n--help-all shows every option, with those of the other kinds of data."

@@ -6,6 +6,7 @@ Everything here is checked again where it is used. Only what is sure is refused.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from training.cli.line import CommandLine
 from training.config import ComparisonOptions, PrunerOptions, Setup, group_of
 from training.config.data import ParallelText, Text
 from training.data.files import check_classes, choose_columns, no_padding, read_table
+from training.runs.progress import is_first_process
 from training.runs.run_directory import RunDirectory
 
 LARGEST = 20_000_000
@@ -36,7 +38,7 @@ DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 def check_run(line: CommandLine) -> None:
     """Raises :class:`GateError` for options, a model or files that cannot be used."""
-    if getattr(line.options, "list_methods", False):
+    if getattr(line.options, "list_methods", False) or not is_first_process(os.environ):
         return
     setup = Setup.of(line.options)
     if "methods" in line.options:
@@ -133,10 +135,7 @@ def check_tokenizer(name: str | None) -> None:
             "or hub name with --data.tokenizer"
         )
     stated = read_json(folder / "tokenizer_config.json") | read_json(folder / "special_tokens_map.json")
-    generic = stated.get("tokenizer_class") in (
-        "PreTrainedTokenizerFast",
-        "TokenizersBackend",
-    )  # others have tokens of their own
+    generic = stated.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")  # others have their own tokens
     if generic and not any(stated.get(f"{token}_token") for token in ("pad", "eos", "unk")):
         raise GateError(no_padding(name))
 

@@ -269,7 +269,7 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [
         "# What works for which architecture",
         "",
-        "Written by `python -m training coverage --markdown FILE`, which runs every cell on a tiny random model:",
+        "Written by `python -m training coverage --output FILE`, which runs every cell on a tiny random model:",
         "",
         "- `gate`: all heads are found, gates of one change nothing, a zero gate is a zero block of the output projection;",
         "- `his`: per-example gradients of a batch equal those of its examples, and every gate has one;",

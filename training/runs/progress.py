@@ -318,8 +318,8 @@ def hide() -> None:
 
 def is_first_process(environment: Mapping[str, str]) -> bool:
     """Whether a process is the first of those that were started together, by the variables that Lightning goes by too."""
-    ranks = (environment[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK") if name in environment)
-    return int(next(ranks, 0)) == 0
+    ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+    return all(int(environment.get(rank, 0)) == 0 for rank in ranks)
 
 
 def duration(seconds: float) -> str:

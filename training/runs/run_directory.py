@@ -34,6 +34,7 @@ import yaml
 from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.config import Existing, RunOptions
+from training.runs.progress import is_first_process
 
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
@@ -185,7 +186,7 @@ class RunDirectory:
 
 def claim(options: RunOptions) -> tuple[RunDirectory, bool]:
     """The run directory, and whether this is the first of the processes that share it."""
-    if int(os.environ.get("LOCAL_RANK", 0)) == int(os.environ.get("RANK", 0)) == 0:
+    if is_first_process(os.environ):
         name = options.name
         if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
             name = f"{name}-{os.environ['WANDB_RUN_ID']}"

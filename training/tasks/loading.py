@@ -69,27 +69,33 @@ def load_pretrained(
     return model.float()
 
 
-def from_config(auto: Any, fields: Mapping[str, Any]) -> PreTrainedModel:
+def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:
     """A new model from config fields, ``model_type`` among them.
+
+    Args:
+        auto: its Auto class.
+        fields: of the config, as a user gave them.
+        ours: further fields, which need not be ones that the config states; those of the user go before them.
 
     Raises:
         GateError: if they are not the fields of a config, or the Auto class has no model for it.
     """
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
+    ours = ours or {}
     try:
         config = AutoConfig.for_model(model_type)
     except Exception as error:
         raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
     for name in fields:
-        if not hasattr(config, name):  # Transformers would keep it without a word
+        if name not in ours and not hasattr(config, name):  # Transformers would keep it without a word
             near = difflib.get_close_matches(name, sorted({*config.to_dict(), *config.attribute_map}), n=1)
             raise GateError(
                 f"model.from_scratch has the field {name!r}, which a config of {model_type} has not"
                 + (f"; did you mean {near[0]!r}?" if near else "; see its documentation")
             )
     try:
-        model: PreTrainedModel = auto.from_config(AutoConfig.for_model(model_type, **fields))
+        model: PreTrainedModel = auto.from_config(AutoConfig.for_model(model_type, **{**ours, **fields}))
     except Exception as error:  # configs and models raise errors of their own kinds
         raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
     return model

@@ -76,8 +76,10 @@ class Translation(Task):
         sizes = SCRATCH if fields.get("model_type", "marian") == "marian" else {}
         tokens = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad, "forced_eos_token_id": None}
         positions = {"max_position_embeddings": self.decoding.max_length + 1} if sizes else {}
-        own = {**sizes, **tokens, **positions, "vocab_size": len(tokenizer), **fields}
-        model = from_config(AutoModelForSeq2SeqLM, own)
+        ours = {**tokens, **positions, "vocab_size": len(tokenizer)}
+        given = {**sizes, **fields}
+        own = ours | given
+        model = from_config(AutoModelForSeq2SeqLM, given, ours)
         check_encoder_decoder(model.config, str(own["model_type"]))
         mend = ", or raise max_position_embeddings in --model.from_scratch"
         check_positions(model.config, "the new model", self.decoding.max_length, mend=mend)

@@ -19,7 +19,7 @@ def run(*arguments):
 
 
 def test_rows_go_to_the_terminal_and_to_files(tmp_path, capsys):
-    assert run("--only", "[T5,BigBird]", "--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "rows.md")) == 0
+    assert run("--only", "[T5,BigBird]", "--json", str(tmp_path / "rows.json"), "--output", str(tmp_path / "rows.md")) == 0
     rows = {row["architecture"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
     assert rows.keys() == {"T5", "MT5", "UMT5", "BigBird"}
     assert rows["T5"] == {
@@ -42,7 +42,7 @@ def test_a_check_that_fails_is_shown_and_fails_the_command(monkeypatch):
     assert row.gate == "yes"
     assert row.prune.startswith("FAILED: AssertionError: differs by")
     assert row.failed
-    assert run("--only", "[Albert]") == 1
+    assert run("--only", "[Albert]") == 2
 
 
 def test_a_refusal_where_none_is_expected_is_a_failure(monkeypatch):
