@@ -119,6 +119,7 @@ CAUSAL_CLASSES = ("BloomAttention", "CodeGenAttention")
 CAUSAL_CONFIGS = ("CLIPTextConfig",)
 """Configurations whose model hands a causal mask to attention that calls itself bidirectional."""
 RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
+WIDTH = "it takes the width of its input for that of its heads together"
 GATE_ONLY_CLASSES = {
     "LongformerSelfAttention": SPARSE,
     "BigBirdBlockSparseAttention": SPARSE,
@@ -129,8 +130,11 @@ GATE_ONLY_CLASSES = {
     "Data2VecVisionSdpaSelfAttention": RELATIVE,
     "LayoutLMv3SelfAttention": RELATIVE,
     "LayoutLMv2SelfAttention": RELATIVE,
+    "TrOCRAttention": WIDTH,
+    "modeling_fsmt.Attention": WIDTH,
 }
-"""Attention with the projections of a row above whose heads cannot be removed, with the reason."""
+"""Attention with the projections of a row above whose heads cannot be removed, with the reason; by the name of the class, or of
+its file and the class where the name alone says little."""
 REFUSED_CLASSES = {
     "ProphetNetNgramSelfAttention": "it predicts several future tokens by streams that share one attention module",
     "WavLMAttention": "it goes round its output projection, where a gate would be",
@@ -189,7 +193,9 @@ class AttentionSite:
         """Why its heads can be gated but not removed; empty if they can be removed."""
         if type(self.core).__name__ == "GPTBigCodeAttention" and self.kv_heads > 1:
             return "without multi-query attention its fused projection has another order"
-        return self.layout.gate_only or GATE_ONLY_CLASSES.get(type(self.core).__name__, "")
+        kind = type(self.core)
+        names = (kind.__name__, f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
+        return self.layout.gate_only or next((GATE_ONLY_CLASSES[name] for name in names if name in GATE_ONLY_CLASSES), "")
 
     def projection(self, path: str) -> Projection:
         module = self.module.get_submodule(path)

@@ -104,8 +104,12 @@ def save_pruned(
                 "no mask is given, and no head of this model was removed before; give the mask of the heads to keep"
             )
         mask = torch.ones(sum(site.heads for site in sites))
-    cut = (zero_heads_ if form == "masked" else remove_heads_)(copy.deepcopy(model).eval(), mask, values=values)
     check_batch = example_inputs(model) if check_batch is None else check_batch
+    cut = copy.deepcopy(model).eval()
+    if form == "masked":
+        zero_heads_(cut, mask, values=values)
+    else:
+        remove_heads_(cut, mask, values=values, example=check_batch)
     if form == "stock":
         cut = stock_model(cut, model, check_batch, tolerance=TOLERANCE)
     with written_whole(directory) as partial:

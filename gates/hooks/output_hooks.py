@@ -42,13 +42,21 @@ class OutputHooks:
                 what its output projection is given in their place.
 
         Raises:
-            GateError: if hooks are on already, these or those of other gates.
+            GateError: if hooks are on already, these or those of other gates, or sites share one output projection, whose calls
+                cannot be told apart.
         """
         if self.is_attached:
             raise GateError("these gates are attached already; detach() them before attaching again")
         taken = [site.name for site in self._sites if getattr(site.output, "_head_gates", False)]
         if taken:
             raise GateError(f"{type(self._model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        first: dict[int, str] = {}
+        for site in self._sites:
+            if (other := first.setdefault(id(site.output), site.name)) != site.name:
+                raise GateError(
+                    f"{other!r} and {site.name!r} of {type(self._model).__name__} share one module as their output projection, so "
+                    "that the gates of both would act on either; give each a module of its own (they may share its weights)"
+                )
         self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
         for index, site in enumerate(self._sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))

@@ -12,7 +12,8 @@ the base model) it has the remaining ``heads`` and ``kv_heads``, and, all by pat
 * ``modules``: how many modules stay in a list of one module per head;
 * ``selected``: features that stay after a norm which spans all heads, so that the projection before it stays whole;
 * ``config``: values that this module alone reads from its config;
-* ``arguments``: inputs with an axis of as many heads as ``of`` says (ALiBi, position biases), to select from;
+* ``arguments``: inputs with an axis of as many heads as ``of`` says (ALiBi, position biases), to select from; the one that
+  ``handed_on`` names is also the module's second output, for the next layer, and stays whole there (UDOP);
 * ``own_bias``: a position bias that another layer computed is not for these heads, so the module computes its own from a
   table of this many buckets (T5);
 * ``flat_heads``: heads are split without regard to the four parts that CodeGen's weights come in;
@@ -86,7 +87,8 @@ class Headless(nn.Module):
             output = output + (kwargs["residual"] if "residual" in kwargs else args[0])
         elif self.adds:
             output = getattr(self, self.adds)(output + hidden_states)
-        return (output, *[None] * (self.returns - 1))
+        # The third of three is the attention matrix; before it comes the position bias, for the next layer.
+        return (output, None) if self.returns == 2 else (output, kwargs.get("position_bias"), None)
 
 
 class OwnConfig:
@@ -169,12 +171,16 @@ def _select(norm, features):
     return Selected(norm, features).to(norm.weight.device)
 
 
-def _follow_heads_(attention, heads, names, of):
+def _follow_heads_(attention, heads, names, of, handed_on=None):
     """Have the inputs ``names``, with an axis of ``of`` heads, reduced to the heads in the buffer ``kept_heads``."""
     known = "kept_heads" in attention._buffers
     device = next(attention.parameters()).device
     attention.register_buffer("kept_heads", torch.zeros(heads, dtype=torch.long, device=device))
     attention.head_arguments = {"names": names, "of": of}
+    if not known and handed_on is not None:
+        attention.handed_on = handed_on
+        attention.register_forward_pre_hook(_keep_whole, with_kwargs=True)
+        attention.register_forward_hook(_hand_on_whole)
     if not known:
         attention.register_forward_pre_hook(_select_arguments, with_kwargs=True)
 
@@ -185,6 +191,15 @@ def _select_arguments(attention, args, kwargs):
     args = [_of_kept_heads(arg, attention.kept_heads, of) if name in names else arg for name, arg in named]
     kwargs = {name: _of_kept_heads(arg, attention.kept_heads, of) if name in names else arg for name, arg in kwargs.items()}
     return tuple(args), kwargs
+
+
+def _keep_whole(attention, args, kwargs):
+    attention.whole_argument = kwargs.get(attention.handed_on)
+
+
+def _hand_on_whole(attention, args, output):
+    """The second output is the argument for the next layer, which selects from it itself."""
+    return (output[0], vars(attention).pop("whole_argument"), *output[2:])
 
 
 def _argument_names(module):
@@ -220,7 +235,7 @@ def _split_flat_heads(features, heads, head_dim, mp_num):
     return features.flatten(-2).unflatten(-1, (heads, head_dim))
 
 
-def _behead_(base, name, core, output, kind, adds="", returns=2):
+def _behead_(base, name, core, output, kind, adds="", returns=2, keeps=()):
     attention = base.get_submodule(name)
     holder, child = _parent(attention, output)
     projection = getattr(holder, child)
@@ -232,8 +247,8 @@ def _behead_(base, name, core, output, kind, adds="", returns=2):
         setattr(holder, child, bias)
         target, stand_in = f"{name}.{core}", Headless(layer_idx, kind)
     else:
-        norm = {} if adds in ("", "residual") else {adds: getattr(attention, adds)}
-        target, stand_in = name, Headless(layer_idx, kind, adds, returns, **{child: bias}, **norm)
+        kept = {path: getattr(attention, path) for path in (*keeps, adds) if path not in ("", "residual")}
+        target, stand_in = name, Headless(layer_idx, kind, adds, returns, **{child: bias}, **kept)
     owner, child = _parent(base, target)
     setattr(owner, child, stand_in)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,31 +26,43 @@ from gates.surgery.slices import (
     sliced_per_head,
     sliced_projections,
 )
+from gates.surgery.verify import verified
+from gates.surgery.weights import check_in_memory, check_plain, fold_
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 @torch.no_grad()
-def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> Model:
+def remove_heads_(
+    model: Model, mask: Tensor, *, values: Tensor | None = None, example: Mapping[str, Any] | None = None
+) -> Model:
     """Physically remove the heads where ``mask`` is 0, in place.
 
-    The result computes what the gated model computes in evaluation mode with gates ``mask * values``. Under
-    grouped-query attention a key/value head stays while one of its query heads does; where the groups keep
+    The result computes what the gated model computes in evaluation mode with gates ``mask * values``, and this is checked: on
+    inputs of two examples and a few tokens, before and after. What was checked once in a process (the same class, config and
+    number of heads left at each site) is not checked again. A model for which the check fails is left as it was.
+
+    Under grouped-query attention a key/value head stays while one of its query heads does; where the groups keep
     different numbers of query heads, key/value heads are repeated so that all groups are again of one size (their
     greatest common divisor), which is exact but can store more keys than the dense model did: see the shapes in
-    ``model.config.pruned_attention``. A site that keeps no head keeps its output projection's bias.
+    ``model.config.pruned_attention``. A site that keeps no head keeps its output projection's bias. Weights that sites
+    shared are their own afterwards, where heads went.
 
     Args:
-        model: Transformers model without attached gates.
+        model: Transformers model without attached gates, with plain floating-point weights: neither on the meta device or
+            offloaded, nor quantised, nor spread over devices by tensor parallelism or FSDP.
         mask: 0/1 per head, ``[heads]`` in site order.
         values: gate values to fold into the output projection, ``[heads]``; ones by default.
+        example: keyword arguments of a forward pass for the check; random inputs by default, for models whose kind of input is
+            known.
 
     Returns:
         The same model. ``model.config.pruned_attention`` says what was done, and its ``save_pretrained`` writes the modeling
         file that the weights load with.
 
     Raises:
-        GateError: if gates are attached or the mask is of another model.
+        GateError: if gates are attached, the mask is of another model, the weights are of another kind, no inputs for the
+            check are known, or the model without these heads fails or computes something else; nothing is changed then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -59,43 +72,41 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     """
     sites = find_attention(model)
     check_removable(sites)
+    check_in_memory(model)
+    check_plain(sites)
     mask = _checked(mask, sites)
-    sizes = [site.heads for site in sites]
     values = torch.ones_like(mask) if values is None else _checked_values(values, mask)
+    sizes = [site.heads for site in sites]
     cuts = [cut_site(site, keep) for site, keep in zip(sites, mask.split(sizes), strict=True)]
-    projections = [sliced_projections(cut, gate) for cut, gate in zip(cuts, values.split(sizes), strict=True)]
-    per_head = [sliced_per_head(cut) for cut in cuts]
-    changed = [len(cut.queries) < cut.site.heads for cut in cuts]
-    if any(changed) and any(shares_bias(cut.site) for cut in cuts):
-        changed = [True] * len(cuts)  # biases are passed on from layer to layer, so now every layer computes its own
-    shapes = {cut.site.name: new_shape(cut) for cut, has_changed in zip(cuts, changed, strict=True) if has_changed}
     tables = position_biases(sites)
-    for cut, tensors in zip(cuts, per_head, strict=True):
-        if cut.site.name in tables and cut.queries and cut.site.name in shapes:
-            table = tables[cut.site.name]
-            shapes[cut.site.name]["own_bias"] = 0 if table is None else len(table)
-            if table is not None:
-                tensors["relative_attention_bias.weight"] = table[:, cut.queries].clone()
-
+    shapes = _new_shapes(cuts, tables)
     base_name = _base_name(model)
-    shapes = {name.removeprefix(base_name): shape for name, shape in shapes.items()}
+    below_base = {name.removeprefix(base_name): shape for name, shape in shapes.items()}
     before = getattr(model.config, "pruned_attention", {})
-    reshape_(model, shapes)
-    model.config.pruned_attention = {**before, **shapes}
-    model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
-    for cut, weights, tensors, has_changed in zip(cuts, projections, per_head, changed, strict=True):
-        for path, (weight, bias) in weights.items():
-            _fill_(_projection_after(model, cut, path), weight, bias)
-        if has_changed and cut.queries:
-            for path, tensor in tensors.items():
-                owner, _, name = f"{cut.site.name}.{path}".rpartition(".")
-                getattr(model.get_submodule(owner), name).copy_(tensor)
+    with verified(model, mask * values, shapes, example=example):
+        for cut, gate in zip(cuts, values.split(sizes), strict=True):
+            name = cut.site.name.removeprefix(base_name)
+            _cut_(model, cut, gate, tables.get(cut.site.name), {name: below_base[name]} if name in below_base else {})
+        model.config.pruned_attention = {**before, **below_base}
+        model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
     return model
 
 
 @torch.no_grad()
 def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> Model:
     """Fold gates ``mask * values`` into the output projections and keep the dense shape (the *masked* form).
+
+    Weights that several sites share are scaled once.
+
+    Args:
+        model: Transformers model without attached gates.
+        mask: 0/1 per head, ``[heads]`` in site order.
+        values: gate values to fold beside the mask, ``[heads]``; ones by default.
+
+    Raises:
+        GateError: if gates are attached, the mask is of another model, or the gates cannot be folded into the weights: shared
+            by sites whose gates differ, quantised (where zeros mean zero, gates of 0 and 1 can), on the meta device or
+            offloaded; nothing is changed then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -104,11 +115,10 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
     0.0
     """
     sites = find_attention(model)
+    check_in_memory(model)
     mask = _checked(mask, sites)
     gates = mask if values is None else mask * _checked_values(values, mask)
-    for site, gate in zip(sites, gates.split([site.heads for site in sites]), strict=True):
-        columns = weight_by_output(site.output)
-        columns.mul_(gate.to(columns).repeat_interleave(site.head_dim))
+    fold_(sites, gates.split([site.heads for site in sites]), list(model.modules()))
     return model
 
 
@@ -157,17 +167,61 @@ def _base_name(model: PreTrainedModel) -> str:
     return next((f"{name}." for name, module in model.named_modules() if name and module is model.base_model), "")
 
 
-def _projection_after(model: nn.Module, cut: Cut, path: str) -> nn.Module | None:
-    """The projection as it is after reshaping; None where a headless site has dropped it."""
-    if not cut.queries and path != cut.site.layout.output:
-        return None
-    name = f"{cut.site.name}.{path}" if cut.site.name else path
-    return model.get_submodule(name)
+def _new_shapes(cuts: list[Cut], tables: dict[str, Tensor | None]) -> dict[str, dict[str, Any]]:
+    """The new shape of each site that changes, by name.
+
+    Args:
+        cuts: what stays of each site.
+        tables: position biases of sites that compute their own, as :func:`position_biases` returns them.
+    """
+    any_cut = any(len(cut.queries) < cut.site.heads for cut in cuts)
+    # Where biases are passed on from layer to layer, every layer computes its own now.
+    changed = [cut for cut in cuts if len(cut.queries) < cut.site.heads or (any_cut and shares_bias(cut.site))]
+    shapes = {cut.site.name: new_shape(cut) for cut in changed}
+    for cut in changed:
+        if cut.site.name in tables and cut.queries:
+            table = tables[cut.site.name]
+            shapes[cut.site.name]["own_bias"] = 0 if table is None else len(table)
+    return shapes
 
 
-def _fill_(projection: nn.Module | None, weight: Tensor, bias: Tensor | None) -> None:
-    if projection is None:
+def _cut_(model: PreTrainedModel, cut: Cut, gate: Tensor, table: Tensor | None, shape: dict[str, Any]) -> None:
+    """Put what stays of one site into the model; no tensor that was there before is written to.
+
+    Args:
+        model: model the site is part of.
+        cut: what stays of the site.
+        gate: gates to fold into the output projection, ``[heads]``.
+        table: position biases ``[buckets, heads]`` that the site is to have of its own; None for none.
+        shape: new shape by the site's name below the base model, for :func:`reshape_`; empty if it stays as it was.
+    """
+    name = cut.site.name
+    if not shape:
+        _scale_output_(cut.site, gate)
         return
+    weights, tensors = sliced_projections(cut, gate), sliced_per_head(cut)
+    if table is not None:
+        tensors["relative_attention_bias.weight"] = table[:, cut.queries].clone()
+    reshape_(model, shape)
+    for path, (weight, bias) in weights.items():
+        if cut.queries or path == cut.site.layout.output:  # a headless site has dropped the others
+            _fill_(model.get_submodule(f"{name}.{path}".lstrip(".")), weight, bias)
+    for path, tensor in tensors.items() if cut.queries else ():
+        owner, _, parameter = f"{name}.{path}".rpartition(".")
+        getattr(model.get_submodule(owner), parameter).copy_(tensor)
+
+
+def _scale_output_(site: AttentionSite, gate: Tensor) -> None:
+    """Fold gates ``[heads]`` into an output projection that keeps its shape, by a weight of its own."""
+    if bool((gate == 1).all()):
+        return
+    old = site.output.weight
+    scale = gate.repeat_interleave(site.head_dim).to(old)
+    new = old * (scale.unsqueeze(1) if isinstance(site.output, Conv1D) else scale)
+    site.output.weight = nn.Parameter(new, requires_grad=old.requires_grad)
+
+
+def _fill_(projection: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
     if isinstance(projection, (nn.Linear, Conv1D)):
         weight_by_output(projection).copy_(weight)
     if bias is not None:

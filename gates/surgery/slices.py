@@ -19,8 +19,10 @@ from gates.surgery.pruned import Selected
 COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTH_NAMES = ("all_head_size", "split_size", "inner_dim", "embed_dim")
 KEY_COUNT_NAMES = ("num_key_value_heads", "num_kv_heads")
-READ_CONFIG_CLASSES = ("Phi3Attention",)
-"""Attention that reads its head count from the model's config at every call."""
+READ_CONFIG: dict[str, str] = {"Phi3Attention": "num_attention_heads", "MoonshineAttention": "num_key_value_heads"}
+"""Attention that reads its number of heads from the model's config at every call, by the field that it reads."""
+STACK_BIAS_CLASSES = ("UdopAttention",)
+"""Attention as in T5, but in the encoder the position bias is its stack's, which every layer hands on to the next."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,11 @@ def _arguments(site: AttentionSite) -> list[str]:
 
 
 def _is_t5(site: AttentionSite) -> bool:
-    return hasattr(site.core, "has_relative_attention_bias")
+    return hasattr(site.core, "has_relative_attention_bias") and not _has_stack_bias(site)
+
+
+def _has_stack_bias(site: AttentionSite) -> bool:
+    return type(site.core).__name__ in STACK_BIAS_CLASSES and not getattr(site.core, "is_decoder", False)
 
 
 def shares_bias(site: AttentionSite) -> bool:
@@ -230,7 +236,10 @@ def new_shape(cut: Cut) -> dict[str, Any]:
         adds = ""  # of the models with this layout, BLOOM alone adds it inside its attention
     if not cut.queries:
         shape["headless"] = {"core": layout.core, "output": layout.output, "kind": site.kind, "adds": adds}
-        shape["headless"]["returns"] = 3 if shares_bias(site) else 2  # T5 hands on its position bias
+        # T5 hands on its position bias
+        shape["headless"]["returns"] = 3 if shares_bias(site) or _has_stack_bias(site) else 2
+        if _has_stack_bias(site) and getattr(site.core, "has_relative_attention_bias", False):
+            shape["headless"]["keeps"] = ["relative_attention_bias"]  # unused here, but shared with the stack's biases
         return shape
     for path, rows in _kept_rows(cut).items():
         shape["projections"][path] = [weight_by_output(site.projection(path)).shape[1], len(rows)]
@@ -253,11 +262,13 @@ def new_shape(cut: Cut) -> dict[str, Any]:
             shape.setdefault("modules", {})[part.path] = count
         else:
             shape.setdefault("selected", {})[part.path] = count * site.head_dim
-    if type(site.core).__name__ in READ_CONFIG_CLASSES:
-        shape["config"] = {"num_attention_heads": len(cut.queries)}
+    if field := READ_CONFIG.get(type(site.core).__name__):
+        shape["config"] = {field: len(cut.keys if field in KEY_COUNT_NAMES else cut.queries)}
     if names := _arguments(site):
         of = vars(site.core).get("head_arguments", {"of": site.heads})["of"]
         shape["arguments"] = {"names": names, "of": of}
+        if _has_stack_bias(site):
+            shape["arguments"]["handed_on"] = "position_bias"
     if layout.fusion == "quarters":
         shape["flat_heads"] = True
     return shape

@@ -94,7 +94,7 @@ def export(
     cut = copy.deepcopy(model).eval()
     cost = None
     if format != "masked":
-        remove_heads_(cut, mask)
+        remove_heads_(cut, mask, example=inputs)
         with progress.stage("measuring parameters, FLOPs and latency"):
             cost = measure_cost(model, cut, inputs, batch_sizes=measure)
     card = _card(trained, mask, ranking or trained.method, cost)

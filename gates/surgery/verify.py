@@ -1,0 +1,245 @@
+"""Surgery that is checked: the model without heads computes what the gated model did, or is left as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gates.errors import GateError, first_line
+from gates.export.example_inputs import example_inputs
+from gates.head_gates import HeadGates
+from gates.sites import AttentionSite
+
+Reading = dict[str, list[Tensor]]
+"""What each attention module adds, call by call, and what the model returns, by name; rows of features."""
+
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference by the least precise dtype in the model, relative to the largest value of the same tensor."""
+ROWS = 256
+"""Rows of each tensor that are compared, evenly spread: enough to see a mistake, and little memory for sound and pictures."""
+BATCH, LENGTH = 2, 8
+"""Examples and tokens of the inputs that are made up."""
+SMALLEST = 1e-5
+"""A difference of tensors below this is taken relative to it."""
+SHAPED_BY_HEADS = ("attentions", "past_key_values")
+"""Ends of the names of outputs that have an axis of heads."""
+GIVE = "give inputs of a forward pass as example={name: tensor, ...}"
+INSTEAD = "use form='masked' (zero_heads_), which keeps the dense shape"
+
+_VERIFIED: set[Hashable] = set()
+"""Changes of shape that were verified in this process."""
+
+
+@contextmanager
+def verified(
+    model: PreTrainedModel, gates: Tensor, kept: Mapping[str, Any], *, example: Mapping[str, Any] | None
+) -> Iterator[None]:
+    """Compare ``model`` after the block with what it computed before with ``gates``; after an error it is as it was.
+
+    What every attention module adds is compared, and what the model returns, on two examples of a few tokens. A change that was
+    verified in this process is not verified again: the same class and config, with as many heads left at each site.
+
+    Args:
+        model: model without attached gates, whose heads are removed in the block.
+        gates: value of every head's gate that the block is to be equal to, ``[heads]``.
+        kept: what stays of each site that changes its shape, by name, as plain data.
+        example: keyword arguments of a forward pass of the model; None for random ones, if the model's kind of input is known.
+
+    Raises:
+        GateError: if inputs are needed and none are known, the outputs differ, or anything in the block or after it fails.
+    """
+    key = _key(model, kept)
+    check = _Check(model, gates, kept, example) if kept and key not in _VERIFIED else None
+    with undone_on_error(model):
+        try:
+            yield
+            if check is not None:
+                check.compare(model)
+        except GateError:
+            raise
+        except Exception as error:  # models fail in many ways where they do not expect fewer heads
+            raise GateError(
+                f"heads of {type(model).__name__} cannot be removed, so nothing was changed: {first_line(error)}; {INSTEAD}"
+            ) from error
+    if check is not None:
+        _VERIFIED.add(key)
+
+
+class _Check:
+    """The gated model's outputs, for comparison with the model without heads."""
+
+    def __init__(
+        self, model: PreTrainedModel, gates: Tensor, kept: Mapping[str, Any], example: Mapping[str, Any] | None
+    ) -> None:
+        unhooked = HeadGates(model)
+        self.sites = unhooked.sites
+        self.inputs = _inputs(model, example)
+        self.random = _random_states(model.device)
+        with unhooked.attached(), unhooked.use(gates.to(unhooked.mask)):
+            try:
+                self.expected = self._read(model)
+            except GateError:
+                raise
+            except Exception as error:  # models refuse inputs in many ways
+                raise GateError(
+                    f"removing heads is checked on example inputs, and {type(model).__name__} fails on "
+                    f"{', '.join(map(repr, self.inputs))} ({first_line(error)}); {GIVE}"
+                ) from error
+        _check_reached(self.sites, kept, self.expected)
+
+    def compare(self, model: PreTrainedModel) -> None:
+        """Raises :class:`GateError` if the model without heads computes something else than the gated model."""
+        found = self._read(model)
+        tolerance = max(TOLERANCES.get(parameter.dtype, 0.0) for parameter in model.parameters())
+        for name, tensors in self.expected.items():
+            difference = _relative_difference(tensors, found.get(name, []))
+            if not difference <= tolerance:
+                where = name if name.startswith("output ") else f"what {name!r} adds"
+                raise GateError(
+                    f"heads of {type(model).__name__} cannot be removed, so nothing was changed: without them {where} differs "
+                    f"from that of the gated model by {difference:.2g} (relative; up to {tolerance:.0e} is rounding); {INSTEAD}"
+                )
+
+    def _read(self, model: PreTrainedModel) -> Reading:
+        return _read(model, self.sites, self.inputs, self.random)
+
+
+@contextmanager
+def undone_on_error(model: PreTrainedModel) -> Iterator[None]:
+    """Give a model back its modules, parameters, buffers, hooks and config if the block raises an error.
+
+    The block may exchange tensors, but not write into those that it finds.
+    """
+    tables = [vars(model.config)]
+    for module in model.modules():
+        tables += [vars(module), *(value for value in vars(module).values() if isinstance(value, dict))]
+    before = [(table, dict(table)) for table in tables]
+    try:
+        yield
+    except BaseException:
+        for table, content in before:
+            table.clear()
+            table.update(content)
+        raise
+
+
+# -- what a model computes -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _read(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Mapping[str, Any], random: list[Tensor]) -> Reading:
+    """One forward pass in evaluation mode, from given states of the random number generators."""
+    reading: Reading = {}
+    handles = [
+        model.get_submodule(f"{site.name}.{site.layout.output}".lstrip(".")).register_forward_hook(
+            partial(_record, reading, site.name)
+        )
+        for site in sites
+    ]
+    training = [module for module in model.modules() if module.training]
+    device = model.device
+    try:
+        model.eval()
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.autocast(device.type, enabled=False),
+        ):
+            torch.set_rng_state(random[0])
+            for state in random[1:]:
+                torch.cuda.set_rng_state(state, device)
+            for number, tensor in enumerate(_tensors(model(**inputs))):
+                reading[f"output {number}"] = [_rows(tensor)]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in training:
+            module.training = True
+    return reading
+
+
+def _record(reading: Reading, name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+    reading.setdefault(name, []).append(_rows(output))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Rows of features of a tensor, evenly spread, in a copy."""
+    rows = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+    return rows[:: max(1, len(rows) // ROWS)].clone()
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The floating-point tensors that a model returns, without those that have an axis of heads."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for name, value in output.items():
+            if not str(name).endswith(SHAPED_BY_HEADS):
+                yield from _tensors(value)
+    elif isinstance(output, tuple) and output:
+        yield from _tensors(output[0])
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _inputs(model: PreTrainedModel, example: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The example, or random inputs, on the model's device."""
+    if example is not None:
+        return {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in example.items()}
+    try:
+        found = example_inputs(model, batch=BATCH, length=LENGTH)
+    except Exception as error:  # configs lack what is looked for in many ways
+        raise GateError(
+            "removing heads is checked on example inputs, and none are known for "
+            f"{type(model).__name__} ({first_line(error)}); {GIVE}"
+        ) from error
+    return {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in found.items()}
+
+
+# -- the comparison --------------------------------------------------------------------------------------------
+
+
+def _check_reached(sites: Sequence[AttentionSite], kept: Mapping[str, Any], reading: Reading) -> None:
+    """Whether attention of every class that is cut ran at least once; a single idle layer is no matter (LLaVA's last)."""
+    reached = {type(site.core) for site in sites if site.name in kept and site.name in reading}
+    for site in sites:
+        if site.name in kept and type(site.core) not in reached:
+            raise GateError(
+                f"removing heads is checked on example inputs, and on these {type(site.core).__name__} at {site.name!r} does "
+                f"not run; {GIVE}, or keep all its heads"
+            )
+
+
+def _relative_difference(ones: list[Tensor], others: list[Tensor]) -> float:
+    """Largest difference of tensors, relative to the largest finite value of the first ones; NaN for unequal shapes."""
+    if [one.shape for one in ones] != [other.shape for other in others]:
+        return torch.nan
+    one, other = (torch.cat([part.flatten().double() for part in parts]) for parts in (ones, others))
+    differences = torch.where(one == other, 0.0, (one - other).abs())  # infinities that are equal differ by nothing
+    scale = torch.where(one.isfinite(), one.abs(), 0.0).amax().clamp(min=SMALLEST) if len(one) else 1.0
+    return float((differences / scale).amax()) if len(one) else 0.0
+
+
+def _key(model: PreTrainedModel, kept: Mapping[str, Any]) -> Hashable:
+    """What decides whether removing heads is exact: the code that runs, and the shapes before and after."""
+    config = copy.copy(model.config).to_dict()
+    config.pop("_name_or_path", None)
+    config["_attn_implementation"] = model.config._attn_implementation
+    shapes = tuple((parameter.shape, parameter.dtype) for parameter in model.parameters())
+    return (
+        type(model),
+        json.dumps(config, sort_keys=True, default=str),
+        tuple(map(type, model.modules())),
+        hash(shapes),
+        json.dumps(kept, sort_keys=True),
+    )
