@@ -54,8 +54,8 @@ class OutputHooks:
         for site in self._sites:
             if (other := first.setdefault(id(site.output), site.name)) != site.name:
                 raise GateError(
-                    f"{other!r} and {site.name!r} of {type(self._model).__name__} share one module as their output projection, so "
-                    "that the gates of both would act on either; give each a module of its own (they may share its weights)"
+                    f"{other!r} and {site.name!r} of {type(self._model).__name__} share one module as their output projection, "
+                    "so that the gates of both would act on either; give each a module of its own (they may share its weights)"
                 )
         self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
         for index, site in enumerate(self._sites):

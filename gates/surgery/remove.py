@@ -38,9 +38,9 @@ def remove_heads_(
 ) -> Model:
     """Physically remove the heads where ``mask`` is 0, in place.
 
-    The result computes what the gated model computes in evaluation mode with gates ``mask * values``, and this is checked: on
-    inputs of two examples and a few tokens, before and after. What was checked once in a process (the same class, config and
-    number of heads left at each site) is not checked again. A model for which the check fails is left as it was.
+    The result computes what the gated model computes in evaluation mode with gates ``mask * values``. This is checked by a
+    forward pass before and one after, on two short texts, or one picture or sound; what was checked once in a process (the same
+    class, config, dtypes and number of heads left at each site) is not checked again. If it fails, the model is left as it was.
 
     Under grouped-query attention a key/value head stays while one of its query heads does; where the groups keep
     different numbers of query heads, key/value heads are repeated so that all groups are again of one size (their

@@ -21,14 +21,15 @@ from gates.sites import AttentionSite
 Reading = dict[str, list[Tensor]]
 """What each attention module adds, call by call, and what the model returns, by name; rows of features."""
 
-TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference by the least precise dtype in the model, relative to the largest value of the same tensor."""
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+"""Largest difference by the least precise dtype in the model, relative; twice what rounding was seen to do, and in float32, where
+it does 1e-6, with room for TF32."""
 ROWS = 256
 """Rows of each tensor that are compared, evenly spread: enough to see a mistake, and little memory for sound and pictures."""
-BATCH, LENGTH = 2, 8
-"""Examples and tokens of the inputs that are made up."""
+LENGTH = 8
+"""Tokens of the texts that are made up."""
 SMALLEST = 1e-5
-"""A difference of tensors below this is taken relative to it."""
+"""Rows shorter than this are taken to be as long."""
 SHAPED_BY_HEADS = ("attentions", "past_key_values")
 """Ends of the names of outputs that have an axis of heads."""
 GIVE = "give inputs of a forward pass as example={name: tensor, ...}"
@@ -44,7 +45,7 @@ def verified(
 ) -> Iterator[None]:
     """Compare ``model`` after the block with what it computed before with ``gates``; after an error it is as it was.
 
-    What every attention module adds is compared, and what the model returns, on two examples of a few tokens. A change that was
+    What every attention module adds is compared, and what the model returns, on two short texts or one picture or sound. A change that was
     verified in this process is not verified again: the same class and config, with as many heads left at each site.
 
     Args:
@@ -196,8 +197,9 @@ def _inputs(model: PreTrainedModel, example: Mapping[str, Any] | None) -> dict[s
     """The example, or random inputs, on the model's device."""
     if example is not None:
         return {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in example.items()}
+    batch = 2 if model.main_input_name == "input_ids" else 1  # pictures and sound have many positions as it is
     try:
-        found = example_inputs(model, batch=BATCH, length=LENGTH)
+        found = example_inputs(model, batch=batch, length=LENGTH)
     except Exception as error:  # configs lack what is looked for in many ways
         raise GateError(
             "removing heads is checked on example inputs, and none are known for "
@@ -221,13 +223,17 @@ def _check_reached(sites: Sequence[AttentionSite], kept: Mapping[str, Any], read
 
 
 def _relative_difference(ones: list[Tensor], others: list[Tensor]) -> float:
-    """Largest difference of tensors, relative to the largest finite value of the first ones; NaN for unequal shapes."""
+    """Largest distance between rows of features, relative to the longest of the first rows; NaN for unequal shapes.
+
+    Args:
+        ones, others: rows ``[rows, features]`` of one tensor in two models, call by call.
+    """
     if [one.shape for one in ones] != [other.shape for other in others]:
         return torch.nan
-    one, other = (torch.cat([part.flatten().double() for part in parts]) for parts in (ones, others))
-    differences = torch.where(one == other, 0.0, (one - other).abs())  # infinities that are equal differ by nothing
-    scale = torch.where(one.isfinite(), one.abs(), 0.0).amax().clamp(min=SMALLEST) if len(one) else 1.0
-    return float((differences / scale).amax()) if len(one) else 0.0
+    one, other = torch.cat(ones).double(), torch.cat(others).double()
+    differences = torch.where(one == other, 0.0, one - other)  # infinities that are equal differ by nothing
+    lengths = torch.where(one.isfinite(), one, 0.0).norm(dim=1)
+    return float(differences.norm(dim=1).amax() / lengths.amax().clamp(min=SMALLEST)) if one.numel() else 0.0
 
 
 def _key(model: PreTrainedModel, kept: Mapping[str, Any]) -> Hashable:

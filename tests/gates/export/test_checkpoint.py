@@ -313,7 +313,9 @@ def test_eager_attention_and_padding_on_the_left(tmp_path):
 
 def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        checkpoint, "remove_heads_", lambda model, mask, values=None: remove_heads_(model, mask, values=mask * 2)
+        checkpoint,
+        "remove_heads_",
+        lambda model, mask, values, example: remove_heads_(model, mask, values=mask * 2, example=example),
     )
     with pytest.raises(GateError, match="differs"):
         save_pruned(build("bert"), tmp_path / "out", random_mask("bert"), tokenizer=None)
