@@ -22,8 +22,8 @@ Reading = dict[str, list[Tensor]]
 """What each attention module adds, call by call, and what the model returns, by name; rows of features."""
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
-"""Largest difference by the least precise dtype in the model, relative; twice what rounding was seen to do, and in float32, where
-it does 1e-6, with room for TF32."""
+"""Largest difference by the least precise dtype in the model, relative; twice what rounding was seen to do, and in float32
+(1e-6) with room for TF32."""
 ROWS = 256
 """Rows of each tensor that are compared, evenly spread: enough to see a mistake, and little memory for sound and pictures."""
 LENGTH = 8
@@ -45,8 +45,9 @@ def verified(
 ) -> Iterator[None]:
     """Compare ``model`` after the block with what it computed before with ``gates``; after an error it is as it was.
 
-    What every attention module adds is compared, and what the model returns, on two short texts or one picture or sound. A change that was
-    verified in this process is not verified again: the same class and config, with as many heads left at each site.
+    What every attention module adds is compared, and what the model returns, on two short texts, or one picture or sound. A change
+    that was verified in this process is not verified again: the same class, config and dtypes, with as many heads left at each
+    site.
 
     Args:
         model: model without attached gates, whose heads are removed in the block.
