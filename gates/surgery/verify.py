@@ -45,9 +45,9 @@ def verified(
 ) -> Iterator[None]:
     """Compare ``model`` after the block with what it computed before with ``gates``; after an error it is as it was.
 
-    What every attention module adds is compared, and what the model returns, on two short texts, or one picture or sound. A change
-    that was verified in this process is not verified again: the same class, config and dtypes, with as many heads left at each
-    site.
+    What every attention module adds is compared, and what the model returns, on two short texts, or one picture or sound. A
+    change that was verified in this process is not verified again: the same class, config and dtypes, with as many heads left at
+    each site.
 
     Args:
         model: model without attached gates, whose heads are removed in the block.
@@ -213,10 +213,11 @@ def _inputs(model: PreTrainedModel, example: Mapping[str, Any] | None) -> dict[s
 
 
 def _check_reached(sites: Sequence[AttentionSite], kept: Mapping[str, Any], reading: Reading) -> None:
-    """Whether attention of every class that is cut ran at least once; a single idle layer is no matter (LLaVA's last)."""
-    reached = {type(site.core) for site in sites if site.name in kept and site.name in reading}
-    for site in sites:
-        if site.name in kept and type(site.core) not in reached:
+    """Whether attention of every kind that is cut ran at least once; a single idle layer is no matter (LLaVA's last)."""
+    cut = [site for site in sites if site.name in kept]
+    reached = {(type(site.core), site.layout) for site in cut if site.name in reading}
+    for site in cut:
+        if (type(site.core), site.layout) not in reached:
             raise GateError(
                 f"removing heads is checked on example inputs, and on these {type(site.core).__name__} at {site.name!r} does "
                 f"not run; {GIVE}, or keep all its heads"
