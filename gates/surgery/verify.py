@@ -46,8 +46,8 @@ def verified(
     """Compare ``model`` after the block with what it computed before with ``gates``; after an error it is as it was.
 
     What every attention module adds is compared, and what the model returns, on two short texts, or one picture or sound. A
-    change that was verified in this process is not verified again: the same class, config and dtypes, with as many heads left at
-    each site.
+    change that was verified in this process is not verified again: the same class, config and dtypes, with as many heads left
+    at each site.
 
     Args:
         model: model without attached gates, whose heads are removed in the block.
