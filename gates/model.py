@@ -238,20 +238,16 @@ class GatedModel(nn.Module):
         self.gates.detach()
         return self.base_model
 
-    def prune_and_unload(
-        self, budget: int | float | Mapping[str, int | float] | None = None, *, example: Mapping[str, Any] | None = None
-    ) -> PreTrainedModel:
+    def prune_and_unload(self, budget: int | float | Mapping[str, int | float] | None = None, **more: Any) -> PreTrainedModel:
         """The base model without the closed heads: they are physically gone, and the gates with them.
 
         Args:
             budget: number of gates to keep, which then count fully (as after ``set_mask_(mask(budget))``); None for what this
                 model computes in evaluation mode, gates between 0 and 1 folded into the output projections.
-            example: keyword arguments of a forward pass, on which the result is compared with the gated model; see
-                :func:`gates.surgery.remove.remove_heads_`.
+            more: further arguments of :func:`gates.surgery.remove.remove_heads_`, such as ``example``.
 
         Raises:
-            GateError: for a budget that the model cannot have, gates with a budget whose mask is not fixed yet, or attention
-                that cannot be cut; nothing is changed then.
+            GateError: for a budget that the model cannot have, a mask not fixed yet, or heads that cannot go; nothing changes.
         """
         if budget is None:
             self._check_fixed()
@@ -259,9 +255,7 @@ class GatedModel(nn.Module):
         values = self.gates.values() if budget is None else torch.ones_like(mask)
         self.gates.detach()
         try:
-            return remove_heads_(
-                self.base_model, self.gates.to_heads(mask), values=self.gates.to_heads(values), example=example
-            )
+            return remove_heads_(self.base_model, self.gates.to_heads(mask), values=self.gates.to_heads(values), **more)
         except GateError:
             self.gates.attach()
             raise

@@ -87,9 +87,7 @@ def test_a_module_of_all_layers_is_scaled_once():
 def test_different_gates_are_not_folded_into_a_shared_weight(gates):
     model = tied()
     before = weights(model)
-    with pytest.raises(
-        GateError, match=r"layer.1.attention' and '.*layer.0.attention' share the weights .* not their"
-    ):
+    with pytest.raises(GateError, match=r"layer.1.attention' and '.*layer.0.attention' share the weights .* not their"):
         zero_heads_(model, (gates > 0).float(), values=gates)
     assert_unchanged(model, before)
 
@@ -179,9 +177,7 @@ def test_a_weight_that_is_computed_is_no_place_to_fold_into():
 def test_heads_are_not_removed_from_quantised_weights():
     model = quantised()
     before = weights(model)
-    with pytest.raises(
-        GateError, match=r"'output.dense' of '.*layer.0.attention' holds Parameter of int8; heads can"
-    ):
+    with pytest.raises(GateError, match=r"'output.dense' of '.*layer.0.attention' holds Parameter of int8; heads can"):
         remove_heads_(model, MASK.repeat(2))
     assert_unchanged(model, before)
 
