@@ -40,7 +40,8 @@ def remove_heads_(
 
     The result computes what the gated model computes in evaluation mode with gates ``mask * values``. This is checked by a
     forward pass before and one after, on two short texts, or one picture or sound; what was checked once in a process (the same
-    class, config, dtypes and number of heads left at each site) is not checked again. If it fails, the model is left as it was.
+    class, config, dtypes and number of heads left at each site) is not checked again. If it fails, the model is left as it was;
+    until then the old attention weights are kept beside the new ones.
 
     Under grouped-query attention a key/value head stays while one of its query heads does; where the groups keep
     different numbers of query heads, key/value heads are repeated so that all groups are again of one size (their

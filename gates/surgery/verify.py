@@ -81,11 +81,11 @@ class _Check:
     def __init__(
         self, model: PreTrainedModel, gates: Tensor, kept: Mapping[str, Any], example: Mapping[str, Any] | None
     ) -> None:
-        unhooked = HeadGates(model)
-        self.sites = unhooked.sites
+        gated = HeadGates(model)
+        self.sites = gated.sites
         self.inputs = _inputs(model, example)
         self.random = _random_states(model.device)
-        with unhooked.attached(), unhooked.use(gates.to(unhooked.mask)):
+        with gated.attached(), gated.use(gates.to(gated.mask)):
             try:
                 self.expected = self._read(model)
             except GateError:
