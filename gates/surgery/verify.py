@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -240,14 +238,6 @@ def _relative_difference(ones: list[Tensor], others: list[Tensor]) -> float:
 
 def _key(model: PreTrainedModel, kept: Mapping[str, Any]) -> Hashable:
     """What decides whether removing heads is exact: the code that runs, and the shapes before and after."""
-    config = copy.copy(model.config).to_dict()
-    config.pop("_name_or_path", None)
-    config["_attn_implementation"] = model.config._attn_implementation
+    config = model.config.to_dict() | {"_name_or_path": "", "_attn_implementation": model.config._attn_implementation}
     shapes = tuple((parameter.shape, parameter.dtype) for parameter in model.parameters())
-    return (
-        type(model),
-        json.dumps(config, sort_keys=True, default=str),
-        tuple(map(type, model.modules())),
-        hash(shapes),
-        json.dumps(kept, sort_keys=True),
-    )
+    return type(model), repr(config), tuple(map(type, model.modules())), shapes, repr(kept)
