@@ -202,7 +202,7 @@ def _inputs(model: PreTrainedModel, example: Mapping[str, Any] | None) -> dict[s
     except Exception as error:  # configs lack what is looked for in many ways
         raise GateError(
             "removing heads is checked on example inputs, and none are known for "
-            f"{type(model).__name__} ({first_line(error)}); {GIVE}"
+            f"{type(model).__name__} ({first_line(error).partition(';')[0]}); {GIVE}"
         ) from error
     return {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in found.items()}
 

@@ -140,7 +140,7 @@ class Check:
         for seed in (2, 3):
             mask = zoo.random_mask(self.architecture, seed=seed)
             expected, model = self._masked(mask, _output, self.batch)
-            _equal(_output(remove_heads_(model, mask, example=self.batch), self.batch), expected)
+            _equal(_output(remove_heads_(model, mask), self.batch), expected)
         return "yes"
 
     def generate(self) -> str:
@@ -154,7 +154,7 @@ class Check:
             mask = zoo.random_mask(self.architecture, seed=seed)
             for cache in caches:
                 expected, model = self._masked(mask, _text, self.batch, cache)
-                if not torch.equal(_text(remove_heads_(model, mask, example=self.batch), self.batch, cache), expected):
+                if not torch.equal(_text(remove_heads_(model, mask), self.batch, cache), expected):
                     raise AssertionError(f"other text with a {cache} cache")
         return ", ".join(caches)
 
@@ -169,7 +169,7 @@ class Check:
 
     def onnx(self) -> str:
         """The pruned model in ONNX Runtime equals PyTorch; of an encoder-decoder, at least its encoder."""
-        model = remove_heads_(zoo.build(self.architecture), zoo.random_mask(self.architecture, seed=3), example=self.batch)
+        model = remove_heads_(zoo.build(self.architecture), zoo.random_mask(self.architecture, seed=3))
         batch = zoo.inputs(self.architecture, padding=False)
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -230,7 +230,7 @@ def test_a_change_of_shape_is_verified_once():
     def removed(mask, change=lambda model: model):
         model = change(build("bert"))
         model.register_forward_pre_hook(lambda *_: calls.append(1))
-        remove_heads_(model, torch.tensor(mask))
+        remove_heads_(model, torch.tensor(mask), example=inputs("bert"))
         return len(calls)
 
     assert removed([1.0, 1, 1, 1, 1, 1, 1, 1]) == 0  # nothing to verify
