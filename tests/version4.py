@@ -34,7 +34,7 @@ Place = int | tuple[int, ...]
 
 
 def separate(attention: str, parts: tuple[str, str, str], output: str) -> tuple[Cut, Output]:
-    """The cut of attention with a linear layer each for query, key, value and output; ``{}`` stands for a number of its place."""
+    """The cut of attention with a linear layer each for query, key, value and output; ``{}`` is a number of its place."""
 
     def path_of(place: Place) -> str:
         return attention.format(*(place if isinstance(place, tuple) else (place,)))

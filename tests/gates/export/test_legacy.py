@@ -66,7 +66,8 @@ def test_the_loaded_model_is_the_dense_one_with_these_gates_at_zero(name, tmp_pa
 
 
 ALBERT = {
-    "architectures": ["AlbertModel"], "model_type": "albert", **version4.BERT_SIZES, "embedding_size": 8, "num_hidden_layers": 4,
+    "architectures": ["AlbertModel"], "model_type": "albert", **version4.BERT_SIZES, "embedding_size": 8,
+    "num_hidden_layers": 4,
 }  # fmt: skip
 
 
