@@ -198,21 +198,16 @@ def _pictures(request: Request) -> Iterator[Inputs]:
     frames = _number(request.stated("num_frames", "frames_per_clip", of=VISION))
     if frames:
         yield {"pixel_values": request.noise(frames, channels, height, width)}
-        yield {"pixel_values_videos": request.noise(frames, channels, height, width)}
     several: tuple[tuple[int, ...], ...] = ((), (1,), (5,))
     for count in several:
         found = {"pixel_values": request.noise(*count, channels, height, width)}
         yield found
         yield {**found, "image_sizes": torch.tensor([[height, width]] * request.batch)}
-        yield {**found, "pixel_attention_mask": request.ones(*count, height, width)}
     if patch:
         rows = 2 * merge
         depth = channels * (_number(request.stated("temporal_patch_size", of=VISION)) or 1) * patch * patch
         grid = torch.tensor([[1, rows, rows]] * request.batch)
         yield {"pixel_values": request.noise(rows * rows, depth).flatten(0, 1), "image_grid_thw": grid}
-        shown = {"pixel_values": request.noise(rows * rows, depth), "spatial_shapes": grid[:, 1:]}
-        for mask in ("pixel_attention_mask", "attention_mask"):
-            yield {**shown, mask: request.ones(rows * rows)}
 
 
 def _sounds(request: Request) -> Iterator[Inputs]:
@@ -220,7 +215,7 @@ def _sounds(request: Request) -> Iterator[Inputs]:
     names = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "feature_projection_input_dim", "input_dim")
     bins = _number(request.stated(*names, of=SOUND))
     positions = _number(request.stated("max_source_positions", of=SOUND))
-    masks = [name for name in ("feature_attention_mask", "input_features_mask") if request.takes(name)]
+    masks = ["input_features_mask"] if request.takes("input_features_mask") else []
     for frames in dict.fromkeys((2 * positions, FRAMES)) if bins and positions else [FRAMES]:
         for shape in ((bins, frames), (frames, bins)) if bins else ():
             yield {"input_features": request.noise(*shape), **{name: request.ones(frames) for name in masks}}
