@@ -70,7 +70,7 @@ OTHERS = {
     "several end tokens, text to text": lambda: t.T5ForConditionalGeneration(
         t.T5Config(**{**architectures.T5, "eos_token_id": [2, 3]})
     ),
-    "no vocabulary": lambda: t.CanineModel(t.CanineConfig(**TEXT, num_hash_buckets=50, local_transformer_stride=8)),
+    "no vocabulary": lambda: t.CanineModel(t.CanineConfig(**SIZES, num_hash_buckets=50, local_transformer_stride=8)),
     "no size of pictures": lambda: t.SegformerModel(t.SegformerConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])),
     "spectrograms by time": lambda: t.Speech2TextForConditionalGeneration(t.Speech2TextConfig(**SPEECH)),
     "spectrograms as pictures": lambda: t.ASTModel(t.ASTConfig(**SIZES, max_length=32, num_mel_bins=16, patch_size=4)),
