@@ -5,7 +5,7 @@ import torch
 import transformers as t
 
 from gates.export.checkpoint import save_pruned
-from gates.labels import site_labels
+from gates.export.labels import site_labels
 from gates.sites import find_attention
 from training.coverage import architectures
 
