@@ -6,8 +6,9 @@ Key names, shapes and config entries are those that releases 4.26 and 4.46 write
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,23 +27,35 @@ def features(heads: list[int]) -> list[int]:
     return [head * HEAD_DIM + i for head in heads for i in range(HEAD_DIM)]
 
 
-def _bert_like(base: str) -> tuple[Callable[..., None], Callable[[int], tuple[str, int]]]:
-    def cut(weights: dict[str, Tensor], layer: int, keep: list[int]) -> None:
-        path = f"{base}.encoder.layer.{layer}.attention"
-        for part in ("query", "key", "value"):
-            weights[f"{path}.self.{part}.weight"] = weights[f"{path}.self.{part}.weight"][keep]
-            weights[f"{path}.self.{part}.bias"] = weights[f"{path}.self.{part}.bias"][keep]
-        weights[f"{path}.output.dense.weight"] = weights[f"{path}.output.dense.weight"][:, keep]
-
-    return cut, lambda layer: (f"{base}.encoder.layer.{layer}.attention.output.dense.weight", 1)
+Cut = Callable[..., None]
+Output = Callable[..., tuple[str, int]]
+Place = int | tuple[int, ...]
+"""Number of a layer, or the numbers in the path of its attention."""
 
 
-def _cut_distilbert(weights: dict[str, Tensor], layer: int, keep: list[int]) -> None:
-    path = f"distilbert.transformer.layer.{layer}.attention"
-    for part in ("q_lin", "k_lin", "v_lin"):
-        weights[f"{path}.{part}.weight"] = weights[f"{path}.{part}.weight"][keep]
-        weights[f"{path}.{part}.bias"] = weights[f"{path}.{part}.bias"][keep]
-    weights[f"{path}.out_lin.weight"] = weights[f"{path}.out_lin.weight"][:, keep]
+def separate(attention: str, parts: tuple[str, str, str], output: str) -> tuple[Cut, Output]:
+    """The cut of attention with a linear layer each for query, key, value and output; ``{}`` is a number of its place."""
+
+    def path_of(place: Place) -> str:
+        return attention.format(*(place if isinstance(place, tuple) else (place,)))
+
+    def cut(weights: dict[str, Tensor], place: Place, keep: list[int]) -> None:
+        path = path_of(place)
+        for part in parts:
+            weights[f"{path}.{part}.weight"] = weights[f"{path}.{part}.weight"][keep]
+            weights[f"{path}.{part}.bias"] = weights[f"{path}.{part}.bias"][keep]
+        weights[f"{path}.{output}.weight"] = weights[f"{path}.{output}.weight"][:, keep]
+
+    return cut, lambda place: (f"{path_of(place)}.{output}.weight", 1)
+
+
+def _bert_like(base: str) -> tuple[Cut, Output]:
+    return separate(base + ".encoder.layer.{}.attention", ("self.query", "self.key", "self.value"), "output.dense")
+
+
+def _vit_like(base: str) -> tuple[Cut, Output]:
+    parts = ("attention.query", "attention.key", "attention.value")
+    return separate(base + ".encoder.layer.{}.attention", parts, "output.dense")
 
 
 def _cut_gpt2(weights: dict[str, Tensor], layer: int, keep: list[int]) -> None:
@@ -70,12 +83,31 @@ def _old_gpt2_names(weights: dict[str, Tensor]) -> None:
     del weights["lm_head.weight"]  # tied
 
 
+def _old_vit_names(key: str) -> str:
+    """The key that version 4 had for a key of a ViT or DeiT of version 5."""
+    key = re.sub(r"^(vit|deit)\.layers\.", r"\1.encoder.layer.", key)
+    key = re.sub(r"\.attention\.([qkv])_proj\.", lambda found: f".attention.attention.{PARTS[found[1]]}.", key)
+    key = key.replace(".attention.o_proj.", ".attention.output.dense.")
+    return key.replace(".mlp.fc1.", ".intermediate.dense.").replace(".mlp.fc2.", ".output.dense.")
+
+
+PARTS = {"q": "query", "k": "key", "v": "value"}
 BERT_SIZES = {
     "vocab_size": 50, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
     "intermediate_size": 8, "max_position_embeddings": 24, "position_embedding_type": "absolute",
 }  # fmt: skip
-_cut_bert, _bert_output = _bert_like("bert")
-_cut_roberta, _roberta_output = _bert_like("roberta")
+VIT_SIZES = {
+    "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": 8, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+XLM_SIZES = {
+    "emb_dim": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "n_words": 50, "max_position_embeddings": 24, "n_langs": 1,
+    "pad_index": 0,
+}  # fmt: skip
+MARKUP_SIZES = {
+    "max_depth": 5, "xpath_unit_hidden_size": 8, "max_xpath_tag_unit_embeddings": 20, "max_xpath_subs_unit_embeddings": 20,
+    "tag_pad_id": 16, "subs_pad_id": 16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,38 +119,45 @@ class Version4:
         config: entries of config.json beside those that every family has.
         cut: removes all but the given features from a layer of the state dict.
         output: key of a layer's output projection and the axis of its heads.
+        version4_key: the key that version 4 had for a key of version 5.
         old_names: turns keys into those of older releases.
     """
 
     auto: str
     config: dict[str, object]
-    cut: Callable[[dict[str, Tensor], int, list[int]], None]
-    output: Callable[[int], tuple[str, int]]
+    cut: Cut
+    output: Output
+    version4_key: Callable[[str], str] = lambda key: key
     old_names: Callable[[dict[str, Tensor]], None] = lambda weights: None
 
 
+def _bert(name: str, base: str, task: str = "MaskedLM", model_type: str = "", **config: object) -> Version4:
+    """A family with the layers of BERT."""
+    stock = {"architectures": [f"{name}For{task}"], "model_type": model_type or base, **BERT_SIZES, **config}
+    return Version4(f"AutoModelFor{task}", stock, *_bert_like(base))
+
+
+def _xlm(name: str, model_type: str, task: str) -> Version4:
+    stock = {"architectures": [name], "model_type": model_type, **XLM_SIZES}
+    cut = separate("transformer.attentions.{}", ("q_lin", "k_lin", "v_lin"), "out_lin")
+    return Version4(f"AutoModelFor{task}", stock, *cut)
+
+
+def _vit(name: str, base: str) -> Version4:
+    stock = {"architectures": [f"{name}ForImageClassification"], "model_type": base, **VIT_SIZES}
+    return Version4("AutoModelForImageClassification", stock, *_vit_like(base), _old_vit_names)
+
+
 FAMILIES = {
-    "bert": Version4(
-        "AutoModelForMaskedLM",
-        {"architectures": ["BertForMaskedLM"], "model_type": "bert", **BERT_SIZES},
-        _cut_bert,
-        _bert_output,
-        _old_bert_names,
-    ),
-    "roberta": Version4(
-        "AutoModelForSequenceClassification",
-        {"architectures": ["RobertaForSequenceClassification"], "model_type": "roberta", **BERT_SIZES},
-        _cut_roberta,
-        _roberta_output,
-    ),
+    "bert": replace(_bert("Bert", "bert"), old_names=_old_bert_names),
+    "roberta": _bert("Roberta", "roberta", "SequenceClassification"),
     "distilbert": Version4(
         "AutoModelForSequenceClassification",
         {
             "architectures": ["DistilBertForSequenceClassification"], "model_type": "distilbert", "vocab_size": 50,
             "dim": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "hidden_dim": 8, "max_position_embeddings": 24,
         },
-        _cut_distilbert,
-        lambda layer: (f"distilbert.transformer.layer.{layer}.attention.out_lin.weight", 1),
+        *separate("distilbert.transformer.layer.{}.attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
     ),
     "gpt2": Version4(
         "AutoModelForCausalLM",
@@ -128,8 +167,30 @@ FAMILIES = {
         },
         _cut_gpt2,
         lambda layer: (f"transformer.h.{layer}.attn.c_proj.weight", 0),
-        _old_gpt2_names,
+        old_names=_old_gpt2_names,
     ),
+    "albert": Version4(
+        "AutoModelForMaskedLM",
+        {
+            "architectures": ["AlbertForMaskedLM"], "model_type": "albert", **BERT_SIZES, "embedding_size": 8,
+            "num_hidden_groups": LAYERS,
+        },
+        *separate(
+            "albert.encoder.albert_layer_groups.{}.albert_layers.0.attention", ("query", "key", "value"), "dense"
+        ),
+    ),
+    "xlm": _xlm("XLMForSequenceClassification", "xlm", "SequenceClassification"),
+    "flaubert": _xlm("FlaubertWithLMHeadModel", "flaubert", "MaskedLM"),
+    "vit": _vit("ViT", "vit"),
+    "deit": _vit("DeiT", "deit"),
+    "ernie": _bert("Ernie", "ernie"),
+    "layoutlm": _bert("LayoutLM", "layoutlm", "TokenClassification"),
+    "markuplm": _bert("MarkupLM", "markuplm", "TokenClassification", **MARKUP_SIZES),
+    "megatron-bert": _bert("MegatronBert", "bert", model_type="megatron-bert"),
+    "data2vec-text": _bert("Data2VecText", "data2vec_text", model_type="data2vec-text"),
+    "rembert": _bert("RemBert", "rembert", input_embedding_size=8, output_embedding_size=8),
+    "roformer": _bert("RoFormer", "roformer", embedding_size=WIDTH),
+    "splinter": _bert("Splinter", "splinter", "QuestionAnswering", question_token_id=4),
 }  # fmt: skip
 
 
@@ -137,29 +198,42 @@ def ids() -> Tensor:
     return torch.randint(5, 50, (2, 7), generator=torch.Generator().manual_seed(3))
 
 
+def inputs(family: Version4) -> dict[str, Tensor]:
+    """Inputs of the family's model."""
+    if "image_size" in family.config:
+        return {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))}
+    return {"input_ids": ids()}
+
+
 def build(family: Version4) -> t.PreTrainedModel:
     """The dense model that is pruned, with weights large enough that every head matters."""
     settings = {key: value for key, value in family.config.items() if key not in ("architectures", "model_type")}
     config = t.AutoConfig.for_model(family.config["model_type"], **settings)
     torch.manual_seed(0)
-    model = getattr(t, family.auto).from_config(config).eval()
+    model: t.PreTrainedModel = getattr(t, family.config["architectures"][0])(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 
+def weights_of(family: Version4, model: t.PreTrainedModel) -> dict[str, Tensor]:
+    """The model's own weights under the keys of version 4."""
+    return {family.version4_key(key): tensor for key, tensor in model.state_dict().items()}
+
+
 def write(
-    directory: Path, family: Version4, removed: dict[int, list[int]], *, pickle: bool = False, old_names: bool = False
+    directory: Path, family: Version4, removed: Mapping[Place, list[int]], *, pickle: bool = False, old_names: bool = False
 ) -> Tensor:
-    """Write the checkpoint without the heads ``removed``, by layer; returns the logits of the model it is."""
+    """Write the checkpoint without the heads ``removed``, by layer; returns the first output of the model it is."""
     model = build(family)
-    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    own = weights_of(family, model)
+    weights = {key: tensor.clone() for key, tensor in own.items()}
     for layer, heads in removed.items():
         key, axis = family.output(layer)
-        model.state_dict()[key].index_fill_(axis, torch.tensor(features(heads)), 0.0)
+        own[key].index_fill_(axis, torch.tensor(features(heads)), 0.0)
         family.cut(weights, layer, features([head for head in range(HEADS) if head not in heads]))
     with torch.no_grad():
-        expected = model(ids()).logits
+        expected = model(**inputs(family))[0]
     if old_names:
         family.old_names(weights)
     directory.mkdir(parents=True)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from yaml import YAMLError
 
 from gates.export.cost import Cost, count_parameters
+from gates.export.labels import site_labels
 from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
 from gates.files import replacing
 from gates.head_gates import HeadGates
@@ -86,8 +87,9 @@ def card_text(
         has_tokenizer: whether a tokenizer lies beside the export.
         files: the ONNX graphs in it.
     """
-    sizes = {site.label: site.heads for site in find_attention(dense)}
-    kept = [int(part.sum()) for part in mask.split(list(sizes.values()))]
+    sites = find_attention(dense)
+    sizes = [site.heads for site in sites]
+    kept = [int(part.sum()) for part in mask.split(sizes)]
     source = dense.name_or_path or ""
     base_model = card.base_model or (Path(source).name if Path(source).is_dir() else source)
     shown, hub_name = stated_base_model(base_model, default=type(dense).__name__)
@@ -123,7 +125,7 @@ def card_text(
         "",
         "| site | heads | kept |",
         "| --- | --: | --: |",
-        *(f"| {label} | {heads} | {count} |" for (label, heads), count in zip(sizes.items(), kept, strict=True)),
+        *(f"| {label} | {of} | {count} |" for label, of, count in zip(site_labels(sites), sizes, kept, strict=True)),
     ]
     if card.cost is not None:
         lines += ["", *_cost_table(card.cost)]
@@ -184,8 +186,9 @@ def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, li
         "| site | heads | open |",
         "| --- | --: | --: |",
     ]
+    named = list(zip(gates.sites, site_labels(gates.sites), strict=True))
     for kind, counts in open_heads.items():
-        labels = [site.label for site in gates.sites if site.kind == kind]
+        labels = [label for site, label in named if site.kind == kind]
         lines += [f"| {label} | {of} | {n} |" for label, of, n in zip(labels, heads[kind], counts, strict=True)]
     return "\n".join(lines) + "\n"
 

@@ -2,61 +2,74 @@
 
 from __future__ import annotations
 
-import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gates.errors import GateError
-
-SHIFTING = ("ForSequenceClassification", "ForQuestionAnswering")
-"""Encoder-decoders that make the decoder's input from the encoder's, and need both to be of one length."""
+from gates.errors import GateError, first_line
+from gates.export.input_guesses import guesses
+from gates.sites import find_attention
 
 
 def example_inputs(
     model: PreTrainedModel, *, batch: int = 2, length: int = 16, padded: bool = False, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Inputs for one forward pass: text, pictures or sound, as ``model.main_input_name`` says.
+    """Inputs for one forward pass: text, pictures or sound, or what the model reads together.
+
+    Sizes and token numbers are those of the model's config and of the configs in it. What a config does not tell is guessed,
+    and guesses are tried, richest first: the inputs returned did run, and every self-attention module took part, so that a
+    comparison on them is one of the whole model. (Cross-attention may be left out, as in a decoder without its encoder.)
 
     Args:
         model: any Transformers model; an encoder-decoder also gets ``decoder_input_ids`` unless it makes them itself.
         batch: examples.
-        length: tokens per example; less where the model has fewer positions. Pictures and sound have the model's size.
+        length: tokens per example, beside those that stand for a picture or sound; less where the model has fewer positions.
+            Pictures and sound have the model's size.
         padded: whether every second example is a quarter shorter, padded on the right.
         seed: the same seed gives the same inputs.
 
     Raises:
-        GateError: for a model whose main input is none of these.
+        GateError: if no guess runs.
+
+    >>> from transformers import ViTConfig, ViTModel
+    >>> model = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4))
+    >>> {name: list(tensor.shape) for name, tensor in example_inputs(model).items()}
+    {'pixel_values': [2, 3, 8, 8]}
     """
-    generator = torch.Generator().manual_seed(seed)
-    config, main = model.config, model.main_input_name
-    takes_decoder_ids = "decoder_input_ids" in inspect.signature(model.forward).parameters
-    if main == "input_ids":
-        inputs = _text(config.get_text_config(), batch, length, padded, generator)
-        if takes_decoder_ids and not type(model).__name__.endswith(SHIFTING):
-            inputs["decoder_input_ids"] = _ids(config, batch, inputs["input_ids"].shape[1], generator)
-        if hasattr(config, "vision_config") and hasattr(config, "text_config"):
-            inputs["pixel_values"] = _pictures(config.vision_config, batch, generator)
-    elif main == "pixel_values":
-        inputs = {"pixel_values": _pictures(config, batch, generator)}
-    elif main == "input_features":  # the mel spectrogram of Whisper: two frames per encoder position
-        frames = 2 * config.max_source_positions
-        inputs = {"input_features": torch.randn(batch, config.num_mel_bins, frames, generator=generator)}
-        if takes_decoder_ids:
-            inputs["decoder_input_ids"] = _ids(config, batch, length, generator)
-    elif main == "input_values":  # a wave of 16,000 samples per second
-        inputs = {"input_values": torch.randn(batch, 8000, generator=generator)}
-    else:
-        raise GateError(f"{type(model).__name__} takes {main!r}, for which no example inputs are known; give some")
-    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    reasons: list[str] = []
+    with _at_rest(model):
+        for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):
+            inputs = {name: tensor.to(model.device) for name, tensor in found.items()}
+            try:
+                left_out = _left_out(model, inputs)
+            except Exception as error:  # models refuse in many ways
+                reasons.append(first_line(error).rstrip("."))
+                continue
+            if not left_out:
+                return inputs
+            reasons.append(f"attention at {left_out[0]!r} took no part")
+    reason = reasons[0] if reasons else f"{model.main_input_name!r} is of no known kind"
+    raise GateError(
+        f"no example inputs are known that all of {type(model).__name__} runs on ({reason}); "
+        "give some as check_batch, such as a processor's output"
+    )
 
 
-def resized(inputs: dict[str, Tensor], batch: int, length: int | None = None) -> dict[str, Tensor]:
+def resized(inputs: Mapping[str, Tensor], batch: int, length: int | None = None) -> dict[str, Tensor]:
     """The same inputs with another number of examples and, for tensors ``[batch, length]``, another length.
 
     Rows and columns are repeated in turn or left out; no attention mask is left without a single visible token.
+
+    Raises:
+        GateError: if the first axis is not the examples everywhere, as where patches of all pictures lie in one row.
     """
+    rows = {name: len(tensor) for name, tensor in inputs.items()}
+    if len(set(rows.values())) > 1:
+        raise GateError(f"inputs with first axes of different length ({rows}) cannot be resized; measure them as they are")
     found: dict[str, Tensor] = {}
     for name, tensor in inputs.items():
         tensor = tensor[torch.arange(batch, device=tensor.device) % len(tensor)]
@@ -68,33 +81,39 @@ def resized(inputs: dict[str, Tensor], batch: int, length: int | None = None) ->
     return found
 
 
-def _text(config: object, batch: int, length: int, padded: bool, generator: torch.Generator) -> dict[str, Tensor]:
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 2:
-        length = min(length, positions - 2)  # RoBERTa's first position is 2
-    ids = _ids(config, batch, length, generator)
-    mask = torch.ones_like(ids)
-    if padded:
-        pad = getattr(config, "pad_token_id", None)
-        short = length - length // 4
-        mask[1::2, short:] = 0
-        ids[1::2, short - 1] = ids[1::2, -1]  # the end token
-        ids[1::2, short:] = pad if isinstance(pad, int) else 0
-    return {"input_ids": ids, "attention_mask": mask}
+def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]:
+    """Names of the self-attention modules that a forward pass on these inputs does not reach.
+
+    Raises:
+        Exception: whatever the model raises for inputs that it does not take.
+    """
+    try:
+        sites = [site for site in find_attention(model) if site.kind != "cross"]
+    except GateError:  # no heads are left, or none is known
+        sites = []
+    missing = {site.name for site in sites}
+    hooks = [
+        site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name)) for site in sites
+    ]
+    try:
+        output = model(**inputs)[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(output, Tensor):
+        raise TypeError(f"its first output is a {type(output).__name__}, no tensor")
+    return sorted(missing)
 
 
-def _ids(config: object, batch: int, length: int, generator: torch.Generator) -> Tensor:
-    """Random tokens that are not special, with the end token at the end where classifiers look for it (BART)."""
-    special = {getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "decoder_start", "image")}
-    usual = torch.tensor([token for token in range(config.vocab_size) if token not in special])  # type: ignore[attr-defined]
-    ids = usual[torch.randint(len(usual), (batch, length), generator=generator)]
-    end = getattr(config, "eos_token_id", None)
-    if getattr(config, "is_encoder_decoder", False) and isinstance(end, int):
-        ids[:, -1] = end
-    return ids
-
-
-def _pictures(config: object, batch: int, generator: torch.Generator) -> Tensor:
-    size = config.image_size  # type: ignore[attr-defined]
-    height, width = (size, size) if isinstance(size, int) else size
-    return torch.randn(batch, getattr(config, "num_channels", 3), height, width, generator=generator)
+@contextmanager
+def _at_rest(model: PreTrainedModel) -> Iterator[None]:
+    """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    devices = {tensor.device for tensor in itertools.islice(model.parameters(), 1) if tensor.device.type == "cuda"}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
+            model.eval()
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

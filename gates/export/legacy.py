@@ -8,6 +8,7 @@ weights are those of an ordinary model again, and head numbers are those of the 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -34,7 +35,8 @@ class LegacyLayout:
     """Key names of one family's self-attention, as Transformers 4 wrote them; it pruned no cross-attention.
 
     Args:
-        attention: path of layer ``{layer}``'s attention below the base model.
+        attention: path of an attention module below the base model, with ``{}`` for each number in it: that of the layer, or
+            those of the group and of the layer in the group.
         inputs: paths of query, key and value below it, or of the one projection they are fused in.
         output: path of the output projection.
         fused: how many of query, key and value lie one after another in each of ``inputs``.
@@ -47,19 +49,32 @@ class LegacyLayout:
     fused: int = 1
     transposed: bool = False
 
-    def parse(self, key: str) -> tuple[int, str, str] | None:
-        """Layer, path and ``weight`` or ``bias`` of a key of the state dict; None for one that pruning leaves alone."""
-        attention = re.escape(self.attention).replace(r"\{layer\}", r"([0-9]{1,6})")
+    def parse(self, key: str) -> tuple[tuple[int, ...], str, str] | None:
+        """Numbers in the attention's path, path below it and ``weight`` or ``bias`` of a key of the state dict; None for a
+        key that pruning leaves alone."""
+        attention = re.escape(self.attention).replace(r"\{\}", r"([0-9]{1,6})")
         paths = "|".join(map(re.escape, (*self.inputs, self.output)))
         found = re.fullmatch(rf"(?:.+\.)?{attention}\.({paths})\.(weight|bias)", key)
-        return None if found is None else (int(found[1]), found[2], found[3])
+        if found is None:
+            return None
+        *numbers, path, kind = found.groups()
+        return tuple(map(int, numbers)), path, kind
 
 
-_BERT = LegacyLayout("encoder.layer.{layer}.attention", ("self.query", "self.key", "self.value"), "output.dense")
+_BERT = LegacyLayout("encoder.layer.{}.attention", ("self.query", "self.key", "self.value"), "output.dense")
+_VIT = LegacyLayout("encoder.layer.{}.attention", ("attention.query", "attention.key", "attention.value"), "output.dense")
+_XLM = LegacyLayout("attentions.{}", ("q_lin", "k_lin", "v_lin"), "out_lin")
+_LIKE_BERT = (
+    "bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "layoutlm", "markuplm", "megatron-bert", "data2vec-text",
+    "rembert", "roformer", "splinter",
+)  # fmt: skip
 LAYOUTS: Mapping[str, LegacyLayout] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _BERT),
-    "distilbert": LegacyLayout("transformer.layer.{layer}.attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
-    "gpt2": LegacyLayout("h.{layer}.attn", ("c_attn",), "c_proj", fused=3, transposed=True),
+    **dict.fromkeys(_LIKE_BERT, _BERT),
+    **dict.fromkeys(("vit", "deit"), _VIT),
+    **dict.fromkeys(("xlm", "flaubert"), _XLM),
+    "albert": LegacyLayout("albert_layer_groups.{}.albert_layers.{}.attention", ("query", "key", "value"), "dense"),
+    "distilbert": LegacyLayout("transformer.layer.{}.attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
+    "gpt2": LegacyLayout("h.{}.attn", ("c_attn",), "c_proj", fused=3, transposed=True),
 }
 """By ``model_type`` of the config."""
 OBSOLETE = re.compile(r"(^|\.)(attn|crossattention)\.masked_bias$")
@@ -86,10 +101,12 @@ def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False
     if not removed or (isinstance(removed, dict) and not any(removed.values())):
         raise GateError(f"{str(directory)!r} has no pruned_heads in its config.json, so it loads as it is; nothing to convert")
     config = _dense_config(content)
-    layers, heads, width = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
+    group = getattr(config, "inner_group_num", 1)
+    layers = config.num_hidden_groups * group if hasattr(config, "num_hidden_groups") else config.num_hidden_layers
+    heads, width = config.num_attention_heads, config.hidden_size
     if heads < 1 or width % heads:
         raise GateError(f"config.json of {str(directory)!r} has {heads} heads for a width of {width}, which they do not divide")
-    pruned_heads = parse_pruned_heads(removed, layers=layers, heads=heads)
+    pruned_heads = parse_pruned_heads(removed, layers=layers, heads=heads, group=group)
     stock = _stock_class(content, config)
     state_dict = expand_pruned_state_dict(
         read_weights(directory, allow_pickle=allow_pickle),
@@ -97,18 +114,22 @@ def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False
         layout=LAYOUTS[config.model_type],
         heads=heads,
         head_dim=width // heads,
+        group=group,
     )
     model = _load_strictly(stock, config, state_dict)
-    return model, mask_of_pruned_heads(pruned_heads, find_attention(model))
+    return model, mask_of_pruned_heads(pruned_heads, find_attention(model), group=group)
 
 
-def parse_pruned_heads(value: Any, *, layers: int, heads: int) -> PrunedHeads:
+def parse_pruned_heads(value: Any, *, layers: int, heads: int, group: int = 1) -> PrunedHeads:
     """``pruned_heads`` of a config.json, checked; layers that lost no head are left out.
+
+    Version 4 took the number of a layer as an index of a list, pruned the last layer for -1, and wrote it down as -1.
 
     Args:
         value: value read from JSON: lists of head numbers by layer number, the latter strings.
-        layers: number of layers of the dense model.
+        layers: number of layers of the dense model; layers that share their weights count as one.
         heads: heads per layer of the dense model.
+        group: layers with weights of their own in each group of layers (ALBERT); 1 for models without groups.
 
     Raises:
         GateError: naming the layer or head that the dense model does not have.
@@ -117,7 +138,7 @@ def parse_pruned_heads(value: Any, *, layers: int, heads: int) -> PrunedHeads:
         raise GateError(f"pruned_heads in config.json is {value!r}; expected lists of head numbers by layer")
     pruned: dict[int, frozenset[int]] = {}
     for key, removed in value.items():
-        if not re.fullmatch(r"[0-9]{1,6}", str(key)) or int(key) >= layers:
+        if not re.fullmatch(r"-?[0-9]{1,6}", str(key)) or not -layers <= int(key) < layers:
             raise GateError(f"pruned_heads in config.json names layer {key!r}; the model has layers 0 to {layers - 1}")
         if not isinstance(removed, Sequence) or isinstance(removed, str):
             raise GateError(f"pruned_heads in config.json has {removed!r} for layer {key}; expected a list of head numbers")
@@ -126,12 +147,19 @@ def parse_pruned_heads(value: Any, *, layers: int, heads: int) -> PrunedHeads:
                 raise GateError(
                     f"pruned_heads in config.json names head {head!r} of layer {key}, which has heads 0 to {heads - 1}"
                 )
-        pruned[int(key)] = pruned.get(int(key), frozenset()) | frozenset(removed)
+        layer = _layer_of_index(int(key), layers=layers, group=group)
+        pruned[layer] = pruned.get(layer, frozenset()) | frozenset(removed)
     return {layer: removed for layer, removed in sorted(pruned.items()) if removed}
 
 
 def expand_pruned_state_dict(
-    state_dict: Mapping[str, Tensor], pruned_heads: PrunedHeads, *, layout: LegacyLayout, heads: int, head_dim: int
+    state_dict: Mapping[str, Tensor],
+    pruned_heads: PrunedHeads,
+    *,
+    layout: LegacyLayout,
+    heads: int,
+    head_dim: int,
+    group: int = 1,
 ) -> dict[str, Tensor]:
     """The state dict in the dense shape, with zeros where heads were removed; keys keep their names.
 
@@ -144,6 +172,7 @@ def expand_pruned_state_dict(
         layout: key names of the family.
         heads: heads per layer of the dense model.
         head_dim: width of one head.
+        group: layers in each group of layers; see :func:`parse_pruned_heads`.
 
     Raises:
         GateError: if a weight has not the size that ``pruned_heads`` leaves.
@@ -154,7 +183,8 @@ def expand_pruned_state_dict(
         if place is None or place[1:] == (layout.output, "bias"):
             dense[key] = tensor
             continue
-        layer, path, kind = place
+        numbers, path, kind = place
+        layer = _layer_of_numbers(numbers, group)
         blocks = 1 if path == layout.output else layout.fused
         axis = 0 if kind == "bias" else int((path == layout.output) != layout.transposed)
         kept = sorted(set(range(heads)) - pruned_heads.get(layer, frozenset()))
@@ -170,13 +200,31 @@ def expand_pruned_state_dict(
     return dense
 
 
-def mask_of_pruned_heads(pruned_heads: PrunedHeads, sites: tuple[AttentionSite, ...]) -> Tensor:
-    """The mask ``[heads]`` of a dense model: 0 for the self-attention heads that were removed, 1 for all others."""
+def mask_of_pruned_heads(pruned_heads: PrunedHeads, sites: tuple[AttentionSite, ...], *, group: int = 1) -> Tensor:
+    """The mask ``[heads]`` of a dense model: 0 for the self-attention heads that were removed, 1 for all others.
+
+    Args:
+        pruned_heads: heads removed from each layer.
+        sites: attention sites of the dense model.
+        group: layers in each group of layers; see :func:`parse_pruned_heads`.
+    """
     mask = [torch.ones(site.heads) for site in sites]
     for site, part in zip(sites, mask, strict=True):
         if site.kind != "cross":
-            part[sorted(pruned_heads.get(site.layer, ()))] = 0.0
+            numbers = [int(step) for step in site.name.split(".") if step.isdecimal()]
+            part[sorted(pruned_heads.get(_layer_of_numbers(numbers, group), ()))] = 0.0
     return torch.cat(mask)
+
+
+def _layer_of_numbers(numbers: Sequence[int], group: int) -> int:
+    """The layer whose attention has these numbers in its path: its own, or those of its group and of its place in it."""
+    return functools.reduce(lambda layer, number: layer * group + number, numbers, 0)
+
+
+def _layer_of_index(index: int, *, layers: int, group: int) -> int:
+    """The layer that version 4 pruned for an index, which may count from the end; the division is its own."""
+    number = int(index / group)
+    return number % (layers // group) * group + (index - number * group) % group
 
 
 def _features(kept: list[int], *, heads: int, head_dim: int, blocks: int) -> Tensor:

@@ -1,25 +1,26 @@
 """``python -m training convert OLD_DIR``: make a checkpoint that Transformers 4 pruned load again under Transformers 5.
 
-Reads ``pruned_heads`` from its config.json (BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT, GPT-2) and writes an
-export as :func:`gates.export.checkpoint.save_pruned` does: weights, tokenizer, ``mask.json`` with the original head numbers.
+Reads ``pruned_heads`` from its config.json (for the families in :data:`gates.export.legacy.LAYOUTS`) and writes an export as
+:func:`gates.export.checkpoint.save_pruned` does: weights, tokenizer, ``mask.json`` with the original head numbers.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoImageProcessor, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from gates.errors import GateError
 from gates.export.card import ModelCard
-from gates.export.checkpoint import own_auto_class, save_pruned
+from gates.export.checkpoint import SavesPretrained, own_auto_class, save_pruned
 from gates.export.legacy import load_legacy
 from training.cli.line import CommandLine
 from training.commands.parsers import ConvertedForm
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model",
+    "spiece.model", "sentencepiece.model",
 )  # fmt: skip
 
 
@@ -42,25 +43,30 @@ def convert(old_dir: str, out: str | None = None, *, form: ConvertedForm = "prun
     model, mask = load_legacy(old, allow_pickle=allow_pickle)
     _keep_generation_settings_(model, old)
     card = ModelCard(base_model=old.name, method="removed under Transformers 4 (pruned_heads)")
-    save_pruned(model, target, mask, form=form, tokenizer=_tokenizer(old), card=card)
+    save_pruned(model, target, mask, form=form, tokenizer=_preprocessor(old), card=card)
     remote = ", trust_remote_code=True" if form == "pruned" else ""
     call = f"{own_auto_class(model)}.from_pretrained({str(target)!r}{remote})"
     return f"{target}: {int(mask.sum())} of {len(mask)} heads; load with {call}"
 
 
-def _tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+def _preprocessor(directory: Path) -> SavesPretrained | None:
+    """The tokenizer, or the image processor of a model that reads pictures; None if there is neither."""
+    kind: str
+    auto: type[AutoTokenizer | AutoImageProcessor]
+    if any((directory / name).is_file() for name in TOKENIZER_FILES):
+        kind, auto = "tokenizer", AutoTokenizer
+    elif (directory / "preprocessor_config.json").is_file():
+        kind, auto = "image processor", AutoImageProcessor
+    else:
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # tokenizer classes raise many kinds
+        found: SavesPretrained = auto.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # their classes raise many kinds
         raise GateError(
-            f"the tokenizer in {str(directory)!r} cannot be loaded ({' '.join(str(error).split())[:200]}); "
+            f"the {kind} in {str(directory)!r} cannot be loaded ({' '.join(str(error).split())[:200]}); "
             "mend its files, or move them away to convert the model alone"
         ) from error
-    return tokenizer
+    return found
 
 
 def _keep_generation_settings_(model: PreTrainedModel, directory: Path) -> None:

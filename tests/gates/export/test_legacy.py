@@ -6,17 +6,18 @@ from safetensors.torch import load_file, save_file
 
 from gates.errors import GateError
 from gates.export.legacy import LAYOUTS, expand_pruned_state_dict, load_legacy, mask_of_pruned_heads, parse_pruned_heads
+from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from tests import version4
 from tests.models import build as build_family
-from tests.version4 import FAMILIES, HEAD_DIM, HEADS, LAYERS, SOME, WHOLE_LAYER
+from tests.version4 import FAMILIES, HEAD_DIM, HEADS, LAYERS, SOME, WHOLE_LAYER, Version4
 
 
 @pytest.mark.parametrize("removed", [SOME, WHOLE_LAYER], ids=["some", "whole_layer"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_expansion_undoes_the_cut_but_for_the_removed_heads(name, removed):
     family = FAMILIES[name]
-    dense = {key: tensor.clone() for key, tensor in version4.build(family).state_dict().items()}
+    dense = {key: tensor.clone() for key, tensor in version4.weights_of(family, version4.build(family)).items()}
     cut = dict(dense)
     for layer, heads in removed.items():
         family.cut(cut, layer, version4.features([head for head in range(HEADS) if head not in heads]))
@@ -41,10 +42,69 @@ def test_the_loaded_model_computes_what_the_pruned_one_did(name, removed, old_na
     expected = version4.write(tmp_path / "old", FAMILIES[name], removed, old_names=old_names)
     model, mask = load_legacy(tmp_path / "old")
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(version4.ids()).logits, expected)
+        torch.testing.assert_close(model.eval()(**version4.inputs(FAMILIES[name]))[0], expected)
     assert not hasattr(model.config, "pruned_heads")
     by_layer = {layer: part.tolist() for layer, part in enumerate(mask.split(HEADS))}
     assert by_layer == {layer: [float(head not in removed.get(layer, [])) for head in range(HEADS)] for layer in range(LAYERS)}
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "vit", "xlm"])
+def test_the_loaded_model_is_the_dense_one_with_these_gates_at_zero(name, tmp_path):
+    """The weights of all other heads are the dense model's own, so its gates stand in for the cut."""
+    family = FAMILIES[name]
+    version4.write(tmp_path / "old", family, SOME)
+    model, mask = load_legacy(tmp_path / "old")
+    dense = version4.build(family)
+    gates, inputs = HeadGates(dense), version4.inputs(family)
+    with torch.no_grad(), gates.attached():
+        full = dense(**inputs)[0]
+        with gates.use(mask):
+            expected = dense(**inputs)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(**inputs)[0], expected)
+    assert (full - expected).abs().max() > 1e-3
+
+
+ALBERT = {
+    "architectures": ["AlbertModel"], "model_type": "albert", **version4.BERT_SIZES, "embedding_size": 8,
+    "num_hidden_layers": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "inner", "pruned_heads", "places"),
+    [
+        (1, 1, {"0": [1, 3]}, {(0, 0): [1, 3]}),  # four passes through one layer
+        (1, 1, {"-1": [2]}, {(0, 0): [2]}),
+        (2, 2, {"0": [1], "1": [3], "2": [0, 1]}, {(0, 0): [1], (0, 1): [3], (1, 0): [0, 1]}),
+        (2, 2, {"-2": [0]}, {(1, 0): [0]}),
+        (2, 2, {"-1": [0], "3": [2]}, {(0, 1): [0], (1, 1): [2]}),  # version 4 cut its quotient towards zero
+    ],
+)
+def test_the_shared_layers_of_albert(groups, inner, pruned_heads, places, tmp_path):
+    config = {**ALBERT, "num_hidden_groups": groups, "inner_group_num": inner}
+    path = "encoder.albert_layer_groups.{}.albert_layers.{}.attention"
+    family = Version4("AutoModel", config, *version4.separate(path, ("query", "key", "value"), "dense"))
+    expected = version4.write(tmp_path / "old", family, places)
+    _edit_config(tmp_path / "old", pruned_heads=pruned_heads)
+    model, mask = load_legacy(tmp_path / "old")
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(version4.ids())[0], expected)
+    kept = dict(zip([site.name for site in find_attention(model)], mask.split(HEADS), strict=True))
+    assert {name: part.tolist() for name, part in kept.items()} == {
+        path.format(*place): [float(head not in places.get(place, [])) for head in range(HEADS)]
+        for place in [(group, layer) for group in range(groups) for layer in range(inner)]
+    }
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "xlm", "albert"])
+def test_version_4_counted_layers_from_the_end_too(name, tmp_path):
+    expected = version4.write(tmp_path / "old", FAMILIES[name], SOME)
+    _edit_config(tmp_path / "old", pruned_heads={"0": [1, 2], "-1": [0]})
+    model, mask = load_legacy(tmp_path / "old")
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(**version4.inputs(FAMILIES[name]))[0], expected)
+    assert mask.tolist() == [1, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["xlm-roberta", "camembert"])
@@ -76,15 +136,17 @@ def test_a_mask_leaves_cross_attention_alone():
 
 
 def test_pruned_heads_are_the_union_and_empty_layers_fall_out():
-    found = parse_pruned_heads({"2": [3, 1, 1], "0": [], "02": [0]}, layers=3, heads=4)
-    assert found == {2: frozenset({0, 1, 3})}
+    found = parse_pruned_heads({"2": [3, 1, 1], "0": [], "02": [0], "-1": [2], "-3": []}, layers=3, heads=4)
+    assert found == {2: frozenset({0, 1, 2, 3})}
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         ({"3": [0]}, "layer '3'"),
-        ({"-1": [0]}, "layer '-1'"),
+        ({"-4": [0]}, "layer '-4'"),
+        ({"--1": [0]}, "layer '--1'"),
+        ({"-1": [-1]}, "head -1"),
         ({"first": [0]}, "layer 'first'"),
         ({"9" * 5000: [0]}, "layers 0 to 2"),
         ({"0": [4]}, "head 4 of layer 0"),

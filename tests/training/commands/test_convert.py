@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from gates.export.checkpoint import load_pruned
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests import version4
@@ -15,6 +16,10 @@ from tests.version4 import FAMILIES, SOME, WHOLE_LAYER
 from training.commands.table import run_command
 
 main = partial(run_command, "convert")
+IN_EVERY_WAY = ("bert", "roberta", "distilbert", "gpt2")
+"""Families that are converted to every form and from every kind of file."""
+ONCE = ("albert", "xlm", "vit")
+"""Families of other layouts; the others are relatives of these and of BERT."""
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers
@@ -25,7 +30,7 @@ results = {}
 for directory, auto, remote in json.load(open(sys.argv[1])):
     model = getattr(transformers, auto).from_pretrained(directory, trust_remote_code=remote).eval()
     with torch.no_grad():
-        results[directory] = model(torch.load(sys.argv[2])).logits
+        results[directory] = model(**torch.load(sys.argv[2])[directory])[0]
 torch.save(results, sys.argv[3])
 """
 
@@ -46,15 +51,16 @@ def refused(tmp_path, capsys, *arguments):
     return printed.err
 
 
-def test_every_family_loads_again_in_a_process_without_this_project(tmp_path, capsys):
-    cases, expected = [], {}
-    for name, family in FAMILIES.items():
+def test_every_layout_loads_again_in_a_process_without_this_project(tmp_path, capsys):
+    cases, inputs, expected, sizes = [], {}, {}, {}
+    for name in (*IN_EVERY_WAY, *ONCE):
+        family = FAMILIES[name]
         for removed, pickle, form in (
             (SOME, False, "pruned"),
             (SOME, True, "pruned"),
             (WHOLE_LAYER, False, "pruned"),
             (WHOLE_LAYER, True, "masked"),
-        ):
+        )[: 4 if name in IN_EVERY_WAY else 1]:
             old, new = tmp_path / "old" / str(len(cases)), tmp_path / "new" / str(len(cases))
             logits = version4.write(old, family, removed, pickle=pickle, old_names=pickle)
             flags = ["--allow_pickle"] if pickle else []
@@ -66,11 +72,14 @@ def test_every_family_loads_again_in_a_process_without_this_project(tmp_path, ca
             ), name
             assert "pruned_heads" not in json.loads((new / "config.json").read_text())
             cases.append((str(new), family.auto, form == "pruned"))
-            expected[str(new)] = logits
+            inputs[str(new)], expected[str(new)] = version4.inputs(family), logits
+            if removed is WHOLE_LAYER:
+                sizes.setdefault(name, []).append(os.path.getsize(new / "model.safetensors"))
 
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    torch.save(version4.ids(), tmp_path / "ids.pt")
-    command = [sys.executable, "-c", FRESH_PROCESS, *(str(tmp_path / name) for name in ("cases.json", "ids.pt", "results.pt"))]
+    torch.save(inputs, tmp_path / "inputs.pt")
+    files = [str(tmp_path / name) for name in ("cases.json", "inputs.pt", "results.pt")]
+    command = [sys.executable, "-c", FRESH_PROCESS, *files]
     home = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=home, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -78,10 +87,17 @@ def test_every_family_loads_again_in_a_process_without_this_project(tmp_path, ca
     assert results.keys() == expected.keys()
     for directory, logits in expected.items():
         torch.testing.assert_close(results[directory], logits, msg=lambda text, name=directory: f"{name}: {text}")
-    sizes = [os.path.getsize(os.path.join(directory, "model.safetensors")) for directory in expected]
-    assert all(
-        pruned < masked for pruned, masked in zip(sizes[2::4], sizes[3::4], strict=True)
-    )  # both without one layer's heads
+    assert all(pruned < masked for pruned, masked in sizes.values())  # both without one layer's heads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {*IN_EVERY_WAY, *ONCE}))
+def test_their_relatives_are_converted(name, tmp_path):
+    expected = version4.write(tmp_path / "old", FAMILIES[name], SOME)
+    assert main([str(tmp_path / "old"), "--output", str(tmp_path / "new")]) == 0
+    with torch.no_grad():
+        found = load_pruned(tmp_path / "new").eval()(**version4.inputs(FAMILIES[name]))[0]
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_default_output_lies_beside_the_input_and_is_checked(tmp_path, capsys):
@@ -106,12 +122,25 @@ def test_the_tokenizer_and_the_generation_settings_come_along(tmp_path):
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "generator").max_new_tokens == 7
 
 
+def test_the_image_processor_comes_along(tmp_path, capsys):
+    version4.write(tmp_path / "vit", FAMILIES["vit"], SOME)
+    settings = {"do_resize": True, "size": 8, "image_mean": [0.1, 0.2, 0.3], "feature_extractor_type": "ViTFeatureExtractor"}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert main([str(tmp_path / "vit"), "--output", str(tmp_path / "new")]) == 0
+    assert list(transformers.AutoImageProcessor.from_pretrained(tmp_path / "new").image_mean) == [0.1, 0.2, 0.3]
+    capsys.readouterr()
+    (tmp_path / "vit" / "preprocessor_config.json").write_text("{")
+    assert "the image processor in" in refused(tmp_path, capsys, tmp_path / "vit", "--output", tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"pruned_heads": {}}, "loads as it is"),
         ({"pruned_heads": {"3": [0]}}, "names layer '3'; the model has layers 0 to 2"),
         ({"pruned_heads": {"0": [4]}}, "names head 4 of layer 0, which has heads 0 to 3"),
+        ({"pruned_heads": {"-4": [0]}}, "names layer '-4'; the model has layers 0 to 2"),
+        ({"model_type": "nezha"}, "'nezha' cannot be converted; expected one of bert"),
         ({"pruned_heads": {"0": [1], "2": [0]}}, "config and weights are not of one checkpoint"),
         ({"model_type": "t5"}, "'t5' cannot be converted; expected one of bert"),
         ({"architectures": ["BertForTokenClassification"]}, "correct 'architectures'"),

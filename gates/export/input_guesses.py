@@ -1,0 +1,231 @@
+"""Inputs that a Transformers model may take, guessed from the arguments of its forward pass and from its config."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+Inputs = dict[str, Tensor]
+
+SHIFTING = ("ForSequenceClassification", "ForQuestionAnswering")
+"""Encoder-decoders that make the decoder's input from the encoder's, and need both to be of one length."""
+TEXT, TARGET = ("text", "llm", "encoder"), ("decoder", "text")
+VISION, SOUND = ("vision", "image", "video", "backbone", "encoder"), ("audio", "speech", "sound", "encoder")
+"""Words in the names of the configs within a config: those that describe a part are asked first for what it needs."""
+PLACEHOLDERS = {
+    "pixel_values": (("image_token_id", "image_token_index"), "get_image_features"),
+    "input_features": (("audio_token_id", "audio_token_index"), "get_audio_features"),
+}
+"""By input: the token that stands in a text for one of its features, and the method that computes them."""
+SIDE, SAMPLES, FRAMES = 224, 8000, 200
+"""Where the config does not tell: pixels of a side, samples of a wave (half a second), frames of a spectrogram."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted for a model: examples, tokens per example, padding, and where numbers are drawn."""
+
+    model: PreTrainedModel
+    batch: int
+    length: int
+    padded: bool
+    generator: torch.Generator
+
+    def takes(self, *names: str) -> bool:
+        """Whether the forward pass has arguments of these names."""
+        return all(name in inspect.signature(self.model.forward).parameters for name in names)
+
+    def stated(self, *names: str, of: Sequence[str]) -> Any:
+        """The first of these entries that a config states, those of the part ``of`` first; None if none does."""
+        values = (getattr(config, name, None) for config in _configs(self.model.config, of) for name in names)
+        return next((value for value in values if value is not None), None)
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.randn(self.batch, *shape, generator=self.generator)
+
+    def ones(self, *shape: int) -> Tensor:
+        return torch.ones(self.batch, *shape, dtype=torch.long)
+
+
+def guesses(model: PreTrainedModel, *, batch: int, length: int, padded: bool, seed: int) -> Iterator[Inputs]:
+    """Inputs that the model may take, those that use more of it first; the last are the model's own ``dummy_inputs``.
+
+    Args:
+        model, batch, length, padded, seed: see :func:`gates.export.example_inputs.example_inputs`.
+    """
+    request = Request(model, batch, length, padded, torch.Generator().manual_seed(seed))
+    main = model.main_input_name
+    pictures = [found for found in _pictures(request) if request.takes(*found)]
+    sounds = [found for found in _sounds(request) if request.takes(*found)]
+    media = [*({**picture, **sound} for picture in pictures[:1] for sound in sounds[:1]), *pictures, *sounds]
+    if request.takes("input_ids"):
+        yield from (found for part in media if (found := _with_text(request, part)) is not None)
+        if main == "input_ids":
+            yield _with_text(request, {}) or {}
+    if main != "input_ids" or not request.takes("input_ids"):
+        known = any(main in part for part in media)
+        yield from (_with_target(request, part, request.length) for part in media if main in part or not known)
+    with suppress(Exception):  # some need what the model does not have
+        dummy = {name: value for name, value in model.dummy_inputs.items() if isinstance(value, Tensor)}
+        if main in dummy:
+            yield dummy
+
+
+def _configs(config: Any, words: Sequence[str]) -> list[Any]:
+    """A config and those within it: first those whose names have one of these words, then itself, then the others."""
+    inner = {name: value for name, value in vars(config).items() if isinstance(value, PreTrainedConfig)}
+    asked = dict.fromkeys(name for word in words for name in inner if word in name)
+    first = [found for name in asked for found in _configs(inner[name], words)]
+    return [*first, config, *(found for name in inner if name not in asked for found in _configs(inner[name], words))]
+
+
+def _with_text(request: Request, media: Inputs) -> Inputs | None:
+    """Text beside pictures or sound, with the tokens that stand for them; None if the model does not take these."""
+    ids = _ids(request, TEXT, _length(request))
+    if _is_encoder_decoder(request) and (end := _end_token(request)) is not None:
+        ids[:, -1] = end  # where classifiers look for it (BART)
+    mask = torch.ones_like(ids)
+    if request.padded:
+        pad = request.stated("pad_token_id", of=TEXT)
+        short = ids.shape[1] - ids.shape[1] // 4
+        mask[1::2, short:] = 0
+        ids[1::2, short - 1] = ids[1::2, -1]  # the end token
+        ids[1::2, short:] = pad if isinstance(pad, int) else 0
+    for name, (tokens, method) in PLACEHOLDERS.items():
+        token = request.stated(*tokens, of=TEXT) if name in media else None
+        if not isinstance(token, int):
+            continue
+        try:
+            count = _features(request, method, media)
+        except Exception:  # models refuse in many ways
+            return None
+        ids = torch.cat([torch.full((request.batch, count), token), ids], dim=1)
+        mask = torch.cat([request.ones(count), mask], dim=1)
+    inputs = {"input_ids": ids}
+    if request.takes("attention_mask"):
+        inputs["attention_mask"] = mask
+    if request.takes("bbox"):
+        inputs["bbox"] = _boxes(request, ids.shape[1])
+    if request.takes("lang_ids"):
+        inputs["lang_ids"] = 0 * request.ones()
+    if request.takes("mm_token_type_ids") and media:
+        token = request.stated(*PLACEHOLDERS["pixel_values"][0], of=TEXT)
+        inputs["mm_token_type_ids"] = (ids == token).long()
+    return _with_target(request, {**inputs, **media}, ids.shape[1])
+
+
+def _with_target(request: Request, inputs: Inputs, length: int) -> Inputs:
+    """The same with the text of a decoder, where the model takes one."""
+    if not request.takes("decoder_input_ids") or type(request.model).__name__.endswith(SHIFTING):
+        return inputs
+    return {**inputs, "decoder_input_ids": _ids(request, TARGET, length)}
+
+
+def _length(request: Request) -> int:
+    positions = request.stated("max_position_embeddings", of=TEXT)
+    if isinstance(positions, int) and positions > 2:
+        return min(request.length, positions - 2)  # RoBERTa's first position is 2
+    return request.length
+
+
+def _ids(request: Request, of: Sequence[str], length: int) -> Tensor:
+    """Random tokens that are not special, ``[batch, length]``."""
+    size = request.stated("vocab_size", of=of) or _embeddings(request.model) or 256  # CANINE reads characters
+    special: set[Any] = set()
+    for config in _configs(request.model.config, of):
+        for name, value in vars(config).items():
+            if name.endswith(("_token_id", "_token_index")):
+                special |= set(value) if isinstance(value, (list, tuple)) else {value}
+    usual = torch.tensor([token for token in range(size) if token not in special])
+    return usual[torch.randint(len(usual), (request.batch, length), generator=request.generator)]
+
+
+def _embeddings(model: PreTrainedModel) -> int | None:
+    with suppress(Exception):  # not every model has token embeddings
+        return int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    return None
+
+
+def _is_encoder_decoder(request: Request) -> bool:
+    return bool(getattr(request.model.config, "is_encoder_decoder", False))
+
+
+def _end_token(request: Request) -> int | None:
+    """The end token; the first of several (Llama 3, GLM)."""
+    end = request.stated("eos_token_id", of=TEXT)
+    end = end[0] if isinstance(end, (list, tuple)) and end else end
+    return end if isinstance(end, int) else None
+
+
+def _boxes(request: Request, length: int) -> Tensor:
+    """A box on the page for each token: left, top, right and bottom, ``[batch, length, 4]``."""
+    size = min(request.stated("max_2d_position_embeddings", of=TEXT) or 1000, 1000)
+    corners = torch.randint(size, (request.batch, length, 2, 2), generator=request.generator)
+    return corners.sort(dim=2).values.flatten(2)
+
+
+def _features(request: Request, method: str, media: Inputs) -> int:
+    """How many features of an example the language model reads in place of tokens."""
+    function = getattr(request.model if hasattr(request.model, method) else request.model.base_model, method)
+    names = inspect.signature(function).parameters
+    found = function(**{name: tensor.to(request.model.device) for name, tensor in media.items() if name in names})
+    if not isinstance(found, (Tensor, list, tuple)):
+        found = found.last_hidden_state if getattr(found, "pooler_output", None) is None else found.pooler_output
+    parts = [found] if isinstance(found, Tensor) else list(found)
+    count, odd = divmod(sum(part.numel() // part.shape[-1] for part in parts), request.batch)
+    if odd or not count:
+        raise ValueError("examples have different numbers of features")
+    return count
+
+
+def _pictures(request: Request) -> Iterator[Inputs]:
+    """Pictures and films: one or several for each example, whole or as a row of patches."""
+    channels = _number(request.stated("num_channels", "in_channels", "in_chans", of=VISION)) or 3
+    patch = _number(request.stated("patch_size", of=VISION))
+    merge = _number(request.stated("spatial_merge_size", of=VISION)) or 1
+    side = request.stated("image_size", of=VISION)
+    if isinstance(side, Mapping):
+        side = list(side.values())
+    plain = isinstance(side, (list, tuple)) and len(side) == 2 and all(isinstance(pixels, int) for pixels in side)
+    height, width = side if plain else 2 * ((_number(side) or (4 * patch * merge if patch else SIDE)),)
+    frames = _number(request.stated("num_frames", "frames_per_clip", of=VISION))
+    if frames:
+        yield {"pixel_values": request.noise(frames, channels, height, width)}
+    several: tuple[tuple[int, ...], ...] = ((), (1,), (5,))
+    for count in several:
+        found = {"pixel_values": request.noise(*count, channels, height, width)}
+        yield found
+        yield {**found, "image_sizes": torch.tensor([[height, width]] * request.batch)}
+    if patch:
+        rows = 2 * merge
+        depth = channels * (_number(request.stated("temporal_patch_size", of=VISION)) or 1) * patch * patch
+        grid = torch.tensor([[1, rows, rows]] * request.batch)
+        yield {"pixel_values": request.noise(rows * rows, depth).flatten(0, 1), "image_grid_thw": grid}
+
+
+def _sounds(request: Request) -> Iterator[Inputs]:
+    """Spectrograms ``[batch, bins, frames]`` or ``[batch, frames, bins]``, and waves of 16,000 samples per second."""
+    names = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "feature_projection_input_dim", "input_dim")
+    bins = _number(request.stated(*names, of=SOUND))
+    positions = _number(request.stated("max_source_positions", of=SOUND))
+    masks = ["input_features_mask"] if request.takes("input_features_mask") else []
+    for frames in dict.fromkeys((2 * positions, FRAMES)) if bins and positions else [FRAMES]:
+        for shape in ((bins, frames), (frames, bins)) if bins else ():
+            yield {"input_features": request.noise(*shape), **{name: request.ones(frames) for name in masks}}
+    if bins:
+        yield {"input_values": request.noise(_number(request.stated("max_length", of=SOUND)) or FRAMES, bins)}
+    yield {"input_values": request.noise(SAMPLES)}
+    yield {"input_values": request.noise(1, SAMPLES)}
+
+
+def _number(value: Any) -> int | None:
+    """A number of a config, which may state it for each axis."""
+    value = value[-1] if isinstance(value, (list, tuple)) and value else value
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
