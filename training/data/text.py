@@ -10,6 +10,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
+from gates.vocabulary import check_vocabulary
 from training.config.data import Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table
@@ -38,6 +39,7 @@ class TextData(ClassificationData):
                 f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
                 "be reached; check the path or the network"
             ) from error
+        check_vocabulary(tokenizer, repr(name))
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         if tokenizer.pad_token is None:
