@@ -17,6 +17,7 @@ from training.cli.line import CommandLine
 from training.config import BudgetOption, ComparisonOptions, PrunerOptions, Setup, group_of
 from training.config.data import ParallelText, Text
 from training.data.files import check_classes, choose_columns, no_padding, read_table
+from training.data.headers import check_label_headers
 from training.runs.progress import is_first_process
 from training.runs.run_directory import RunDirectory
 
@@ -149,15 +150,18 @@ def check_text(options: Text) -> None:
             raise GateError(f"the {split} file {file!r} does not exist; check the path")
     if sum(Path(file).stat().st_size for file in options.files.values()) > LARGEST:
         return
-    labels = {}
+    labels, tables, columns = {}, {}, {}
     for split, file in options.files.items():
-        table = read_table(file, options.columns, options.quoting)
+        tables[split] = table = read_table(file, options.columns, options.quoting)
         chosen = choose_columns(split, [str(name) for name in table.columns], options)
+        columns[split] = chosen["label"]
         if len(table) == 0:
             raise GateError(f"the {split} split is empty; expected at least one example")
         if table[chosen["label"]].isna().any():
             return  # told where the examples are read, with the example
         labels[split] = [str(value).strip() for value in table[chosen["label"]]]
+    if options.columns is not None:
+        check_label_headers(tables, columns, options.files)
     check_classes(labels)
 
 

@@ -14,6 +14,7 @@ from gates.vocabulary import check_vocabulary
 from training.config.data import Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table
+from training.data.headers import check_label_headers
 
 
 class TextData(ClassificationData):
@@ -57,8 +58,12 @@ class TextData(ClassificationData):
         return splits
 
     def _read_files(self) -> dict[str, Dataset]:
-        columns, quoting = self.options.columns, self.options.quoting
-        return {name: read_file(file, columns, quoting) for name, file in self.options.files.items()}
+        options = self.options
+        tables = {name: read_table(file, options.columns, options.quoting) for name, file in options.files.items()}
+        if options.columns is not None:
+            labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
+            check_label_headers(tables, labels, options.files)
+        return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
 
     def _read_hub(self) -> dict[str, Dataset]:
         options = self.options
