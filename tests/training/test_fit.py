@@ -172,7 +172,7 @@ def test_the_target_that_is_logged_is_that_of_the_step(full_run):
     pruned = log[(done > 16) & (done <= 32)]
     assert len(pruned) == 8
     np.testing.assert_allclose(pruned["heads/target"], pruned["heads/expected"], atol=1e-3)
-    assert pruned["heads/target"].iloc[-1] == 3
+    assert pruned["heads/target"].iloc[-1] == pruned["heads/target"].min() == pytest.approx(3, abs=0.2)
     assert (pruned["heads/target"].diff().dropna() <= 0).all()
     assert log[done <= 16]["heads/target"].nunique() == 1
 

@@ -14,6 +14,7 @@
     checkpoints/       dense.ckpt (end of fine-tuning), last.ckpt, final.ckpt
     experiments/       finished pieces of training and evaluation, see :mod:`training.comparison.cache`
     export/            the pruned model
+    finished.json      written last of all, see :mod:`training.runs.finished`
     wandb/             W&B's own files
 """
 
