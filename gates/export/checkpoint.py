@@ -35,6 +35,7 @@ from gates.surgery import pruned
 from gates.surgery.masks import save_mask
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_, zero_heads_
+from gates.vocabulary import check_vocabulary
 
 Form = Literal["pruned", "stock", "masked"]
 
@@ -80,8 +81,8 @@ def save_pruned(
             of parameters and FLOPs; an empty list for the counts alone, None for nothing.
 
     Raises:
-        GateError: if the directory is taken, the model's class is not a stock one, the stock form is not possible, or the
-            comparison fails.
+        GateError: if the directory is taken, the tokenizer has special tokens alone, the model's class is not a stock one, the
+            stock form is not possible, or the comparison fails.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertModel
@@ -97,6 +98,9 @@ def save_pruned(
         raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
     if form != "pruned" and getattr(model.config, "pruned_attention", None):
         raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
+    own_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
+    if isinstance(own_tokenizer, PreTrainedTokenizerBase):
+        check_vocabulary(own_tokenizer, repr(own_tokenizer.name_or_path))
     sites, card = find_attention(model), card or ModelCard()
     if mask is None:
         if not getattr(model.config, "pruned_attention", None):

@@ -165,6 +165,18 @@ def test_what_was_logged_at_each_step(full_run):
     assert log["select/accuracy"].notna().sum() == 3  # once per epoch
 
 
+def test_the_target_that_is_logged_is_that_of_the_step(full_run):
+    """A projection holds the expected number of heads to the target of its own step, in the last one that prunes too."""
+    log = pd.read_csv(full_run[0] / "metrics.csv").dropna(subset=["heads/target"])
+    done = log["step"] + 1
+    pruned = log[(done > 16) & (done <= 32)]
+    assert len(pruned) == 8
+    np.testing.assert_allclose(pruned["heads/target"], pruned["heads/expected"], atol=1e-3)
+    assert pruned["heads/target"].iloc[-1] == pruned["heads/target"].min() == pytest.approx(3, abs=0.2)
+    assert (pruned["heads/target"].diff().dropna() <= 0).all()
+    assert log[done <= 16]["heads/target"].nunique() == 1
+
+
 def wandb_records(log: bytes) -> list[bytes]:
     """W&B's transaction log: LevelDB's log format (blocks of 32 KiB, headers of checksum, length and type) after 7 bytes."""
     records, parts, at = [], b"", 7
@@ -495,6 +507,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "architecture without known attention": (["--model.from_scratch", XLNET], "XLNetRelativeAttention"),
         "budget too large": (["--model.budget", "9"], "9"),
         "budget not a number": (["--model.budget", "many"], "many"),
+        "neither a budget nor a price": (["--model.budget", "null"], "--model.price is not given; give one, such as 0.01"),
         "negative budget": (["--model.budget", "-1"], "-1"),
         "budget for a missing kind": (["--model.budget", "{cross: 2}"], "'cross'"),
         "unknown method": (["--retrained", "[best]"], "'best'"),
@@ -525,10 +538,11 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
 
 NAMES = [
     "no such model", "not a model folder", "unknown architecture", "architecture without known attention", "budget too large",
-    "budget not a number", "negative budget", "budget for a missing kind", "unknown method", "unknown option", "missing file",
-    "empty file", "missing column", "label outside the classes", "not UTF-8", "missing checkpoint", "corrupt checkpoint",
-    "not a checkpoint", "weights only", "checkpoint of another model", "trainer setting", "temperature",
-    "freeze pattern", "negative rate", "negative seed", "no rows", "run directory in a file", "nothing to resume",
+    "budget not a number", "neither a budget nor a price", "negative budget", "budget for a missing kind", "unknown method",
+    "unknown option", "missing file", "empty file", "missing column", "label outside the classes", "not UTF-8",
+    "missing checkpoint", "corrupt checkpoint", "not a checkpoint", "weights only", "checkpoint of another model",
+    "trainer setting", "temperature", "freeze pattern", "negative rate", "negative seed", "no rows",
+    "run directory in a file", "nothing to resume",
 ]  # fmt: skip
 
 

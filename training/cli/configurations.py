@@ -29,7 +29,7 @@ def with_config(given: Sequence[str]) -> list[str]:
     if "--config" not in names:
         return ["--config", str(default_config(names)), *given]
     configs, others = split_off(given, "--config")
-    configs = [part if part == "--config" else _packaged(part) for part in configs]
+    configs = [part if part == "--config" else _shipped_part(part) for part in configs]
     implied = next((kind for option, kind in KIND_OF_FILES.items() if option in names), None)
     if implied is None or "--data" in names or "--data.class_path" in names or kinds_in(configs):
         return [*configs, *others]
@@ -43,10 +43,15 @@ def default_config(names: Sequence[str] = ()) -> Path:
         name = "translation.yaml"
     elif any(option in names for option in OF_TEXT):
         name = "text.yaml"
-    for folder in (CONFIGS, PACKAGED_CONFIGS):
-        if (folder / name).is_file():
-            return folder / name
-    raise GateError(f"the configuration {name} is not installed; give one with --config")
+    found = packaged(name)
+    if found is None:
+        raise GateError(f"the configuration {name} is not installed; give one with --config")
+    return found
+
+
+def packaged(name: str | Path) -> Path | None:
+    """The file that comes with the product, in a checkout or an installed copy; None if there is none of this name."""
+    return next((folder / name for folder in (CONFIGS, PACKAGED_CONFIGS) if (folder / name).is_file()), None)
 
 
 def split_off(given: Sequence[str], option: str) -> tuple[list[str], list[str]]:
@@ -84,12 +89,11 @@ def kinds_in(configs: Sequence[str]) -> list[str]:
 def shipped(path: str) -> str:
     """A file as it is named, or the one of this name that comes with the product, such as ``configs/text.yaml``."""
     within = Path(path).relative_to("configs") if Path(path).parts[:1] == ("configs",) else Path(path)
-    for folder in (CONFIGS, PACKAGED_CONFIGS):
-        if not Path(path).exists() and not within.is_absolute() and (folder / within).is_file():
-            return str(folder / within)
-    return path
+    found = None if Path(path).exists() or within.is_absolute() else packaged(within)
+    return path if found is None else str(found)
 
 
-def _packaged(part: str) -> str:
+def _shipped_part(part: str) -> str:
+    """The same for an argument, ``--config=PATH`` or the path alone."""
     option, equals, path = part.rpartition("=") if part.startswith("--config=") else ("", "", part)
     return f"{option}{equals}{shipped(path)}"

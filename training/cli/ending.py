@@ -14,6 +14,12 @@ from gates.errors import GateError
 from training.runs import progress
 
 T = TypeVar("T")
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl+C, with what the user can do then."""
+
+
 PIPED_WIDTH = 160
 """Columns, where there is no terminal that has a width."""
 
@@ -30,7 +36,7 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
     Args:
         parse: reads the command line; it may end the process itself, as ``--help`` does.
         work: gets what it read. Either may raise :class:`GateError`, or an ``OSError`` about a file.
-        when_stopped: what the user can do after Ctrl+C.
+        when_stopped: what the user can do after Ctrl+C, where the work does not say it by :func:`advised`.
     """
     try:
         options = parse()
@@ -41,8 +47,8 @@ def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped:
         return 2
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print(f"stopped; {when_stopped}", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"stopped; {stop if isinstance(stop, Stopped) else when_stopped}", file=sys.stderr)
         return 130
     except OSError as error:
         if error.filename is None:  # not of a file that the user named or a disk that is full
@@ -61,3 +67,20 @@ def interruptible() -> Iterator[None]:
         if isinstance(stop.__context__, BrokenPipeError):  # rich ends the process then
             raise stop.__context__ from None
         raise KeyboardInterrupt from stop
+
+
+@contextmanager
+def advised(advice: Callable[[], str | None]) -> Iterator[None]:
+    """Ctrl+C in a ``with`` block is told with this advice.
+
+    Args:
+        advice: says what the user can do, as things are when the work is stopped; None where it has nothing to say.
+    """
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt as stop:
+        said = advice()
+        if said is None:
+            raise
+        raise Stopped(said) from stop

@@ -112,7 +112,6 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
         return f"{', '.join(shown_names)} is missing; give it, and see --help"
     if absent := re.search(r"File does not exist: '?([^']+)'?", text):
         return f"the configuration {absent[1]!r} does not exist; check --config"
-    unknown = re.search(r"(?:Key|Option|NestedKey) [\"']?([\w.-]+)[\"']? is not (?:expected|accepted)", text)
     if valueless := re.search(r"argument (--[\w.-]+): expected (?:one|at least one) argument", text):
         return f"{valueless[1]} needs a value; see --help"
     nested = re.search(r"Problem with given class_path .*", text)

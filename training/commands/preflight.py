@@ -9,15 +9,15 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gates.errors import GateError
 from training.cli.line import CommandLine
-from training.config import ComparisonOptions, PrunerOptions, Setup, group_of
+from training.config import BudgetOption, ComparisonOptions, PrunerOptions, Setup, group_of
 from training.config.data import ParallelText, Text
 from training.data.files import check_classes, choose_columns, no_padding, read_table
+from training.data.headers import check_label_headers
 from training.runs.progress import is_first_process
 from training.runs.run_directory import RunDirectory
 
@@ -41,14 +41,15 @@ def check_run(line: CommandLine) -> None:
     if getattr(line.options, "list_methods", False) or not is_first_process(os.environ):
         return
     setup = Setup.of(line.options)
+    budgets = [setup.model.budget]
     if "methods" in line.options:
-        compared = group_of(ComparisonOptions, line.options)
-        for budget in compared.all_budgets:
-            check_model(replace(setup.model, budget=budget))
+        budgets = [*group_of(ComparisonOptions, line.options).all_budgets, *budgets]
     else:
         RunDirectory.claim(setup.run.run_dir, setup.run.name, setup.run.existing)
     check_accelerator(setup.trainer.accelerator)
-    check_model(setup.model)
+    heads = check_model(setup.model)
+    for budget in budgets:
+        check_budget(budget, heads)
     if isinstance(setup.data, Text):
         if setup.data.train_file is not None:
             check_text(setup.data)
@@ -69,9 +70,12 @@ def check_accelerator(accelerator: str) -> None:
         )
 
 
-def check_model(options: PrunerOptions) -> None:
-    """Raises :class:`GateError` for a local folder that holds no model of a form that can be read, or a budget of more heads
-    than the model has."""
+def check_model(options: PrunerOptions) -> int | None:
+    """The model's heads, where they can be told without loading it.
+
+    Raises:
+        GateError: for a local folder that holds no model of a form that can be read.
+    """
     fields: Mapping[str, Any] = options.from_scratch or {}
     if options.backbone is not None:
         folder = Path(options.backbone)
@@ -83,12 +87,12 @@ def check_model(options: PrunerOptions) -> None:
         if not folder.is_dir():
             if folder.is_absolute() or options.backbone.startswith((".", "~")) or options.backbone.count("/") > 1:
                 raise GateError(f"the model folder {options.backbone!r} does not exist; check --model.backbone")
-            return  # a name of the hub
+            return None  # a name of the hub
         check_weights(folder, allow_pickle=options.allow_pickle)
         fields = read_json(folder / "config.json")
         if not fields:
             raise GateError(f"{options.backbone!r} has no readable config.json, so it holds no model; check --model.backbone")
-    check_budget(options, heads_of(fields))
+    return heads_of(fields)
 
 
 def check_weights(folder: Path, *, allow_pickle: bool) -> None:
@@ -117,9 +121,8 @@ def heads_of(fields: Mapping[str, Any]) -> int | None:
     return layers[0] * heads[0] if len(layers) == len(heads) == 1 else None
 
 
-def check_budget(options: PrunerOptions, heads: int | None) -> None:
+def check_budget(budget: BudgetOption | None, heads: int | None) -> None:
     """Raises :class:`GateError` for a number of heads to keep that the model does not have."""
-    budget = options.budget
     if isinstance(budget, int) and not isinstance(budget, bool) and heads is not None and budget > heads:
         raise GateError(f"the budget is {budget}, but the model has {heads} heads; give fewer, or a fraction such as 0.25")
 
@@ -147,15 +150,18 @@ def check_text(options: Text) -> None:
             raise GateError(f"the {split} file {file!r} does not exist; check the path")
     if sum(Path(file).stat().st_size for file in options.files.values()) > LARGEST:
         return
-    labels = {}
+    labels, tables, columns = {}, {}, {}
     for split, file in options.files.items():
-        table = read_table(file, options.columns, options.quoting)
+        tables[split] = table = read_table(file, options.columns, options.quoting)
         chosen = choose_columns(split, [str(name) for name in table.columns], options)
+        columns[split] = chosen["label"]
         if len(table) == 0:
             raise GateError(f"the {split} split is empty; expected at least one example")
         if table[chosen["label"]].isna().any():
             return  # told where the examples are read, with the example
         labels[split] = [str(value).strip() for value in table[chosen["label"]]]
+    if options.columns is not None:
+        check_label_headers(tables, columns, options.files)
     check_classes(labels)
 
 

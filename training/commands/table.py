@@ -64,7 +64,7 @@ COMMANDS = {
         "learn which heads to keep, compare, export",
         build_parser,
         "training.comparison.run:fit",
-        "go on with --existing resume",
+        "nothing was written; start again",
         groups=GROUPS,
         check="training.commands.preflight:check_run",
     ),

@@ -20,6 +20,7 @@ from gates.head_gates import HeadGates
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
+from gates.vocabulary import check_vocabulary
 from training.comparison.methods import file_name, own_method
 from training.config import PrunerOptions
 from training.pruner.checkpoints import read_checkpoint
@@ -88,6 +89,8 @@ def load_trained(path: str) -> TrainedModel:
         tokenizer = AutoTokenizer.from_pretrained(run.export, trust_remote_code=False)
     except (OSError, ValueError, KeyError):  # a run without text has none
         tokenizer = None
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, repr(str(run.export)))
     name = Path(path).stem if is_checkpoint else "final"
     return TrainedModel(run, model, gates, config, options, own_method(options).name, name, tokenizer)
 

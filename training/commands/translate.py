@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
+from gates.vocabulary import check_known, check_vocabulary
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.config.checks import check_positive
@@ -94,6 +95,7 @@ def load_system(
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise GateError(f"{str(path)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+    check_vocabulary(tokenizer, repr(str(path)))
     model = load_encoder_decoder(str(path)).eval()
     set_languages(tokenizer, source=source_language, target=target_language)
     if target_language is not None:
@@ -121,7 +123,7 @@ def fitting_ids(
     """Token ids of sources.
 
     Raises:
-        GateError: if one has more tokens than the model has positions.
+        GateError: if one has more tokens than the model has positions, or the tokenizer does not know most of them.
     """
     ids, limit = encode_sources(tokenizer, source, prefix=prefix), positions(model.config, "encoder")
     for text, own in zip(source, ids, strict=True):
@@ -130,6 +132,7 @@ def fitting_ids(
                 f"the source {shorten(text, 60)!r} has {len(own)} tokens, more than the {limit} positions of the model; "
                 "shorten it"
             )
+    check_known(tokenizer, [own for text, own in zip(source, ids, strict=True) if text.strip()], repr(tokenizer.name_or_path))
     return ids
 
 

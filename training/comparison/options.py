@@ -10,6 +10,12 @@ from training.config import BudgetOption
 
 
 def check_budgets(budgets: Sequence[BudgetOption], sizes: Mapping[str, int]) -> None:
+    """Raises :class:`GateError` for two budgets of equally many heads, or one of none or of all.
+
+    Args:
+        budgets: as the command line has them.
+        sizes: heads of each kind in the model.
+    """
     totals = [Budget.parse(value, sizes).total for value in budgets]
     for index, total in enumerate(totals):
         if total in totals[:index]:
@@ -20,5 +26,3 @@ def check_budgets(budgets: Sequence[BudgetOption], sizes: Mapping[str, int]) -> 
             )
         if total in (0, sum(sizes.values())):
             raise GateError(f"--budgets has {budgets[index]!r}, which is {total} heads; nothing can be compared there")
-    if not totals:
-        raise GateError("--budgets is empty; give numbers of heads or fractions, for example 0.5,0.25")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 import yaml
 from pytorch_lightning.loggers import CSVLogger
 
-from training.cli.ending import stdout
+from training.cli.ending import advised, stdout
 from training.cli.line import CommandLine
 from training.comparison.adoption import adopt, is_adopted, seconds_of
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import check_given_masks
-from training.comparison.methods import own_method
-from training.comparison.plan import curve_of_run, plan_of_run, run_seed
+from training.comparison.methods import Method, own_method
+from training.comparison.plan import Planned, curve_of_run, plan_of_run, run_seed
 from training.comparison.run_results import describe_run, export, show_run, write_run
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, score_columns, write_tables
@@ -23,13 +26,14 @@ from training.config import Setup, SwapSearch
 from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
 from training.runs import processes, progress
+from training.runs.finished import is_finished, mark_finished, unmark_finished
 from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
 from training.runs.tracking import make_logger, resolved_mode
 from training.setup import make_pruner, make_trainer, open_data, quiet_libraries
 
 
 def fit(line: CommandLine) -> RunDirectory:
-    """The whole run, as its command line says."""
+    """The whole run, as its command line says; one that has ended and is resumed is left as it is."""
     quiet_libraries()
     setup = Setup.of(line.options)
     own = own_method(setup.model)
@@ -42,6 +46,30 @@ def fit(line: CommandLine) -> RunDirectory:
     resolved = line.parser.dump(kept, skip_unset=False)
     if run.resumes:
         check_same_options(run, resolved)
+        if is_finished(run, resolved):
+            if first:
+                stdout().print(f"the run in {str(run.path)!r} is finished; there is nothing to resume", soft_wrap=True)
+            return run
+    again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
+    with advised(lambda: f"go on with {again}--existing resume" if run.holds(resolved) else None):
+        train_and_compare(line, setup, own, asked, run, resolved, first=first)
+    return run
+
+
+def train_and_compare(
+    line: CommandLine, setup: Setup, own: Method, asked: Sequence[Planned], run: RunDirectory, resolved: str, *, first: bool
+) -> None:
+    """The run in its directory.
+
+    Args:
+        line: that asks for it.
+        setup: of the run.
+        own: its method.
+        asked: what it is compared with.
+        run: to write into.
+        resolved: its whole configuration, as YAML.
+        first: whether this is the first of the processes that share the directory.
+    """
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
     pruner = make_pruner(setup, data)
@@ -50,6 +78,7 @@ def fit(line: CommandLine) -> RunDirectory:
         check_checkpoint(checkpoint, pruner)
     trainer = make_trainer(setup)  # raises for its settings before anything is written
     if first:
+        unmark_finished(run)
         run.create(resolved)
         data.write_files(run.path)
     processes.start(trainer)
@@ -98,4 +127,4 @@ def fit(line: CommandLine) -> RunDirectory:
         if wandb_logger is not None:
             send_run(wandb_logger, run, results, described)
         show_run(stdout(), run, results, described, own)
-    return run
+        mark_finished(run)

@@ -168,7 +168,9 @@ class MaskSelector:
     def _priced(self, base: str, changes: Mapping[str, Any], budget: BudgetOption) -> Selection:
         """The mask that a price leaves, where it is of the budget, and otherwise heads rank by when they closed. Of several
         prices each is trained with, the mask of the best one is taken, and all of them are paid for."""
-        prices = self.prices or [self.experiments.options.price]
+        configured = self.experiments.options.price
+        assert configured is not None  # the options have put a default in its place
+        prices = self.prices or [configured]
         if isinstance(budget, Mapping):  # other kinds of heads stay whole, so that nothing trains beside their closing
             prices = [price if isinstance(price, Mapping) else dict.fromkeys(budget, price) for price in prices]
         tried = [{**changes, "price": price} for price in prices]

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from training.comparison.adoption import TrainedRun
 from training.data.base import TaskData
 from training.pruner.averaging import StopEarly
-from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions
+from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions, save_whole
 from training.pruner.checkpoints import read_checkpoint
 from training.pruner.course_log import CourseLog
 from training.pruner.evaluation import evaluate
@@ -31,7 +31,7 @@ def train(
     callbacks.append(LastGoodCheckpoint(run.checkpoint("last"), every=setup.run.save_every))
     trainer = make_trainer(setup, *callbacks, logger=loggers, val_check_interval=interval)
     trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
-    trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
+    save_whole(trainer, run.checkpoint("final"), weights_only=True)
     finetune, prune, end = pruner.boundaries
     predictions = Predictions()
     metrics = evaluate(make_trainer(setup, predictions), pruner, data)

@@ -13,6 +13,8 @@ from training.config.checks import at_least_0
 BudgetOption = int | float | dict[str, int | float]
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
+DEFAULT_PRICE = 0.01
+"""Of one open head, where it is only to keep clamped gates moving."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Gating:
 
     Args:
         budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}).
-        price: with ``budget: null``, lambda of Voita et al. 2019: the price of one expected open head, or one per
-            kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget too.
+        price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
+            or one per kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget
+            too, 0.01 by default.
         gate: how gates are learned: ``hard-concrete`` (Louizos et al. 2018), ``relaxed-top-k`` (Differentiable Subset
             Pruning, Li et al. 2021), ``straight-through-top-k`` (the top K forward, a sigmoid's gradient backward; K comes
             down over the ramp) or ``clamped-linear`` (a number clamped to [0, 1] with an L1 price, as DuoAttention's, Xiao
@@ -78,7 +81,7 @@ class Gating:
     """
 
     budget: BudgetOption | None = 0.25
-    price: PriceOption = 0.01
+    price: PriceOption | None = None
     gate: GateFamily = "hard-concrete"
     unit: Unit = "head"
     minimum_per_layer: int = 0
@@ -95,6 +98,8 @@ class Gating:
 
     def __post_init__(self) -> None:
         at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "his_start")
+        if self.price is None:
+            object.__setattr__(self, "price", DEFAULT_PRICE)
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
         if self.gate == "hard-concrete":

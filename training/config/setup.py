@@ -40,7 +40,17 @@ class Setup:
 
     @classmethod
     def of(cls, config: Namespace) -> Setup:
-        """The setup that a configuration describes."""
+        """The setup that a configuration describes.
+
+        Raises:
+            GateError: for options that contradict each other, and where nothing says how many heads are to stay.
+        """
+        model = config.model
+        if model.budget is None and model.price is None and model.prune > 0:
+            raise GateError(
+                "--model.budget is null, so a price decides how many heads stay, but --model.price is not given; give one, "
+                "such as 0.01 for each open head, or a budget such as 18 or 0.25"
+            )
         return cls(
             run=group_of(RunOptions, config),
             model=PrunerOptions(**config.model.as_dict()),

@@ -9,6 +9,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
+from gates.vocabulary import check_known
 from training.config.data import ClassificationOptions
 from training.data.base import SPLITS, TaskData
 from training.data.batches import RunBatches
@@ -59,6 +60,7 @@ class ClassificationData(TaskData):
         raw = self.load_splits()
         self.labels = _ordered(_classes(raw), stated_labels)
         self.splits = {name: self._encode(name, raw[name]) for name in SPLITS}
+        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def _encode(self, name: str, split: Dataset) -> Dataset:
         index = {label: position for position, label in enumerate(self.labels)}

@@ -17,14 +17,11 @@ import pyarrow
 
 from gates.errors import GateError
 from training.config.data import Text
+from training.data.headers import LABEL_COLUMNS, TEXT_COLUMNS, check_header
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
-TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
-"""What the columns of sentence and class are called, where nobody says."""
 SHOWN = 8
 """Classes in a message."""
-ENOUGH_ROWS, FEW = 20, 5
-"""Rows of a file, and rows for each value of a column, from which on a value that occurs once stands out."""
 
 
 def read_table(file: str, columns: list[str] | None = None, quoting: bool | None = None) -> pd.DataFrame:
@@ -88,34 +85,6 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
                     "the header or with --data.columns, and see that no text contains the separator"
                 )
     return table
-
-
-def check_header(table: pd.DataFrame, path: Path, columns: list[str] | None) -> pd.DataFrame:
-    """The table, if its columns were not named by hand although the file has a header line.
-
-    Raises:
-        GateError: if the first row says what the columns are called.
-    """
-    if columns is not None and len(table) and _is_header(table, columns):
-        raise GateError(
-            f"the first line of {str(path)!r} looks like a header ({', '.join(map(repr, table.iloc[0]))}), but --data.columns "
-            "names the columns of a file without one; leave out --data.columns, or take the line out of the file"
-        )
-    return table
-
-
-def _is_header(table: pd.DataFrame, columns: list[str]) -> bool:
-    """Whether the first row has the given or the usual names, or a value that no other row has in a column of a few values."""
-    first = [str(value).strip().lower() for value in table.iloc[0]]
-    if any(value == column.lower() for value, column in zip(first, columns, strict=False)):
-        return True
-    if set(first) <= {*TEXT_COLUMNS, *LABEL_COLUMNS}:
-        return True
-    for column in table if len(table) >= ENOUGH_ROWS else ():
-        values, counts = table[column], table[column].value_counts()
-        if len(counts) <= len(table) / FEW and counts[values.iloc[0]] == 1 and (counts == 1).sum() == 1:
-            return True
-    return False
 
 
 def choose_columns(split: str, columns: list[str], options: Text) -> dict[str, str]:

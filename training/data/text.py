@@ -10,9 +10,11 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
+from gates.vocabulary import check_vocabulary
 from training.config.data import Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table
+from training.data.headers import check_label_headers
 
 
 class TextData(ClassificationData):
@@ -38,6 +40,7 @@ class TextData(ClassificationData):
                 f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
                 "be reached; check the path or the network"
             ) from error
+        check_vocabulary(tokenizer, repr(name))
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         if tokenizer.pad_token is None:
@@ -55,8 +58,12 @@ class TextData(ClassificationData):
         return splits
 
     def _read_files(self) -> dict[str, Dataset]:
-        columns, quoting = self.options.columns, self.options.quoting
-        return {name: read_file(file, columns, quoting) for name, file in self.options.files.items()}
+        options = self.options
+        tables = {name: read_table(file, options.columns, options.quoting) for name, file in options.files.items()}
+        if options.columns is not None:
+            labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
+            check_label_headers(tables, labels, options.files)
+        return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
 
     def _read_hub(self) -> dict[str, Dataset]:
         options = self.options

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
+from gates.vocabulary import check_known, check_vocabulary
 from training.config.data import TranslationOptions
 from training.data.base import SPLITS, TaskData
 from training.data.languages import language_token, set_languages
@@ -94,6 +95,8 @@ class TranslationData(TaskData):
         self.tokenizer = self.load_tokenizer(backbone)
         for name in SPLITS:
             self.splits[name] = self._encode(self.texts[name])
+        for side in LENGTHS:
+            check_known(self.tokenizer, self.splits["train"][side], repr(self.tokenizer.name_or_path))
         if self.set_aside:
             self._keep("select", self._fit("select"))
         else:
@@ -132,6 +135,7 @@ class TranslationData(TaskData):
                 f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
                 "be reached; check the path or the network"
             ) from error
+        check_vocabulary(tokenizer, repr(name))
         if tokenizer.pad_token_id is None:
             raise GateError(f"the tokenizer of {name!r} has no padding token, which an encoder-decoder needs; give another")
         set_languages(tokenizer, source=self.options.source_language, target=self.options.target_language)

@@ -14,10 +14,25 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
+from gates.files import replacing
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
 from training.runs.cost import NOTHING, Cost, Meter
 from training.runs.processes import gathered
+
+
+def save_whole(trainer: pl.Trainer, path: Path, *, weights_only: bool = False) -> None:
+    """Save a checkpoint that is complete or not there, whenever the process is stopped. Every process has to call it."""
+    pending = pending_name(path)
+    trainer.save_checkpoint(pending, weights_only=weights_only)
+    if trainer.is_global_zero:
+        pending.replace(path)
+    trainer.strategy.barrier()
+
+
+def pending_name(path: Path) -> Path:
+    """Where a checkpoint lies that does not have its own name yet."""
+    return path.with_name(f".{path.name}.pending")
 
 
 class DenseCheckpoint(pl.Callback):
@@ -36,7 +51,7 @@ class DenseCheckpoint(pl.Callback):
         assert isinstance(pl_module, HeadPruner)
         step, finetune = trainer.global_step, pl_module.boundaries[0]
         if step == finetune == 0:
-            trainer.save_checkpoint(self.path)
+            save_whole(trainer, self.path)
         elif step >= finetune and trainer.is_global_zero and not self.path.is_file():
             assert self.resumed_from is not None
             source = self.resumed_from if step == finetune else self.resumed_from.with_name("dense.ckpt")
@@ -45,20 +60,21 @@ class DenseCheckpoint(pl.Callback):
                     f"the checkpoint {str(self.resumed_from)!r} is past fine-tuning (step {step} of {finetune}) and there is "
                     "no dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
                 )
-            shutil.copyfile(source, self.path)
+            with replacing(self.path) as partial:
+                shutil.copyfile(source, partial)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The end of a run that trained a dense model alone, perhaps before its time."""
         assert isinstance(pl_module, HeadPruner)
         finetune, _, end = pl_module.boundaries
         if finetune == end:  # before its time, or with other weights than the last, such as the best
-            trainer.save_checkpoint(self.path)
+            save_whole(trainer, self.path)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
         stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
         if stepped and trainer.global_step == pl_module.boundaries[0]:
-            trainer.save_checkpoint(self.path)
+            save_whole(trainer, self.path)
 
 
 class EndOfPhase(pl.Callback):
@@ -173,6 +189,9 @@ class CostInCheckpoints(pl.Callback):
 class LastGoodCheckpoint(pl.Callback):
     """Save ``last.ckpt`` every so many optimiser steps, once the next loss has shown that the weights are still sound.
 
+    Where a step ends with a validation, the checkpoint has it behind it. The last step has none: what follows it is saved by
+    itself.
+
     Args:
         path: of the checkpoint.
         every: optimiser steps between checkpoints.
@@ -180,26 +199,42 @@ class LastGoodCheckpoint(pl.Callback):
 
     def __init__(self, path: Path, *, every: int) -> None:
         self.path, self.every = path, every
-        self.pending = path.with_name(f".{path.name}.pending")
+        self.pending = pending_name(path)
         self.saved = -1
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._drop(trainer)  # of a process that was killed, whose weights nobody has looked at
+
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, HeadPruner)
         self._promote(trainer)  # this batch's loss was finite, or the step would have raised
         step = trainer.global_step
-        if step % self.every == 0 and step not in (0, self.saved):
+        ends = step in (pl_module.boundaries[2], trainer.max_steps)
+        if step % self.every == 0 and step not in (0, self.saved) and not ends:
             self.saved = step
+            trainer.save_checkpoint(self.pending)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step != self.saved:
+            return
+        if trainer.should_stop:
+            self._drop(trainer)
+        else:
             trainer.save_checkpoint(self.pending)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._promote(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if trainer.is_global_zero:
-            self.pending.unlink(missing_ok=True)
+        self._drop(trainer)
 
     def _promote(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero and self.pending.is_file():
             self.pending.replace(self.path)
+
+    def _drop(self, trainer: pl.Trainer) -> None:
+        if trainer.is_global_zero:
+            self.pending.unlink(missing_ok=True)
 
 
 class PhaseCosts(pl.Callback):

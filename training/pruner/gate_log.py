@@ -64,7 +64,7 @@ class GateLog(pl.Callback):
             for site, part in zip(gates.sites, counts.split(gates.sizes), strict=True):
                 logged[f"{name}/{site.label}"] = float(part.sum())
         if pruner.steering.target is not None:
-            target, goals = pruner.steering.target, pruner.goals(step)
+            target, goals = pruner.steering.target, pruner.goals(step - 1)  # which the step that is done aimed at
             logged["heads/target"] = float(sum(goals))
             logged |= {f"heads/target/{kind}": float(goal) for kind, goal in zip(target.kinds, goals, strict=False)}
             if pruner.steering.has_multipliers:

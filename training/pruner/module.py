@@ -142,7 +142,7 @@ class HeadPruner(pl.LightningModule):
         return self.schedule.ramp(step) if self._fixed is None else 0.0
 
     def goals(self, step: int) -> list[float]:
-        """Open gates aimed at after a step, in all or of each budgeted kind; none without a budget."""
+        """Open gates that the step after so many aims at, in all or of each budgeted kind; none without a budget."""
         return self.steering.goals(self.ramp(step))
 
     def on_train_start(self) -> None:

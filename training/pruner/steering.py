@@ -65,6 +65,7 @@ class Steering:
     def __init__(self, options: PrunerOptions, gates: HeadGates, kinds: list[Kind] | None) -> None:
         self.options, self.gates, self.kinds = options, gates, kinds
         heads = gates.kind_sizes()
+        assert options.price is not None  # the options have put a default in its place
         self.prices = parse_prices(options.price, heads)[gates.kind_index().cpu()]
         if gates.is_learned is not None:
             self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing

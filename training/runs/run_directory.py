@@ -14,11 +14,13 @@
     checkpoints/       dense.ckpt (end of fine-tuning), last.ckpt, final.ckpt
     experiments/       finished pieces of training and evaluation, see :mod:`training.comparison.cache`
     export/            the pruned model
+    finished.json      written last of all, see :mod:`training.runs.finished`
     wandb/             W&B's own files
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -36,6 +38,8 @@ from gates.files import replacing
 from training.config import Existing, RunOptions
 from training.runs.progress import is_first_process
 
+CONFIG = "config.yaml"
+"""Makes a directory that of a run."""
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
 FOLDERS = ("masks", "plots", "checkpoints")
@@ -48,6 +52,26 @@ FREE_WHEN_RESUMED = (
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
 EARLIER_LOG = "metrics-before-resuming.csv"
+
+
+def _is_partial(path: Path) -> bool:
+    """Whether a process that was killed has left this in place of a whole file or folder."""
+    return path.name.startswith(".") and ".partial-" in path.name
+
+
+def _is_remains(path: Path) -> bool:
+    """Whether all that this tells is that a run was stopped before it began."""
+    return _is_partial(path) or (path.name in FOLDERS and path.is_dir() and not any(path.iterdir()))
+
+
+def _read_log(path: Path) -> pd.DataFrame | None:
+    """What was logged, but for a last line that was not written to its end; None if that is nothing."""
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    log = pd.read_csv(io.StringIO(whole)) if whole.strip() else pd.DataFrame()
+    return log if len(log) else None
 
 
 def _joined(logs: list[pd.DataFrame]) -> pd.DataFrame:
@@ -91,19 +115,20 @@ class RunDirectory:
         for place in (chosen, *chosen.parents):
             if place.exists() and not place.is_dir():
                 raise GateError(f"--run_dir {str(chosen)!r} is or lies in a file ({str(place)!r}); give a directory")
-        taken = chosen.is_dir() and any(chosen.iterdir())
+        taken = chosen.is_dir() and any(not _is_remains(path) for path in chosen.iterdir())
+        holds_run = (chosen / CONFIG).is_file()
         if existing == "resume":
-            if not (chosen / "config.yaml").is_file():
+            if not holds_run:
                 raise GateError(f"there is nothing to resume in {str(chosen)!r}: it does not hold a run; check --run_dir")
             return cls(chosen, resumes=True)
+        if taken and not holds_run:
+            raise GateError(
+                f"{str(chosen)!r} is not empty and does not hold a run, so nothing is written there; give another --run_dir"
+            )
         if taken and existing == "refuse":
             raise GateError(
                 f"{str(chosen)!r} already holds a run; go on with it (--existing resume), replace it (--existing overwrite) "
                 "or give another --run_dir"
-            )
-        if taken and not (chosen / "config.yaml").is_file():
-            raise GateError(
-                f"{str(chosen)!r} is not empty and does not hold a run, so it is not overwritten; give another --run_dir"
             )
         return cls(chosen)
 
@@ -122,7 +147,7 @@ class RunDirectory:
         found = cls(Path(path))
         if not found.path.is_dir():
             raise GateError(f"the run {str(path)!r} does not exist; give a run directory, or a checkpoint in one")
-        if not (found.path / "config.yaml").is_file():
+        if not (found.path / CONFIG).is_file():
             raise GateError(f"{str(path)!r} does not hold a run: it has no config.yaml; give a directory that fit wrote")
         for part in (found.path / "metrics.json", found.checkpoint("final"), found.export / "config.json"):
             if not part.is_file():
@@ -133,18 +158,26 @@ class RunDirectory:
         return found
 
     def create(self, config_yaml: str) -> None:
-        """Make the folders (an old run is removed unless it is resumed) and save the resolved configuration."""
-        if self.path.is_dir() and not self.resumes:
-            shutil.rmtree(self.path)
+        """Make the folders (an old run is removed unless it is resumed) and save the resolved configuration, which says from
+        then on that the directory holds this run. Until then, what is left of an old one is told by its own."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in list(self.path.iterdir()):
+            if (path.name != CONFIG and not self.resumes) or _is_partial(path):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in FOLDERS:
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
+            (self.path / folder).mkdir(exist_ok=True)
         if self.resumes:
             self._keep_log()
-        self.write_text("config.yaml", config_yaml)
+        self.write_text(CONFIG, config_yaml)
+
+    def holds(self, config_yaml: str) -> bool:
+        """Whether the directory holds a run of this resolved configuration, which can be resumed."""
+        file = self.path / CONFIG
+        return self.resumes or (file.is_file() and file.read_text(encoding="utf-8") == config_yaml)
 
     def _keep_log(self) -> None:
         """Set the log of the interrupted run aside, since the logger starts a new file."""
-        logs = [pd.read_csv(self.path / name) for name in (EARLIER_LOG, "metrics.csv") if (self.path / name).is_file()]
+        logs = [log for name in (EARLIER_LOG, "metrics.csv") if (log := _read_log(self.path / name)) is not None]
         if logs:
             self.write_table(EARLIER_LOG, _joined(logs))
 
@@ -152,7 +185,7 @@ class RunDirectory:
         """Put the log of an interrupted run and that of its resumption together, in ``metrics.csv``."""
         earlier, own = self.path / EARLIER_LOG, self.path / "metrics.csv"
         if earlier.is_file():
-            logs = [pd.read_csv(path) for path in (earlier, own) if path.is_file()]
+            logs = [log for path in (earlier, own) if (log := _read_log(path)) is not None]
             self.write_table("metrics.csv", _joined(logs))
             earlier.unlink()
 
@@ -200,14 +233,15 @@ def claim(options: RunOptions) -> tuple[RunDirectory, bool]:
 
 
 def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
-    """The checkpoint that a run goes on from; None for one that begins, or that was stopped before its first.
+    """The checkpoint that a run goes on from; None for one that begins, or that was stopped before its first. Where a run that
+    began with another's checkpoint is resumed, it is one of its own.
 
     Raises:
         GateError: for one that would be overwritten.
     """
-    if options.ckpt_path is None:
-        kept = [run.checkpoint(name) for name in ("last", "dense") if run.resumes]
-        return next((str(path) for path in kept if path.is_file()), None)
+    kept = [run.checkpoint(name) for name in ("last", "dense") if run.resumes and run.checkpoint(name).is_file()]
+    if options.ckpt_path is None or (kept and options.ckpt_path == _options_of(run).get("ckpt_path")):  # it has gone on since
+        return str(kept[0]) if kept else None
     if first and not run.resumes and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
         raise GateError(f"--ckpt_path {options.ckpt_path!r} lies in the run that would be overwritten; give another --run_dir")
     return options.ckpt_path
@@ -223,18 +257,22 @@ def check_same_options(run: RunDirectory, resolved: str) -> None:
     Raises:
         GateError: naming the first option that differs.
     """
-    file = run.path / "config.yaml"
-    try:
-        began = dict(_flat(yaml.safe_load(file.read_text(encoding="utf-8"))))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        raise GateError(f"{str(file)!r} cannot be read ({first_line(error)}); begin the run anew") from error
-    now = dict(_flat(yaml.safe_load(resolved)))
+    file, began, now = run.path / CONFIG, _options_of(run), dict(_flat(yaml.safe_load(resolved)))
     for name in sorted(began.keys() | now.keys()):
         if began.get(name) != now.get(name) and not name.startswith(FREE_WHEN_RESUMED):
             raise GateError(
                 f"--existing resume goes on with the options that the run began with, but {name} was {began.get(name)!r} and "
                 f"is {now.get(name)!r} now; give --config {file}, or another --run_dir"
             )
+
+
+def _options_of(run: RunDirectory) -> dict[str, Any]:
+    """The options that a run began with, by their names with dots."""
+    file = run.path / CONFIG
+    try:
+        return dict(_flat(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+        raise GateError(f"{str(file)!r} cannot be read ({first_line(error)}); begin the run anew") from error
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

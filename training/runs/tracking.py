@@ -7,16 +7,19 @@ import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import pydantic
 import torch
 import wandb
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from gates.errors import GateError
 from gates.files import replacing
 from training.config import WandbOptions
 
@@ -44,7 +47,25 @@ def resolved_mode(options: WandbOptions) -> Literal["online", "offline", "disabl
             return "offline"
         case "disabled":
             return "disabled"
-    return "online" if wandb.login(prompt=False) else "offline"
+    with environment_of_wandb():
+        return "online" if wandb.login(prompt=False) else "offline"
+
+
+@contextmanager
+def environment_of_wandb() -> Iterator[None]:
+    """W&B's complaints about its environment variables as one sentence; empty ones are as if they were not set.
+
+    Raises:
+        GateError: naming the variable.
+    """
+    for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
+        del os.environ[name]
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        wrong = error.errors()[0]
+        name = f"WANDB_{str(wrong['loc'][0]).upper()}" if wrong["loc"] else "a setting"
+        raise GateError(f"W&B does not take {name}={wrong['input']!r} ({wrong['msg']}); correct or unset it") from error
 
 
 def make_logger(options: WandbOptions, run_path: Path, config: dict[str, Any]) -> WandbLogger | None:
@@ -74,20 +95,21 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
         config: what the run was told.
         described: ``id``, ``name``, ``group``, ``job_type`` and the like, as ``wandb.init`` takes them.
     """
-    os.environ.setdefault("WANDB_SILENT", "true")
     mode = resolved_mode(options)
     if mode == "disabled":
         return None
-    return wandb.init(
-        dir=str(run_path),
-        project=options.project,
-        tags=options.tags,
-        config={**config, "code": code_version()},
-        mode=mode,
-        resume="allow",
-        settings=wandb.Settings(silent=True, console="off"),
-        **described,
-    )
+    with environment_of_wandb():
+        os.environ.setdefault("WANDB_SILENT", "true")
+        return wandb.init(
+            dir=str(run_path),
+            project=options.project,
+            tags=options.tags,
+            config={**config, "code": code_version()},
+            mode=mode,
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off"),
+            **described,
+        )
 
 
 def run_id(run_path: Path) -> str:

@@ -267,3 +267,16 @@ def test_bleu_has_the_tokenizer_that_the_language_needs(files):
     plain = aligned(files)
     plain.build(None)
     assert plain.fingerprint() != data.fingerprint()
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_tokenizer_that_does_not_know_a_language_is_refused(side, files, tmp_path):
+    known = aligned(files)
+    known.build(None)
+    known.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    lines = {"source": SOURCE, "target": TARGET} | {
+        side: [f"\u043b\u0438\u0441\u0430 \u0432\u0438\u0434\u0438\u0442 {n}" for n in range(24)]
+    }
+    data = aligned(files, lines["source"], lines["target"], tokenizer=str(tmp_path / "tokenizer"))
+    with pytest.raises(GateError, match=r"tokenizer' does not know the texts: \d+ % of their tokens are <unk>"):
+        data.build(None)

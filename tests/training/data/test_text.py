@@ -5,12 +5,14 @@ import datasets
 import huggingface_hub
 import pandas as pd
 import pytest
+from transformers import BertConfig
 
 from gates.errors import GateError
 from training.config.data import Text
 from training.data.synthetic import build_tokenizer
 from training.data.text import TextData, read_file
 
+CONFIG = {"vocab_size": 90, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 ROWS = [("the fox sees the basil", "1"), ("a \"quoted, word' here", "0"), ("NA", "1"), ("null and 12", "0")] * 5
 
 
@@ -168,3 +170,20 @@ def test_an_unreachable_hub_data_set(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(GateError, match="'nobody/nothing'"):
         TextData(Text(dataset="nobody/nothing")).load_splits()
+
+
+def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):
+    """Of which Transformers would make one that knows nothing."""
+    BertConfig(**CONFIG).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    write(tmp_path / "train.tsv")
+    options = Text(train_file=str(tmp_path / "train.tsv"), test_file=str(tmp_path / "train.tsv"), tokenizer=str(tmp_path))
+    with pytest.raises(GateError, match="special tokens and no other"):
+        TextData(options).build(None)
+
+
+def test_texts_of_which_the_tokenizer_knows_nothing(tmp_path, data):
+    for name in ("train.tsv", "test.tsv"):
+        write(tmp_path / name, [("Jbzk qwyx vlorp", label) for label in "01"] * 10)
+    with pytest.raises(GateError, match="does not know the texts: 100 % of their tokens"):
+        data().build(None)
