@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from gates.errors import GateError
-from gates.sites import AttentionSite
+from gates.sites import DIFFERENCE, SPARSE, AttentionSite
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 
@@ -24,8 +24,8 @@ def global_names(core: nn.Module) -> tuple[str, ...]:
 
 
 def sparse_site(sites: tuple[AttentionSite, ...]) -> AttentionSite | None:
-    """The first site with block-sparse attention, whose matrix is not one of queries by keys; None if there is none."""
-    return next((site for site in sites if site.gate_only and INTERFACE not in global_names(site.core)), None)
+    """The first site whose matrix is not one of queries by keys, such as block-sparse attention; None if there is none."""
+    return next((site for site in sites if site.gate_only in (SPARSE, DIFFERENCE)), None)
 
 
 def uses_interface(site: AttentionSite) -> bool:

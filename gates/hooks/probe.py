@@ -1,12 +1,12 @@
 """What attention does, found out by calling a module a second time with inputs that differ in one place.
 
-Names and configurations say what an attention module should be. Whether all its heads pass through gates, and whether its tokens
-see later ones, is a matter of which output changes with which input. A second call of one module, without gradients, shows it.
+Names and configurations say what an attention module should be. Whether all its heads pass through gates, and whether its
+tokens see later ones, is a matter of which output changes with which input. A second call of one module shows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,21 +21,31 @@ VISIBLE = 1e-6
 """Change of an output, relative to its largest value, that is more than rounding."""
 
 
-def is_bypassed(site: AttentionSite, arguments: Arguments) -> bool:
-    """Whether something that attention mixes reaches the module's outputs other than through the site's gates.
+def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Arguments) -> bool | None:
+    """Whether something that attention mixes reaches a module's outputs other than through its gates.
 
-    The module is called once more with nothing for its output projection, as if all gates were closed, and with one token that is
-    not a number. Attention spreads it to every token that may see this one; so where the gates stop all of it, one token of the
-    output is not a number, and no other.
+    The module is called once more with nothing for its output projections, as if all gates were closed, and with one token
+    that is not a number. Attention spreads it to every token that sees this one. So where the gates stop all of it, one token
+    of the output is not a number, and no other.
 
     Args:
-        site: attention module of a model.
+        module: attention module.
+        gated: its output projections that have gates.
         arguments: what it was called with.
+
+    Returns:
+        None for a single token, from which it cannot be told; False also for a module that cannot be called again.
     """
-    outputs = _again(site, arguments, _poisoned, closed=True)
-    shapes = {tensor.shape[:-1] for tensor in _streams(arguments)}
-    for stream in (tensor for tensor in outputs if tensor.shape[:-1] in shapes):
-        spoilt = stream.isnan().flatten(2 if stream.dim() > 2 else 1).any(-1)
+    streams = list(_streams(arguments))
+    if not streams or streams[0][..., 0].numel() < 2:
+        return None
+    try:
+        outputs = _again(module, arguments, _poisoned, closed=gated)
+    except Exception:  # whatever keeps it from being called on its own, such as weights held by other processes
+        return False
+    shapes = {tensor.shape for tensor in streams}
+    for stream in outputs[:1] + [tensor for tensor in outputs[1:] if tensor.shape in shapes]:
+        spoilt = stream.isnan().any(-1)
         spoilt[(0,) * spoilt.dim()] = False
         if bool(spoilt.any()):
             return True
@@ -59,7 +69,7 @@ def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Ca
     found: list[Kind | None] = [None] * len(sites)
 
     def seen(position: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        found[position] = _kind_of_call(sites[position], (args, kwargs))
+        found[position] = _kind_of_call(module, (args, kwargs))
 
     with torch.no_grad(), ExitStack() as stack:
         for position, site in enumerate(sites):
@@ -69,12 +79,12 @@ def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Ca
     return found
 
 
-def _kind_of_call(site: AttentionSite, arguments: Arguments) -> Kind:
-    before = _again(site, arguments, lambda stream: stream)[0]
+def _kind_of_call(module: nn.Module, arguments: Arguments) -> Kind:
+    before = _again(module, arguments, lambda stream: stream)[0]
     tokens = _tokens(before)
     changed = []
     for token, others in ((0, slice(1, None)), (-1, slice(None, -1))):
-        after = _again(site, arguments, _moved(token))[0]
+        after = _again(module, arguments, _moved(token))[0]
         difference = (after - before).movedim(tokens, 0)[others].abs().max()
         changed.append(bool(difference > VISIBLE * before.abs().max()))
     forwards, backwards = changed
@@ -83,28 +93,30 @@ def _kind_of_call(site: AttentionSite, arguments: Arguments) -> Kind:
     return "decoder" if forwards else "cross"
 
 
-def _again(site: AttentionSite, arguments: Arguments, change: Callable[[Tensor], Tensor], *, closed: bool = False) -> list[Tensor]:
+def _again(
+    module: nn.Module, arguments: Arguments, change: Callable[[Tensor], Tensor], *, closed: Sequence[nn.Module] = ()
+) -> list[Tensor]:
     """The tensors that a module returns when it is called again, at rest, without its caches and without any hook.
 
     Args:
-        site: attention module.
+        module: attention module.
         arguments: what it was called with.
-        change: function from its first input to what takes the input's place; of all its streams of tokens, if ``closed``.
-        closed: whether its output projection is given zeros.
+        change: function from its first stream of tokens to what takes its place; from each stream, if any projection is closed.
+        closed: submodules that are given zeros.
     """
-    first = next((id(stream) for stream in _streams(arguments)), None)
+    first = next(_streams(arguments))
 
     def other(value: Any) -> Any:
         if isinstance(value, Cache):
             return None
-        return change(value) if _is_stream(value) and (closed or id(value) == first) else value
+        return change(value) if value is first or (closed and _is_stream(value)) else value
 
     args, kwargs = arguments
-    with torch.no_grad(), _without_hooks(site.module), _at_rest(site.module), ExitStack() as stack:
-        if closed:
-            handle = site.output.register_forward_pre_hook(lambda module, given: (torch.zeros_like(given[0]), *given[1:]))
+    with torch.no_grad(), _without_hooks(module), _at_rest(module), ExitStack() as stack:
+        for projection in closed:
+            handle = projection.register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))
             stack.callback(handle.remove)
-        output = site.module.forward(*map(other, args), **{name: other(value) for name, value in kwargs.items()})
+        output = module.forward(*map(other, args), **{name: other(value) for name, value in kwargs.items()})
     return [part for part in (output if isinstance(output, tuple) else (output,)) if _is_stream(part)]
 
 
