@@ -378,11 +378,19 @@ def _kind(model: nn.Module, name: str, core: nn.Module) -> Kind:
     said = [getattr(core, attribute) for attribute in ("is_causal", "is_decoder") if hasattr(core, attribute)]
     if any(said) or type(core).__name__ in CAUSAL_CLASSES:
         return "decoder"
-    owner = next((part for part in reversed(_ancestors(model, name)) if isinstance(part, PreTrainedModel)), model)
-    masks = _masks(type(owner))
+    owner = next((part for part in reversed(_ancestors(model, name)) if isinstance(part, PreTrainedModel)), None)
+    masks = _masks_for(core, owner)
     if masks == {"causal"}:  # also CLIP's text model, whose attention calls itself bidirectional
         return "encoder" if _is_bidirectional(getattr(owner, "config", None)) else "decoder"
     return "decoder" if not said and not masks and "decoder" in parts else "encoder"
+
+
+def _masks_for(core: nn.Module, owner: PreTrainedModel | None) -> frozenset[str]:
+    """The kinds of masks that the model around an attention module makes; none if the module is configured by another."""
+    own = getattr(core, "config", None)
+    if owner is None or (own is not None and type(own) is not type(owner.config)):
+        return frozenset()
+    return _masks(type(owner))  # type: ignore[arg-type]
 
 
 def _is_bidirectional(config: object) -> bool:

@@ -50,11 +50,11 @@ def attention_calls(around: Callable[..., Any]) -> Iterator[None]:
     def wrapped(interface: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         return partial(around, name, look_up(interface, name, default))
 
-    AttentionInterface.get_interface = wrapped
+    AttentionInterface.get_interface = wrapped  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        AttentionInterface.get_interface = look_up
+        AttentionInterface.get_interface = look_up  # type: ignore[method-assign]
 
 
 def implementation_of(model: PreTrainedModel, core: nn.Module) -> str:
