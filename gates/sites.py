@@ -253,7 +253,7 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
     [('encoder.layer.0.attention', 'encoder', 4), ('encoder.layer.1.attention', 'encoder', 4)]
     """
     sites = tuple(
-        _site(model, name, module, layout)
+        _site(model, name if layout is matched else f"{name}.{layout.output.split('.')[0]}", module, layout)
         for name, module in model.named_modules()
         if (matched := _match(module)) is not None
         for layout in matched.streams
@@ -332,9 +332,8 @@ def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> Att
             f"{type(core).__name__} at {name!r} has projections of [out, in] features {sizes}, which are not those of heads of "
             f"{head_dim} features each; gates for such attention are not implemented"
         )
-    stream = "" if layout is _match(module) else "." + layout.output.split(".")[0]
     return AttentionSite(
-        name=name + stream,
+        name=name,
         kind=_kind(model, name, core),
         layer=int(numbers[0]) if (numbers := re.findall(r"(?<=\.)\d+(?=\.|$)", "." + name)) else 0,
         heads=heads,

@@ -77,8 +77,8 @@ def observe_attention(
         valid: queries that are not padding for each kind, ``[batch, query]``; None if all count.
 
     Raises:
-        GateError: for block-sparse attention; if the attention of some site was not seen; or if a model that has to give its
-            attention matrix is in training mode, where dropout has changed it.
+        GateError: for block-sparse attention; if the attention of some site was not seen, or its weights do not sum to one; or
+            if a model that has to give its attention matrix is in training mode, where dropout has changed it.
 
     >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
     >>> from transformers import BertConfig, BertModel
