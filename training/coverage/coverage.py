@@ -48,6 +48,7 @@ FALCON_ALIBI = "Falcon (ALiBi)"
 SPARSE_ENTROPY = "a query of block-sparse attention does not see all keys, so its entropy is not comparable"
 LIMITS = {
     (FALCON_ALIBI, "onnx"): "ONNX Runtime has no multiplication of bfloat16 on CPUs, in which it computes its slopes",
+    ("NllbMoe", "onnx"): "torch.onnx.export does not take its experts",
     ("Longformer", "entropy"): SPARSE_ENTROPY,
     ("BigBird", "entropy"): SPARSE_ENTROPY,
     ("LED", "entropy"): SPARSE_ENTROPY,
