@@ -2,15 +2,22 @@
 
 Model families are data: one table of projection names. A module is an attention site when it has all the
 projections of exactly one row; head counts follow from the shapes of the weights.
+
+The kind of a site follows, without running the model, from its own name and attributes and from the masks that the model around
+it makes. :func:`gates.hooks.probe.seen_kinds` finds it by changing tokens; the coverage table and the tests hold both together.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from dataclasses import dataclass
+from types import CodeType
 from typing import Literal
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
@@ -39,6 +46,8 @@ class Layout:
         adds: what the module adds to its output itself: ``residual`` (an argument) or the path of the norm over the sum with
             its input; empty if the caller does it.
         gate_only: why heads of such attention cannot be removed, only gated; empty if they can.
+        narrowed_by: attribute of the core that says how many times narrower its heads are than the core's head size.
+        beside: a second stream of heads in the same module, with projections and gates of its own.
     """
 
     query: str
@@ -52,14 +61,22 @@ class Layout:
     arguments: tuple[str, ...] = ()
     adds: str = ""
     gate_only: str = ""
+    narrowed_by: str = ""
+    beside: Layout | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
 
+    @property
+    def streams(self) -> tuple[Layout, ...]:
+        """The layouts of all streams of heads that the module has."""
+        return (self,) if self.beside is None else (self, *self.beside.streams)
+
 
 LATENT = "multi-head latent attention shares one compressed key and value between all heads"
 SPARSE = "its block-sparse pattern has projections and buffers of its own"
+STREAMS = "the heads of its two streams add their scores, so each needs the queries and keys of the other"
 
 LAYOUTS: tuple[Layout, ...] = (
     # LED's encoder
@@ -70,6 +87,24 @@ LAYOUTS: tuple[Layout, ...] = (
         "output",
         core="longformer_self_attn",
         gate_only=SPARSE,
+    ),
+    # LiLT: text and layout, listed before BERT, whose paths it contains
+    Layout(
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+        core="self",
+        gate_only=STREAMS,
+        beside=Layout(
+            "self.layout_query",
+            "self.layout_key",
+            "self.layout_value",
+            "layout_output.dense",
+            core="self",
+            gate_only=STREAMS,
+            narrowed_by="channel_shrink_ratio",
+        ),
     ),
     # BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ERNIE, ESM, MegatronBERT, RoFormer, LayoutLM, RemBERT, Data2VecText, ...
     Layout("self.query", "self.key", "self.value", "output.dense", core="self"),
@@ -113,18 +148,19 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 HEAD_DIM_NAMES = ("v_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
-CROSS_NAMES = ("crossattention", "encoder_attn", "cross_attn", "EncDecAttention")
+CROSS_NAMES = re.compile(r"cross_?att(n|ention)|encoder_att(n|ention)|EncDecAttention")
+MASKS = re.compile(r"create_\w*(causal|bidirectional)\w*_mask")
+"""Transformers' functions that make the masks of attention; most of their names say which kind of mask."""
 CAUSAL_CLASSES = ("BloomAttention", "CodeGenAttention")
-"""Causal attention that does not say so."""
-CAUSAL_CONFIGS = ("CLIPTextConfig",)
-"""Configurations whose model hands a causal mask to attention that calls itself bidirectional."""
+"""Causal attention that does not say so, in models that make their masks on their own."""
+DIFFERENCE = "each of its heads is the difference of two"
 RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
 WIDTH = "it takes the width of its input for that of its heads together"
 GATE_ONLY_CLASSES = {
     "LongformerSelfAttention": SPARSE,
     "BigBirdBlockSparseAttention": SPARSE,
     "PegasusXGlobalLocalAttention": SPARSE,
-    "DiffLlamaAttention": "each of its heads is the difference of two",
+    "DiffLlamaAttention": DIFFERENCE,
     "BeitAttention": RELATIVE,
     "Data2VecVisionSelfAttention": RELATIVE,
     "Data2VecVisionSdpaSelfAttention": RELATIVE,
@@ -132,6 +168,8 @@ GATE_ONLY_CLASSES = {
     "LayoutLMv2SelfAttention": RELATIVE,
     "TrOCRAttention": WIDTH,
     "modeling_fsmt.Attention": WIDTH,
+    "GPTNeoXJapaneseAttention": "it adds a bias of its own behind its output projection",
+    "DogeAttention": "the scores of its dynamic mask have weights for each head that are not known how to cut",
 }
 """Attention with the projections of a row above whose heads cannot be removed, with the reason; by the name of the class, or of
 its file and the class where the name alone says little."""
@@ -148,7 +186,7 @@ class AttentionSite:
     """One attention module of a model.
 
     Args:
-        name: path of the attention module in the model.
+        name: path of the attention module in the model; of a second stream of heads in it, the path of the stream's output.
         kind: ``encoder`` (bidirectional self-attention), ``decoder`` (causal) or ``cross``.
         layer: index of the layer in its stack (the first number in ``name``).
         heads: query heads.
@@ -221,7 +259,10 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
     [('encoder.layer.0.attention', 'encoder', 4), ('encoder.layer.1.attention', 'encoder', 4)]
     """
     sites = tuple(
-        _site(name, module, layout) for name, module in model.named_modules() if (layout := _match(module)) is not None
+        _site(model, name if layout is matched else f"{name}.{layout.output.split('.')[0]}", module, layout)
+        for name, module in model.named_modules()
+        if (matched := _match(module)) is not None
+        for layout in matched.streams
     )
     covered = {id(part) for site in sites for part in (*site.module.modules(), *_ancestors(model, site.name))}
     uncovered = sorted(
@@ -256,7 +297,8 @@ def _refused(module: nn.Module) -> str:
 
 def _match(module: nn.Module) -> Layout | None:
     for layout in LAYOUTS:
-        if all(isinstance(find_module(module, path), (nn.Linear, Conv1D)) for path in layout.paths):
+        paths = [path for stream in layout.streams for path in stream.paths]
+        if all(isinstance(find_module(module, path), (nn.Linear, Conv1D)) for path in paths):
             return layout
     return None
 
@@ -282,11 +324,12 @@ def _is_attention(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) or "Attention" in type(module).__name__
 
 
-def _site(name: str, module: nn.Module, layout: Layout) -> AttentionSite:
+def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> AttentionSite:
     core = module.get_submodule(layout.core)
     head_dim = next((getattr(core, attribute) for attribute in HEAD_DIM_NAMES if hasattr(core, attribute)), None)
     if not isinstance(head_dim, int):
         raise GateError(f"{type(core).__name__} at {name!r} does not state its head size ({' or '.join(HEAD_DIM_NAMES)})")
+    head_dim //= getattr(core, layout.narrowed_by) if layout.narrowed_by else 1
     heads, odd = divmod(weight_by_output(_linear(module, layout.output)).shape[1], head_dim)
     kv_heads = heads if layout.gate_only else _kv_heads(module, layout, heads, head_dim)
     if odd or kv_heads < 1 or heads % kv_heads or not (layout.gate_only or _feeds(module, layout, heads, kv_heads, head_dim)):
@@ -297,7 +340,7 @@ def _site(name: str, module: nn.Module, layout: Layout) -> AttentionSite:
         )
     return AttentionSite(
         name=name,
-        kind=_kind(name, core),
+        kind=_kind(model, name, core),
         layer=int(numbers[0]) if (numbers := re.findall(r"(?<=\.)\d+(?=\.|$)", "." + name)) else 0,
         heads=heads,
         kv_heads=kv_heads,
@@ -332,10 +375,43 @@ def _feeds(module: nn.Module, layout: Layout, heads: int, kv_heads: int, head_di
     )
 
 
-def _kind(name: str, core: nn.Module) -> Kind:
-    if any(part in CROSS_NAMES for part in name.split(".")):
+def _kind(model: nn.Module, name: str, core: nn.Module) -> Kind:
+    """By what attention is called, what it says of itself, the masks it is given, and last by where it is."""
+    parts = name.split(".")
+    if any(CROSS_NAMES.fullmatch(part) for part in parts):
         return "cross"
-    causal = getattr(core, "is_causal", False) or getattr(core, "is_decoder", False)
-    causal = causal or type(core).__name__ in CAUSAL_CLASSES
-    causal = causal or type(getattr(core, "config", None)).__name__ in CAUSAL_CONFIGS
-    return "decoder" if causal else "encoder"
+    said = [getattr(core, attribute) for attribute in ("is_causal", "is_decoder") if hasattr(core, attribute)]
+    if any(said) or type(core).__name__ in CAUSAL_CLASSES:
+        return "decoder"
+    owner = next((part for part in reversed(_ancestors(model, name)) if isinstance(part, PreTrainedModel)), None)
+    masks = _masks_for(core, owner)
+    if masks == {"causal"}:  # also CLIP's text model, whose attention calls itself bidirectional
+        return "encoder" if _is_bidirectional(getattr(owner, "config", None)) else "decoder"
+    return "decoder" if not said and not masks and "decoder" in parts else "encoder"
+
+
+def _masks_for(core: nn.Module, owner: PreTrainedModel | None) -> frozenset[str]:
+    """The kinds of masks that the model around an attention module makes; none if the module is configured by another."""
+    own = getattr(core, "config", None)
+    if owner is None or (own is not None and type(own) is not type(owner.config)):
+        return frozenset()
+    return _masks(type(owner))  # type: ignore[arg-type]
+
+
+def _is_bidirectional(config: object) -> bool:
+    """Whether a configuration makes a causal model bidirectional."""
+    return getattr(config, "use_bidirectional_attention", None) is True or getattr(config, "is_causal", None) is False
+
+
+@functools.cache
+def _masks(model: type[nn.Module]) -> frozenset[str]:
+    """The kinds of masks, ``causal`` and ``bidirectional``, that the methods of a class make, as their code says."""
+    functions = [inspect.unwrap(value) for part in model.__mro__ for value in vars(part).values() if inspect.isfunction(value)]
+    names = {name for function in functions for name in _names(function.__code__)}
+    return frozenset(found[1] for name in names if (found := MASKS.fullmatch(name)))
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that a function refers to, with those of the functions in it."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)

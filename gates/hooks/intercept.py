@@ -10,13 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import AttentionInterface
 
 from gates.errors import GateError
-from gates.sites import AttentionSite
+from gates.sites import DIFFERENCE, SPARSE, AttentionSite
 
-OBSERVER = "head_gates_observer"
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 
 
@@ -26,8 +24,8 @@ def global_names(core: nn.Module) -> tuple[str, ...]:
 
 
 def sparse_site(sites: tuple[AttentionSite, ...]) -> AttentionSite | None:
-    """The first site with block-sparse attention, whose matrix is not one of queries by keys; None if there is none."""
-    return next((site for site in sites if site.gate_only and INTERFACE not in global_names(site.core)), None)
+    """The first site whose matrix is not one of queries by keys, such as block-sparse attention; None if there is none."""
+    return next((site for site in sites if site.gate_only in (SPARSE, DIFFERENCE)), None)
 
 
 def uses_interface(site: AttentionSite) -> bool:
@@ -36,22 +34,49 @@ def uses_interface(site: AttentionSite) -> bool:
 
 
 @contextmanager
-def attention_function(model: PreTrainedModel, function: Callable[..., Any]) -> Iterator[None]:
-    """Make ``function`` the model's attention function for a while, with masks as for PyTorch's attention.
+def attention_calls(around: Callable[..., Any]) -> Iterator[None]:
+    """Send every call of Transformers' attention interface through ``around``; the attention implementation stays.
+
+    Models choose masks, and some of them sparse patterns, by the name of their implementation. So the name is left as it is,
+    and the function that a model looks up by it is wrapped.
 
     Args:
-        model: model whose attention goes through Transformers' attention interface.
-        function: function that takes ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens,
-            head_dim]``, and returns ``[batch, query, heads, head_dim]`` and attention weights or None.
+        around: function called with the implementation's name, the model's attention function and the arguments of its call:
+            ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It returns
+            what the attention function returns: ``[batch, query, heads, head_dim]`` and attention weights or None.
     """
-    ALL_ATTENTION_FUNCTIONS.register(OBSERVER, function)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(OBSERVER, sdpa_mask)
+    look_up = AttentionInterface.get_interface
+
+    def wrapped(interface: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(around, name, look_up(interface, name, default))
+
+    AttentionInterface.get_interface = wrapped  # type: ignore[assignment, method-assign]
     try:
-        with implementation(model, OBSERVER):
-            yield
+        yield
     finally:
-        for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-            type(interface)._global_mapping.pop(OBSERVER, None)
+        AttentionInterface.get_interface = look_up  # type: ignore[method-assign]
+
+
+def implementation_of(model: PreTrainedModel, core: nn.Module) -> str:
+    """The name of the attention implementation that a site's core goes by."""
+    return str(getattr(getattr(core, "config", model.config), "_attn_implementation", "eager"))
+
+
+@contextmanager
+def readable_implementation(model: PreTrainedModel) -> Iterator[None]:
+    """Eager attention or PyTorch's for a while, in those parts of the model that run on any other, such as flash attention."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    before = [
+        (part.config, name) for part in parts if (name := part.config._attn_implementation) not in ("eager", "sdpa", None)
+    ]
+    try:
+        for part in parts:
+            if part.config._attn_implementation not in ("eager", "sdpa", None):
+                part.config._attn_implementation = "sdpa" if part._supports_sdpa else "eager"
+        yield
+    finally:
+        for config, name in reversed(before):
+            config._attn_implementation = name
 
 
 @contextmanager
@@ -88,12 +113,20 @@ def attention_matrices(
     with ExitStack() as stack:
         stack.enter_context(implementation(model, "eager"))
         for position, site in enumerate(sites):
-            for handle in (
-                site.core.register_forward_pre_hook(_ask_for_matrix, with_kwargs=True),
-                site.core.register_forward_hook(partial(_take_matrix, take, position, site.heads)),
-            ):
-                stack.callback(handle.remove)
+            stack.enter_context(asking_for_matrix(site.core))
+            handle = site.core.register_forward_hook(partial(_take_matrix, take, position, site.heads))
+            stack.callback(handle.remove)
         yield
+
+
+@contextmanager
+def asking_for_matrix(core: nn.Module) -> Iterator[None]:
+    """Ask the core of a site for its attention matrix, where its forward has an argument for that."""
+    handle = core.register_forward_pre_hook(_ask_for_matrix, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _ask_for_matrix(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -109,10 +142,16 @@ def _ask_for_matrix(core: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 def _take_matrix(
     take: Callable[[int, Tensor], None], position: int, heads: int, core: nn.Module, args: Any, output: Any
 ) -> None:
-    """Find the matrix of weights ``[batch, heads, query, key]`` among a module's outputs."""
-    found = [part for part in output[1:] if isinstance(part, Tensor) and part.dim() == 4 and part.shape[1] == heads]
-    if found:
-        take(position, found[-1])  # a position bias (T5) comes before the weights
+    matrix = matrix_among(output, heads)
+    if matrix is not None:
+        take(position, matrix)
+
+
+def matrix_among(output: Any, heads: int) -> Tensor | None:
+    """The matrix of weights ``[batch, heads, query, key]`` among a module's outputs; None if there is none."""
+    parts = output[1:] if isinstance(output, tuple) else ()
+    found = [part for part in parts if isinstance(part, Tensor) and part.dim() == 4 and part.shape[1] == heads]
+    return found[-1] if found else None  # a position bias (T5) comes before the weights
 
 
 @contextmanager

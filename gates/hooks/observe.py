@@ -1,13 +1,17 @@
 """Watch a model's attention while it runs and feed its entropies and confidences to their Metrics.
 
-Where a model hands queries and keys to Transformers' attention interface, they are taken there, and no attention matrix is
-stored. Models that call PyTorch's attention themselves (Falcon) are watched there. Models that compute attention on their own
-(DeBERTa-v2, BLOOM, GPT-J, XLM, ...) are run with ``output_attentions``, and the measures come from the explicit matrix.
+Nothing of the model is exchanged: its own attention functions run as ever, with the masks they were given, and the measures are
+taken beside them. Where a model hands queries and keys to Transformers' attention interface, they are taken there, and no
+attention matrix is stored; where its attention function makes the matrix anyway (eager), the matrix is taken. Models that call
+PyTorch's attention themselves (Falcon) are watched there. Models that compute attention on their own (DeBERTa-v2, BLOOM, GPT-J,
+XLM, ...) are asked for their matrix by ``output_attentions``.
+
+Implementations other than eager and PyTorch's (flash, flex) read masks in formats of their own. While such a model is observed
+it runs on PyTorch's attention, so its outputs are the same up to rounding only; everywhere else, to the last bit.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,34 +21,41 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv
 
 from gates.errors import GateError
 from gates.hooks.intercept import (
     DIRECT,
     INTERFACE,
-    attention_function,
-    attention_matrices,
+    asking_for_matrix,
+    attention_calls,
     global_names,
-    implementation,
+    implementation_of,
+    matrix_among,
+    readable_implementation,
     sparse_site,
 )
 from gates.scores.attention_metric import AttentionMetric
 from gates.scores.entropy import AttentionEntropy
 from gates.sites import AttentionSite
 
+WHOLE = 0.02
+"""How far from one the weights of a query may sum in half precision."""
+
 
 def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit"]:
     """How the entropy of these sites is found: ``fast`` in memory linear in the sequence, or from ``explicit`` scores.
 
-    Explicit scores are needed where the model adds a bias to them (T5, ALiBi), caps them (Gemma 2), or computes attention on
-    its own.
+    Explicit scores are needed where the model adds a bias to them (T5, ALiBi), caps them (Gemma 2), computes attention on its
+    own, or runs on eager attention.
     """
     changed = ("has_relative_attention_bias", "attn_logit_softcapping")
     known = [{INTERFACE, DIRECT} & set(global_names(site.core)) for site in sites]
-    slopes = any(getattr(getattr(site.core, "config", None), "alibi", False) for site in sites)
+    configs = [getattr(site.core, "config", None) for site in sites]
+    slopes = any(getattr(config, "alibi", False) for config in configs)
+    eager = any(getattr(config, "_attn_implementation", None) == "eager" for config in configs)
     plain = all(known) and not slopes and not any(getattr(site.core, name, None) for site in sites for name in changed)
-    return "fast" if plain else "explicit"
+    return "fast" if plain and not eager else "explicit"
 
 
 @contextmanager
@@ -66,8 +77,8 @@ def observe_attention(
         valid: queries that are not padding for each kind, ``[batch, query]``; None if all count.
 
     Raises:
-        GateError: for block-sparse attention; if the attention of some site was not seen; or if a model that has to give its
-            attention matrix is in training mode, where dropout has changed it.
+        GateError: for block-sparse attention; if the attention of some site was not seen, or its weights do not sum to one; or
+            if a model that has to give its attention matrix is in training mode, where dropout has changed it.
 
     >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
     >>> from transformers import BertConfig, BertModel
@@ -92,14 +103,7 @@ def observe_attention(
         for metric in metrics:
             metric.update(position, measure(metric), visible, valid.get(sites[position].kind))
 
-    names = [global_names(site.core) for site in sites]
-    if all(INTERFACE in of_site for of_site in names):
-        watch = _from_interface
-    elif all(DIRECT in of_site for of_site in names):
-        watch = _from_direct_calls
-    else:
-        watch = _from_matrices
-    with watch(model, sites, update):
+    with readable_implementation(model), _watched(model, sites, update):
         yield
     if len(seen) < len(sites):
         missing = next(site for position, site in enumerate(sites) if position not in seen)
@@ -131,49 +135,151 @@ Measure = Callable[[AttentionMetric], Tensor]
 Update = Callable[[int, Measure, Tensor], None]
 
 
-# -- from the attention interface ------------------------------------------------------------------------------
-
-
 @contextmanager
-def _from_interface(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
-    index = {id(site.core): position for position, site in enumerate(sites)}
+def _watched(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
+    """Watch every site where it hands out its attention: in a function's call, or else among its outputs.
 
-    def observed(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        position = index.get(id(module))
-        bias, visible = _bias(module, query, key, attention_mask, kwargs.get("is_causal"))
-        softcap, sink = kwargs.get("softcap"), kwargs.get("s_aux")
-        if position is not None:
-            scores_bias, position_bias = bias, kwargs.get("position_bias")
-            if position_bias is not None and bool(position_bias.any()):
-                scores_bias = position_bias.float() if bias is None else bias + position_bias.float()
-            measure = _measure(query, key, kwargs.get("scaling"), scores_bias, softcap=softcap, sink=sink)
-            update(position, measure, visible if sink is None else visible + 1)
-        if softcap is not None or sink is not None:  # SDPA knows neither
-            eager = inspect.getmodule(type(module)).eager_attention_forward  # type: ignore[union-attr]
-            mask = None if bias is None else bias.to(query.dtype).clamp(min=torch.finfo(query.dtype).min)
-            output: tuple[Tensor, Tensor | None] = eager(module, query, key, value, mask, **kwargs)
-            return output
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-    with attention_function(model, observed):
+    Args:
+        model: model on eager or PyTorch's attention.
+        sites: attention modules of the model.
+        update: function called with the index of a site, what measures its attention, and the keys each query sees.
+    """
+    calls = _Calls(sites, update)
+    own = [site for site in sites if _computes_on_its_own(model, site)]
+    if own and model.training:
+        raise GateError(f"{type(model).__name__} has to give its attention matrices, without dropout; call eval() on it first")
+    with ExitStack() as stack:
+        for site in own:
+            stack.enter_context(asking_for_matrix(site.core))
+        for position, site in enumerate(sites):
+            for handle in (
+                site.core.register_forward_pre_hook(partial(calls.enter, position)),
+                site.core.register_forward_hook(partial(calls.leave, position), always_call=True),
+            ):
+                stack.callback(handle.remove)
+        stack.enter_context(attention_calls(calls.of_interface))
+        if any(DIRECT in global_names(site.core) for site in sites):
+            stack.enter_context(_ScaledDotProducts(calls))
         yield
 
 
-def _measure(query: Tensor, key: Tensor, scale: float | None, bias: Tensor | None, **more: Any) -> Measure:
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    repeated = repeat_kv(key, query.shape[1] // key.shape[1])
-    return lambda metric: metric.from_scores(query, repeated, scale, bias, **more)
+def _computes_on_its_own(model: PreTrainedModel, site: AttentionSite) -> bool:
+    """Whether a site calls no attention function that could be watched."""
+    names = global_names(site.core)
+    return INTERFACE not in names and (DIRECT not in names or implementation_of(model, site.core) == "eager")
 
 
-def _bias(
-    module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, is_causal: bool | None
-) -> tuple[Tensor | None, Tensor]:
+class _Calls:
+    """Takes attention from function calls while its site runs, and from the site's outputs where there was no call.
+
+    Args:
+        sites, update: see :func:`_watched`.
+    """
+
+    def __init__(self, sites: tuple[AttentionSite, ...], update: Update) -> None:
+        self.sites = sites
+        self.update = update
+        self.running: list[int] = []  # sites whose attention is still to be seen
+
+    def enter(self, position: int, *_: Any) -> None:
+        self.running.append(position)
+
+    def leave(self, position: int, core: nn.Module, args: Any, output: Any) -> None:
+        """The matrix among a module's outputs, unless its attention was seen in a call."""
+        if position not in self.running:
+            return
+        self.running.remove(position)
+        matrix = matrix_among(output, self.sites[position].heads)
+        if matrix is not None:
+            with torch.no_grad():
+                p = matrix.float()
+                self.update(position, lambda metric: metric.from_matrix(p), (p > 0).sum(-1).amax(1, keepdim=True))
+
+    def of_interface(
+        self,
+        name: str,
+        attend: Callable[..., tuple[Tensor, Tensor | None]],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A call of the model's attention function, whose result is passed on."""
+        output, weights = attend(module, query, key, value, attention_mask, **kwargs)
+        for position in self._taken(module):
+            with torch.no_grad():
+                eager = name == "eager"
+                causal = not eager and attention_mask is None and _says_causal(module, kwargs.get("is_causal"))
+                bias, visible = _bias(query, key, attention_mask, causal)
+                sink = kwargs.get("s_aux")
+                if eager and sink is None:  # the matrix knows what else was done to the scores
+                    if kwargs.get("dropout"):
+                        weights = attend(module, query, key, value, attention_mask, **{**kwargs, "dropout": 0.0})[1]
+                    self.update(position, _of_matrix(module, weights, visible), visible)
+                    continue
+                position_bias = kwargs.get("position_bias")
+                if position_bias is not None and bool(position_bias.any()):
+                    bias = position_bias.float() if bias is None else bias + position_bias.float()
+                measure = _measure(query, key, kwargs.get("scaling"), bias, softcap=kwargs.get("softcap"), sink=sink)
+                self.update(position, measure, visible if sink is None else visible + 1)
+        return output, weights
+
+    def of_pytorch(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        """A call of PyTorch's attention, with its arguments."""
+        for position in self._taken(None):
+            with torch.no_grad():
+                bias, visible = _bias(query, key, attn_mask, is_causal)
+                self.update(position, _measure(query, key, scale, bias), visible)
+
+    def _taken(self, module: nn.Module | None) -> list[int]:
+        """Running sites that this call belongs to; they count as seen.
+
+        Args:
+            module: the module that calls; None for the innermost site that runs.
+        """
+        innermost = self.sites[self.running[-1]].core if self.running else None
+        core = innermost if module is None else module
+        taken = [position for position in self.running if self.sites[position].core is core]
+        self.running = [position for position in self.running if position not in taken]
+        return taken
+
+
+class _ScaledDotProducts(TorchFunctionMode):
+    """Sees the calls of PyTorch's attention."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.calls.of_pytorch(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _says_causal(module: nn.Module, is_causal: bool | None) -> bool:
+    """What Transformers takes a missing mask for, with PyTorch's attention."""
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+def _bias(query: Tensor, key: Tensor, attention_mask: Tensor | None, causal: bool) -> tuple[Tensor | None, Tensor]:
     """What is added to the scores, ``-inf`` at invisible keys, and the visible keys ``[batch or 1, 1, query]``."""
     queries, keys = query.shape[2], key.shape[2]
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is None and is_causal and queries > 1:
+    if attention_mask is None and causal and queries > 1:
         attention_mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
     if attention_mask is None:
         return None, torch.full((1, 1, queries), keys, device=query.device)
@@ -186,59 +292,24 @@ def _bias(
     return bias, visible
 
 
-# -- from direct calls of scaled_dot_product_attention ------------------------------------------------------------
+def _measure(query: Tensor, key: Tensor, scale: float | None, bias: Tensor | None, **more: Any) -> Measure:
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    repeated = repeat_kv(key, query.shape[1] // key.shape[1])
+    return lambda metric: metric.from_scores(query, repeated, scale, bias, **more)
 
 
-class _ScaledDotProducts(TorchFunctionMode):
-    """Sees the calls of PyTorch's attention that are made while a site runs."""
-
-    def __init__(self, update: Update) -> None:
-        super().__init__()
-        self.update = update
-        self.running: tuple[int, nn.Module] | None = None
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is torch.nn.functional.scaled_dot_product_attention and self.running is not None:
-            position, core = self.running
-            with torch.no_grad():
-                query, key, *_ = args
-                mask = kwargs.get("attn_mask")
-                bias, visible = _bias(core, query, key, mask, kwargs.get("is_causal", False) and mask is None)
-                self.update(position, _measure(query, key, kwargs.get("scale"), bias), visible)
-        return function(*args, **kwargs)
-
-
-@contextmanager
-def _from_direct_calls(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
-    watcher = _ScaledDotProducts(update)
-
-    def enter(running: tuple[int, nn.Module] | None, *_: Any) -> None:
-        watcher.running = running
-
-    with ExitStack() as stack:
-        stack.enter_context(implementation(model, "sdpa"))
-        for position, site in enumerate(sites):
-            for handle in (
-                site.core.register_forward_pre_hook(partial(enter, (position, site.core))),
-                site.core.register_forward_hook(partial(enter, None)),
-            ):
-                stack.callback(handle.remove)
-        stack.enter_context(watcher)
-        yield
-
-
-# -- from attention matrices -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _from_matrices(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
-    def take(position: int, weights: Tensor) -> None:
-        with torch.no_grad():
-            p = weights.float()
-            update(position, lambda metric: metric.from_matrix(p), (p > 0).sum(-1).amax(1, keepdim=True))
-
-    with attention_matrices(model, sites, take):
-        yield
+def _of_matrix(module: nn.Module, weights: Tensor | None, visible: Tensor) -> Measure:
+    """The measure of weights ``[batch, heads, query, key]``, which have to be a distribution for each query that sees keys."""
+    if weights is None or weights.dim() != 4:
+        raise GateError(
+            f"{type(module).__name__} does not hand out its attention weights, so its entropy is not known; "
+            "leave the entropy rankings out"
+        )
+    p = weights.float()
+    rest = (1 - p.sum(-1)).abs().masked_fill(visible == 0, 0.0)
+    if bool((rest > WHOLE).any()):
+        raise GateError(
+            f"the attention weights of {type(module).__name__} do not sum to 1 (off by {float(rest.max()):.2g}), so their "
+            "entropy is not defined; leave the entropy rankings out"
+        )
+    return lambda metric: metric.from_matrix(p)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gates.errors import GateError
+from gates.hooks.probe import Arguments, is_bypassed
 from gates.sites import AttentionSite
 
 
@@ -28,6 +29,7 @@ class OutputHooks:
         self._handles: list[RemovableHandle] = []
         self._fired: set[int] = set()
         self._passed: set[int] = set()  # in the present call of each attention module
+        self._probed: set[type[nn.Module]] = set()
 
     @property
     def is_attached(self) -> bool:
@@ -60,7 +62,7 @@ class OutputHooks:
         self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
         for index, site in enumerate(self._sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
-            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
+            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index), with_kwargs=True))
             object.__setattr__(site.output, "_head_gates", True)
 
     def detach(self) -> None:
@@ -86,7 +88,9 @@ class OutputHooks:
         heads = change(index, args[0])
         return None if heads is args[0] else (heads, *args[1:])
 
-    def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after_attention(
+        self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         if torch.compiler.is_compiling():
             return
         if index not in self._passed:
@@ -95,3 +99,19 @@ class OutputHooks:
                 "no effect; detach() them, and use another model or attention implementation"
             )
         self._passed.discard(index)
+        self._probe(index, module, (args, kwargs))
+
+    def _probe(self, index: int, module: nn.Module, arguments: Arguments) -> None:
+        """See once for each class whether the gates stop all that attention does, at the price of one more call of a module."""
+        if type(module) in self._probed or torch.jit.is_tracing():
+            return
+        gated = [site.output for site in self._sites if site.module is module]
+        bypassed = is_bypassed(module, gated, arguments)
+        if bypassed is not None:
+            self._probed.add(type(module))
+        if bypassed:
+            raise GateError(
+                f"{type(module).__name__} at {self._sites[index].name!r} hands on attention that does not pass the gates of "
+                f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
+                "another model or describe all its streams of heads in gates.sites.LAYOUTS"
+            )

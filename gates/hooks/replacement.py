@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.hooks.intercept import attention_function, uses_interface
+from gates.hooks.intercept import attention_calls, uses_interface
 from gates.sites import AttentionSite
 
 
@@ -104,20 +103,27 @@ def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[No
     waiting: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        name: str,
+        function: Callable[..., tuple[Tensor, Tensor | None]],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        bias, sink = kwargs.get("position_bias"), kwargs.get("s_aux")
-        if bias is not None and bool(bias.any()):
-            raise _refusal(module, "adds a position bias to the scores")
-        if attention_mask is not None and attention_mask.is_floating_point() and not _only_hides(attention_mask):
-            raise _refusal(module, "adds a bias to the scores")
-        if sink is not None or kwargs.get("softcap") is not None:
-            raise _refusal(module, "has an attention sink or caps its scores")
-        output, weights = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        output, weights = function(module, query, key, value, attention_mask, **kwargs)
         position = index.get(id(module))
         if position is not None:
+            bias, sink = kwargs.get("position_bias"), kwargs.get("s_aux")
+            if bias is not None and bool(bias.any()):
+                raise _refusal(module, "adds a position bias to the scores")
+            if isinstance(attention_mask, Tensor) and attention_mask.is_floating_point() and not _only_hides(attention_mask):
+                raise _refusal(module, "adds a bias to the scores")
+            if sink is not None or kwargs.get("softcap") is not None:
+                raise _refusal(module, "has an attention sink or caps its scores")
             no_dropout = {**kwargs, "dropout": 0.0}
-            uniform, _ = sdpa_attention_forward(module, torch.zeros_like(query), key, value, attention_mask, **no_dropout)
+            uniform, _ = function(module, torch.zeros_like(query), key, value, attention_mask, **no_dropout)
             waiting[position] = (output, uniform)
         return output, weights
 
@@ -127,7 +133,7 @@ def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[No
             raise _refusal(gates.sites[site].core, "changes the heads between attention and output projection")
         return uniform.reshape(heads.shape)
 
-    with attention_function(model, attend), _replaced(gates, of_call):
+    with attention_calls(attend), _replaced(gates, of_call):
         yield
 
 

@@ -43,13 +43,19 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
         ``[batch, heads]``, float32; a shared module has the sum over all its passes.
 
     Raises:
-        GateError: for a model in training mode, for block-sparse attention, and for a site whose attention matrix the model
-            does not hand out or does not use.
+        GateError: for a model in training mode, for block-sparse attention, for modules with several streams of heads, and for
+            a site whose attention matrix the model does not hand out or does not use.
     """
     sparse = sparse_site(sites)
     if sparse is not None:
         raise GateError(
             f"{type(sparse.core).__name__} has no attention matrix of queries by keys; leave attention-his out for this model"
+        )
+    streams = next((site for site in sites if site.layout.beside is not None), None)
+    if streams is not None:
+        raise GateError(
+            f"{type(streams.core).__name__} hands out the attention matrix of one of its streams of heads only; "
+            "leave attention-his out for this model"
         )
     taken: list[tuple[int, Tensor]] = []
     queries = [parameter for site in sites for parameter in site.projection(site.layout.query).parameters()]

@@ -86,7 +86,7 @@ def _gradients(
         if missing:
             raise GateError(f"the loss does not run through the attention at {missing[0]!r}, so its heads have no score")
         reached = [leaf for leaf in leaves if leaf is not None]
-        gradients = torch.autograd.grad(per_example.sum(), [*reached, *weights])
+        gradients = torch.autograd.grad(per_example.sum(), [*reached, *weights], materialize_grads=True)
     return list(gradients[: len(reached)]), list(gradients[len(reached) :]), per_example.shape[0]
 
 

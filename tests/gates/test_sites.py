@@ -4,9 +4,12 @@ import transformers as t
 from torch import nn
 
 from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.hooks.probe import seen_kinds
 from gates.sites import describe_kinds, find_attention
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build
+from training.coverage import architectures as zoo
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -28,6 +31,76 @@ def test_kinds_of_an_encoder_decoder_follow_its_modules():
     assert kinds["model.encoder.layers.1.self_attn"] == "encoder"
     assert kinds["model.decoder.layers.2.self_attn"] == "decoder"
     assert kinds["model.decoder.layers.2.encoder_attn"] == "cross"
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
+FSMT = {
+    "langs": ["en", "de"], "src_vocab_size": 50, "tgt_vocab_size": 50, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
+    "max_position_embeddings": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BUILT = {
+    "FSMT": lambda: t.FSMTForConditionalGeneration(t.FSMTConfig(**FSMT)),
+    "CLIPSeg text": lambda: t.CLIPSegTextModel(t.CLIPSegTextConfig(**SIZES, **SPECIAL)),
+    "CLIP text": lambda: t.CLIPTextModel(t.CLIPTextConfig(**SIZES, **SPECIAL)),
+    "bidirectional Gemma 3": lambda: t.Gemma3TextModel(
+        t.Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
+    ),
+    "BERT as a decoder": lambda: t.BertLMHeadModel(t.BertConfig(**SIZES, is_decoder=True)),
+}
+ROWS = ("NllbMoe", "SeamlessM4T", "SeamlessM4Tv2", "GPTNeoXJapanese", "Doge", "CLIP")
+
+
+@pytest.mark.parametrize("name", [*ROWS, *BUILT])
+def test_kinds_are_those_that_changed_tokens_show(name):
+    """Attention that calls itself something else, or nothing at all: its kind is what it does."""
+    if name in zoo.BY_NAME:
+        architecture = zoo.BY_NAME[name]
+        model, batch = zoo.build(architecture), zoo.inputs(architecture, batch=1, padding=False)
+    else:
+        torch.manual_seed(0)
+        model, batch = zoo.randomise_(BUILT[name]()).eval(), {"input_ids": torch.tensor([[3, 9, 7, 5, 8, 4, 6, 2]])}
+    if name == "FSMT":  # with a cache, it leaves its causal mask to the caller, who gives one token at a time
+        batch |= {"decoder_input_ids": batch["input_ids"], "use_cache": False}
+    sites = find_attention(model)
+    assert seen_kinds(model, sites, lambda: model(**batch)) == [site.kind for site in sites]
+
+
+def test_a_tower_is_not_taken_for_what_its_wrapper_masks():
+    """Idefics makes causal masks for its text and none for its pictures, whose layers are no model of their own."""
+    vision = {"embed_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 8}
+    config = t.IdeficsConfig(**SIZES, vision_config={**vision, "patch_size": 4}, use_resampler=False)
+    kinds = {site.name.split(".")[0]: site.kind for site in find_attention(t.IdeficsModel(config)) if site.kind != "cross"}
+    assert kinds["vision_model"] == "encoder"
+    assert kinds["layers"] == "decoder"
+
+
+def test_lilt_has_two_streams_of_heads_in_each_layer():
+    architecture = zoo.BY_NAME["Lilt"]
+    model, batch = zoo.build(architecture), zoo.inputs(architecture)
+    sites = find_attention(model)
+    assert [(site.name.removeprefix("lilt.encoder.layer."), site.heads, site.head_dim) for site in sites] == [
+        ("0.attention", 4, 12), ("0.attention.layout_output", 4, 6),
+        ("1.attention", 4, 12), ("1.attention.layout_output", 4, 6),
+    ]  # fmt: skip
+    assert [site.output for site in sites[:2]] == [
+        model.lilt.encoder.layer[0].attention.output.dense,
+        model.lilt.encoder.layer[0].attention.layout_output.dense,
+    ]
+    gates = HeadGates(model)
+    with torch.no_grad(), gates.attached():
+        outputs = []
+        for first in (0, 4, 8, 12):  # the heads of one stream in one layer
+            values = torch.ones(16)
+            values[first : first + 4] = 0.0
+            with gates.use(values):
+                outputs.append(model(**batch)[0])
+    dense = model(**batch)[0]
+    changed = [not torch.equal(output, dense) for output in outputs]
+    assert changed == [True, True, True, False]  # nobody looks at the layout stream of the last layer
+    with pytest.raises(GateError, match="two streams"):
+        remove_heads_(model, torch.ones(16))
 
 
 def test_gpt2_with_cross_attention():

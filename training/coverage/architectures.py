@@ -25,13 +25,15 @@ class Architecture:
     Args:
         model: prefix of the classes in Transformers, such as ``Bert``.
         head: suffix of the model class, such as ``ForMaskedLM``.
-        config: of the tiny model: 4 heads of 8 features in 2 layers.
+        config: of the tiny model: 4 heads of 8 features in 2 layers, unless ``head_dims`` says otherwise.
         kinds: heads of each kind that this model has.
         kv_heads: key/value heads of each site.
         input: what it reads.
         generates: whether ``generate`` continues its text.
         gate_only: whether its heads can be gated and scored but not removed.
         variant: what tells it from another row of the same model.
+        head_dims: features of the heads of all sites.
+        idle: heads whose outputs no output of the model depends on.
     """
 
     model: str
@@ -43,6 +45,8 @@ class Architecture:
     generates: bool = False
     gate_only: bool = False
     variant: str = ""
+    head_dims: tuple[int, ...] = (8,)
+    idle: int = 0
 
     @property
     def name(self) -> str:
@@ -123,6 +127,33 @@ FALCON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+SEAMLESS = {
+    "hidden_size": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+LATENT = {
+    **DECODER,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "first_k_dense_replace": 2,
+    "num_key_value_heads": 4,
+}
 ALL_KINDS = {"encoder": 8, "decoder": 8, "cross": 8}
 
 
@@ -168,6 +199,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _encoder("ModernBert", {**BERT, "global_attn_every_n_layers": 2, "local_attention": 8}),
     _encoder("NomicBert"),
     _encoder("EuroBert", GROUPED, kv_heads=2),
+    _encoder("Splinter", head="Model"),
     # decoders
     Architecture("GPT2", "LMHeadModel", {**GPT, "pad_token_id": 0, "eos_token_id": 2}, {"decoder": 8}, generates=True),
     _decoder(
@@ -236,6 +268,21 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *(_encoder_decoder(name, T5) for name in ("T5", "MT5", "UMT5")),
     _encoder_decoder("SwitchTransformers", {**T5, "num_experts": 2}),
     *map(_encoder_decoder, ("Bart", "MBart", "Pegasus", "M2M100", "Blenderbot")),
+    _encoder_decoder(
+        "NllbMoe",
+        {
+            **BART,
+            "num_experts": 2,
+            "expert_capacity": 24,
+            "encoder_sparse_step": 2,
+            "decoder_sparse_step": 2,
+            "router_bias": False,
+        },
+    ),
+    *(
+        Architecture(name, "ForTextToText", SEAMLESS, ALL_KINDS, input="text-to-text", generates=True)
+        for name in ("SeamlessM4T", "SeamlessM4Tv2")
+    ),
     Architecture("Marian", "MTModel", BART, ALL_KINDS, input="text-to-text", generates=True),
     _encoder_decoder(
         "Whisper",
@@ -272,21 +319,28 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     # gated only
     _decoder(
         "DeepseekV3",
-        {
-            **DECODER,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "n_routed_experts": 2,
-            "num_experts_per_tok": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 2,
-            "num_key_value_heads": 4,
-        },
+        {**LATENT, "n_group": 1, "topk_group": 1},
         gate_only=True,
+    ),
+    _decoder(
+        "HYV4",
+        {**LATENT, "index_topk": 3, "index_n_heads": 2, "index_head_dim": 8, "mlp_layer_types": ["dense", "dense"]},
+        gate_only=True,
+    ),
+    _decoder(
+        "GPTNeoXJapanese",
+        {**{name: value for name, value in DECODER.items() if name != "intermediate_size"}, "intermediate_multiple_size": 1},
+        gate_only=True,
+    ),
+    _decoder("Doge", GROUPED, kv_heads=2, gate_only=True),
+    Architecture(
+        "Lilt",  # text and layout: heads of 12 and of 6 features; of the last layer, only the text is looked at
+        "ForTokenClassification",
+        {**BERT, "hidden_size": 48, "channel_shrink_ratio": 2, "max_2d_position_embeddings": 16},
+        {"encoder": 16},
+        gate_only=True,
+        head_dims=(12, 6),
+        idle=4,
     ),
     _encoder("Longformer", {**BERT, "attention_window": 4}, gate_only=True),
     _encoder("BigBird", {**BERT, "block_size": 4, "num_random_blocks": 1}, gate_only=True),

@@ -1,9 +1,13 @@
 import pytest
 import torch
 
+from gates import sites
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.hooks import output_hooks
+from gates.hooks.intercept import observe_head_outputs
 from tests.models import build, inputs, logits
+from training.coverage import architectures as zoo
 
 
 def test_detach_leaves_no_trace():
@@ -57,3 +61,46 @@ def test_attention_that_goes_round_its_output_projection_is_an_error():
     gates = HeadGates(model)
     with gates.attached(), pytest.raises(GateError, match=r"encoder\.layer\.1.*goes round its output projection"):
         logits(model, inputs("bert"))
+
+
+def test_attention_beside_the_gates_is_an_error_at_the_first_call(monkeypatch):
+    """LiLT as it is without its own row in the table: a BERT whose layout stream nobody sees."""
+    monkeypatch.setattr(sites, "LAYOUTS", tuple(layout for layout in sites.LAYOUTS if layout.beside is None))
+    architecture = zoo.BY_NAME["Lilt"]
+    model, batch = zoo.build(architecture), zoo.inputs(architecture)
+    gates = HeadGates(model)
+    assert gates.heads == 8
+    with (
+        gates.attached(),
+        torch.no_grad(),
+        pytest.raises(GateError, match=r"LiltAttention.* pass the gates of its 4 heads"),
+    ):
+        model(**batch)
+    with torch.no_grad():
+        model(**batch)  # nothing is left behind
+
+
+def test_the_gates_are_probed_once_for_each_class(monkeypatch):
+    calls = []
+    monkeypatch.setattr(output_hooks, "is_bypassed", lambda module, gated, arguments: calls.append(type(module)) or False)
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model).attach()
+    for _ in range(2):
+        logits(model, batch)
+    assert len(calls) == 1
+    gates.detach()
+    logits(model, batch)
+    with gates.attached():
+        logits(model, batch)
+    assert len(calls) == 1
+
+
+def test_probing_changes_neither_outputs_nor_what_is_observed():
+    model, batch = build("bert"), inputs("bert")
+    expected = logits(model, batch)
+    gates, seen = HeadGates(model), []
+    with gates.attached(), observe_head_outputs(gates.sites, lambda site, heads: seen.append(heads)):
+        gates.mode = "open"
+        assert torch.equal(logits(model, batch), expected)
+    assert len(seen) == len(gates.sites)
+    assert all(heads.isfinite().all() for heads in seen)

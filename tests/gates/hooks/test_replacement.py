@@ -189,6 +189,19 @@ def test_what_cannot_be_uniform_is_refused_with_the_reason(name, reason):
         model(**batch)  # no hook is left behind
 
 
+@pytest.mark.parametrize("name", ["Splinter", "NllbMoe"])
+def test_open_heads_of_eager_attention_stay_as_they_are(name):
+    """Attention without a mask that says nothing of causality was taken for causal."""
+    architecture = zoo.BY_NAME[name]
+    model, batch = zoo.build(architecture), zoo.inputs(architecture, padding=False)
+    gates = HeadGates(model).eval().attach()
+    gates.mode = "open"
+    with torch.no_grad():
+        expected = model(**batch)[0]
+        with uniform_replacement(model, gates):
+            assert torch.equal(model(**batch)[0], expected)
+
+
 def test_bad_input_is_named():
     model, batch = build("bert"), inputs("bert")
     gates = HeadGates(model).eval()

@@ -107,3 +107,10 @@ def test_what_has_no_matrix_is_refused():
             find_attention(marian),
             lambda: marian.get_encoder()(batch["input_ids"]).last_hidden_state.square().flatten(1).sum(1),
         )
+
+
+def test_one_matrix_for_two_streams_of_heads_is_refused():
+    architecture = zoo.BY_NAME["Lilt"]
+    model, batch = zoo.build(architecture), zoo.inputs(architecture)
+    with pytest.raises(GateError, match="one of its streams"):
+        attention_gradients(model, find_attention(model), lambda: model(**batch)[0].flatten(1).mean(1))

@@ -88,7 +88,8 @@ def test_the_zoo_has_every_architecture_that_the_table_promises():
         "Albert DistilBert XLM Flaubert MPNet ModernBert NomicBert EuroBert GPT2 GPTNeo GPTJ GPTNeoX CodeGen OPT Bloom Falcon "
         "Llama Mistral Qwen2 Qwen3 Gemma Gemma2 Gemma3 Phi Phi3 Olmo2 SmolLM3 Granite Starcoder2 StableLm Cohere Mixtral "
         "Qwen3Moe GptOss T5 MT5 UMT5 SwitchTransformers Bart MBart Marian Pegasus M2M100 Blenderbot Whisper Wav2Vec2 ViT DeiT "
-        "Dinov2 CLIP BioGpt XGLM DeepseekV3 Longformer BigBird LED"
+        "Dinov2 CLIP BioGpt XGLM DeepseekV3 Longformer BigBird LED Splinter NllbMoe SeamlessM4T SeamlessM4Tv2 HYV4 "
+        "GPTNeoXJapanese Doge Lilt"
     )
     assert {architecture.model for architecture in zoo.ARCHITECTURES} == set(promised.split())
     assert len(zoo.BY_NAME) == len(zoo.ARCHITECTURES)
