@@ -1,29 +1,34 @@
 """One gate on every attention head: the hook through which everything in this library acts.
 
 A forward-pre-hook on each site's *output projection* sees the concatenated heads
-``[batch, query, heads * head_dim]`` and multiplies each head by its gate. That is the masked output of the
+``[..., heads * head_dim]``, as a rule ``[batch, query, heads * head_dim]``, and multiplies each head by its gate. That is the masked output of the
 papers exactly, and independent of the attention implementation (eager, SDPA, flash, flex).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.hooks.evaluating import evaluating
+from gates.hooks.examples import ExampleAxis, axes_of, count_examples, locate, only_axis, replaced
 from gates.hooks.output_hooks import OutputHooks
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
-Granularity = Literal["example", "token", "batch"]
+Reached = dict[tuple[int, torch.Size], Tensor]
+"""Tensors by the site that they belong to and the shape of its heads, ``[..., heads * head_dim]``."""
 
 IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
 """Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
@@ -48,7 +53,9 @@ class HeadGates(nn.Module):
             in mode ``"stochastic"``, and take fixed masks and values like the rest.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
             example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
-            Either way all positions share it.
+            Either way all positions share it. Where shapes do not tell which rows of a site are an example's, the model runs
+            a few times more before its first such call (:mod:`gates.hooks.examples`). Images that are put into texts count
+            as examples of their own.
 
     ``mode`` says which values the gates take:
 
@@ -63,8 +70,9 @@ class HeadGates(nn.Module):
 
     Raises:
         GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
-            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, and for
-            attention that goes round its output projection, where gates would do nothing.
+            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, for
+            attention that goes round its output projection, where gates would do nothing, and for gates per example where it
+            is not certain which rows are an example's.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -121,9 +129,13 @@ class HeadGates(nn.Module):
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
         self._hooks = OutputHooks(model, self.sites)
+        self._input_names = list(inspect.signature(model.forward).parameters)
+        self._axes: list[set[ExampleAxis]] = [set() for _ in self.sites]
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
-        self._probe: tuple[Granularity, list[Tensor | None]] | None = None
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # inputs of the present call, for gates per example
+        self._leaves: Reached | None = None
+        self._seen: Reached | None = None
         self.to(next(model.parameters()).device)
 
     # -- attaching ---------------------------------------------------------------------------------------------
@@ -153,6 +165,11 @@ class HeadGates(nn.Module):
         finally:
             if not was_attached:
                 self.detach()
+
+    @property
+    def model(self) -> nn.Module:
+        """The model whose heads are gated."""
+        return self._hooks.model
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -281,20 +298,82 @@ class HeadGates(nn.Module):
             self._override = before
 
     @contextmanager
-    def probe(self, granularity: Granularity) -> Iterator[list[Tensor | None]]:
+    def probe(self) -> Iterator[Reached]:
         """Gates of one that record themselves, so that a loss can be differentiated with respect to them.
 
-        Inside the block every call of the model fills the yielded list, in site order, with fresh leaf tensors of
-        ones: ``[batch, 1, gates]`` (granularity ``example``), ``[batch, query, gates]`` (``token``) or
-        ``[1, 1, gates]`` (``batch``), with the gates of one site. They multiply whatever values the present mode gives.
+        Inside the block calls of the model fill the yielded dictionary with leaf tensors of ones, one for each site and shape
+        of its heads ``[..., heads * head_dim]``: ``[..., gates]``, a gate for every row and position. They multiply whatever
+        values the present mode gives. A module that runs several times on one shape has one leaf.
         """
-        leaves: list[Tensor | None] = [None] * len(self.sites)
-        before = self._probe
-        self._probe = (granularity, leaves)
+        before = self._leaves
+        self._leaves = {}
         try:
-            yield leaves
+            yield self._leaves
         finally:
-            self._probe = before
+            self._leaves = before
+
+    # -- examples ----------------------------------------------------------------------------------------------
+
+    def known_axis(self, index: int, shape: Sequence[int], examples: int) -> ExampleAxis | None:
+        """Where the examples are in a site's heads, as far as it has been found out.
+
+        Args:
+            index: index of the site.
+            shape: shape of its heads, ``[..., heads * head_dim]``.
+            examples: number of examples in the batch.
+        """
+        if examples == 1:
+            return ExampleAxis(axis=0, fold=shape[0], interleaved=False)
+        return next((axis for axis in self._axes[index] if axis.fits(shape, examples)), None)
+
+    def learn_axis(self, index: int, numbers: Tensor, examples: int) -> None:
+        """Keep where the examples are, if the numbers of a site's rows from :func:`gates.hooks.examples.locate` leave no choice."""
+        candidates = axes_of(numbers, examples)
+        if len(candidates) == 1:
+            self._axes[index].add(candidates[0])
+
+    def _axis(self, index: int, shape: torch.Size, examples: int) -> ExampleAxis:
+        """Where the examples are, found out by other inputs in the place of some, if nothing else tells."""
+        axis = self.known_axis(index, shape, examples) or only_axis(shape, examples)
+        if axis is None and self._can_ask():
+            self._learn_from_inputs(*self._call, examples)
+            axis = self.known_axis(index, shape, examples)
+        if axis is None:
+            raise GateError(
+                f"it is not certain which rows of the heads at {self.sites[index].name!r}, of shape {list(shape)}, belong to "
+                f"which of {examples} examples; call the model with all of its inputs, with examples that differ and before it "
+                "is compiled, or use gates that are the same for the batch (draw_per='batch')"
+            )
+        return axis
+
+    def _can_ask(self) -> bool:
+        """Whether the model can be run with other inputs: not with a cache that it fills, nor while it is compiled."""
+        if self._call is None or torch.compiler.is_compiling():
+            return False
+        args, kwargs = self._call
+        return not any(isinstance(value, Cache) for value in (*args, *kwargs.values()))
+
+    @torch.no_grad()
+    def _learn_from_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
+        def heads_with(group: Tensor | None) -> Reached:
+            inputs = (args, kwargs) if group is None else replaced((args, kwargs), group)
+            self._seen = {}
+            try:
+                self.model(*inputs[0], **inputs[1])
+                return self._seen
+            finally:
+                self._seen = None
+
+        device = self.mask.device
+        with evaluating(self.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            before = heads_with(None)
+
+            def touched(group: Tensor) -> list[Tensor]:
+                after = heads_with(group)
+                return [(after[place] != heads).any(-1) for place, heads in before.items()]
+
+            for (index, _), numbers in zip(before, locate(touched, examples), strict=True):
+                self.learn_axis(index, numbers, examples)
 
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
@@ -309,20 +388,32 @@ class HeadGates(nn.Module):
                     f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
                     f"one for each of {self.size} {self.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
                 )
+        if self._seen is not None:
+            return
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
-        if self._probe is not None:
-            self._probe[1][:] = [None] * len(self.sites)
-        self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
+        self._drawn = None
+        if stochastic and self.draw_per == "example":
+            self._drawn = self._draw(count_examples({**dict(zip(self._input_names, args, strict=False)), **kwargs}))
+        elif stochastic:
+            self._drawn = self._draw(None)
+        in_force = self._drawn if self._override is None else self._override[0]
+        self._call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None
 
     def _gated(self, index: int, heads: Tensor) -> Tensor:
         """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
+        if self._seen is not None:
+            self._seen.setdefault((index, heads.shape), heads)
+            return heads
         values = self._values_at(index)
+        if values is not None and values.dim() == 2:
+            values = self._axis(index, heads.shape, len(values)).spread(values, heads.dim())
         if values is not None:
             heads = scale_heads(heads, values)
-        return heads if self._probe is None else scale_heads(heads, self._leaf(index, heads))
+        return heads if self._leaves is None else scale_heads(heads, self._leaf(index, heads))
 
     def _values_at(self, index: int) -> Tensor | None:
+        """Values of a site's gates, ``[gates]`` or ``[examples, gates]``; None for ones."""
         if self._override is not None:
             return self._override[index]
         if self.mode == "open":
@@ -335,21 +426,15 @@ class HeadGates(nn.Module):
             self._drawn = self._draw(None)
         return self._drawn.split(self.sizes, dim=-1)[index]
 
-    def _draw(self, batch: int | None) -> Tensor:
-        drawn = self.learned(self.generator, draws=batch if self.draw_per == "example" else None)
-        return self._one_elsewhere(drawn)
+    def _draw(self, examples: int | None) -> Tensor:
+        return self._one_elsewhere(self.learned(self.generator, draws=examples))
 
     def _leaf(self, index: int, heads: Tensor) -> Tensor:
-        assert self._probe is not None
-        granularity, leaves = self._probe
-        batch = 1 if granularity == "batch" else heads.shape[0]
-        query = heads.shape[1] if granularity == "token" else 1
-        known = leaves[index]
-        if known is not None and known.shape[:2] == (batch, query):  # a shared module runs several times in one call
-            return known
-        leaf = torch.ones(batch, query, self.sizes[index], device=heads.device, requires_grad=True)
-        leaves[index] = leaf
-        return leaf
+        assert self._leaves is not None
+        place = (index, heads.shape)
+        if place not in self._leaves:
+            self._leaves[place] = torch.ones(*heads.shape[:-1], self.sizes[index], device=heads.device, requires_grad=True)
+        return self._leaves[place]
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
@@ -383,11 +468,9 @@ def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
     """Multiply each head, or each group of neighbouring heads, by its gate.
 
     Args:
-        heads: concatenated heads ``[batch, query, heads * head_dim]``.
-        values: gates, ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
+        heads: concatenated heads ``[..., heads * head_dim]``.
+        values: gates, broadcastable to ``[..., gates]``; heads are a multiple of gates.
     """
-    if values.dim() == 2:
-        values = values.unsqueeze(1)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
     return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
 
@@ -432,11 +515,6 @@ def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) ->
             f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
             "use the model it was trained with"
         )
-
-
-def _batch_size(inputs: Sequence[Any]) -> int | None:
-    """First dimension of the first tensor among a call's inputs."""
-    return next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim() > 0), None)
 
 
 def _summary(sites: dict[str, int]) -> str:

@@ -23,7 +23,7 @@ class OutputHooks:
     """
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
-        self._model = model
+        self.model = model
         self._sites = sites
         self._handles: list[RemovableHandle] = []
         self._fired: set[int] = set()
@@ -38,7 +38,7 @@ class OutputHooks:
 
         Args:
             before_call: function called before the model, with the model, its positional and its keyword arguments.
-            change: function from the index of a site and its concatenated heads ``[batch, query, heads * head_dim]`` to
+            change: function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to
                 what its output projection is given in their place.
 
         Raises:
@@ -48,8 +48,8 @@ class OutputHooks:
             raise GateError("these gates are attached already; detach() them before attaching again")
         taken = [site.name for site in self._sites if getattr(site.output, "_head_gates", False)]
         if taken:
-            raise GateError(f"{type(self._model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
-        self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
+            raise GateError(f"{type(self.model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
         for index, site in enumerate(self._sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
             self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
@@ -72,10 +72,10 @@ class OutputHooks:
     def _on_output(
         self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
+        heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
         if not torch.compiler.is_compiling():
             self._fired.add(index)
             self._passed.add(index)
-        heads = change(index, args[0])
         return None if heads is args[0] else (heads, *args[1:])
 
     def _after_attention(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
