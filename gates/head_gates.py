@@ -1,8 +1,8 @@
 """One gate on every attention head: the hook through which everything in this library acts.
 
-A forward-pre-hook on each site's *output projection* sees the concatenated heads
-``[..., heads * head_dim]``, as a rule ``[batch, query, heads * head_dim]``, and multiplies each head by its gate. That is the masked output of the
-papers exactly, and independent of the attention implementation (eager, SDPA, flash, flex).
+A forward-pre-hook on each site's *output projection* sees the concatenated heads ``[..., heads * head_dim]``, as a rule
+``[batch, query, heads * head_dim]``, and multiplies each head by its gate. That is the masked output of the papers exactly,
+and independent of the attention implementation (eager, SDPA, flash, flex).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
 from gates.hooks.evaluating import evaluating
-from gates.hooks.examples import ExampleAxis, axes_of, count_examples, locate, only_axis, replaced
+from gates.hooks.examples import ExampleAxes, ExampleAxis, count_examples, locate, only_axis, replaced
 from gates.hooks.output_hooks import OutputHooks
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS, AttentionSite, find_attention
@@ -130,10 +130,12 @@ class HeadGates(nn.Module):
         self.generator: torch.Generator | None = None
         self._hooks = OutputHooks(model, self.sites)
         self._input_names = list(inspect.signature(model.forward).parameters)
-        self._axes: list[set[ExampleAxis]] = [set() for _ in self.sites]
+        self.example_axes = ExampleAxes([site.name for site in self.sites])
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
         self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # inputs of the present call, for gates per example
+        self._is_running = False
+        self._without_graph: set[int] = set()  # sites that ran on draws of the present call under torch.no_grad
         self._leaves: Reached | None = None
         self._seen: Reached | None = None
         self.to(next(model.parameters()).device)
@@ -146,7 +148,7 @@ class HeadGates(nn.Module):
 
     def attach(self) -> Self:
         """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
-        self._hooks.attach(self._before_call, self._gated)
+        self._hooks.attach(self, self._before_call, self._after_call, self._gated)
         return self
 
     def detach(self) -> None:
@@ -312,69 +314,6 @@ class HeadGates(nn.Module):
         finally:
             self._leaves = before
 
-    # -- examples ----------------------------------------------------------------------------------------------
-
-    def known_axis(self, index: int, shape: Sequence[int], examples: int) -> ExampleAxis | None:
-        """Where the examples are in a site's heads, as far as it has been found out.
-
-        Args:
-            index: index of the site.
-            shape: shape of its heads, ``[..., heads * head_dim]``.
-            examples: number of examples in the batch.
-        """
-        if examples == 1:
-            return ExampleAxis(axis=0, fold=shape[0], interleaved=False)
-        return next((axis for axis in self._axes[index] if axis.fits(shape, examples)), None)
-
-    def learn_axis(self, index: int, numbers: Tensor, examples: int) -> None:
-        """Keep where the examples are, if the numbers of a site's rows from :func:`gates.hooks.examples.locate` leave no choice."""
-        candidates = axes_of(numbers, examples)
-        if len(candidates) == 1:
-            self._axes[index].add(candidates[0])
-
-    def _axis(self, index: int, shape: torch.Size, examples: int) -> ExampleAxis:
-        """Where the examples are, found out by other inputs in the place of some, if nothing else tells."""
-        axis = self.known_axis(index, shape, examples) or only_axis(shape, examples)
-        if axis is None and self._can_ask():
-            self._learn_from_inputs(*self._call, examples)
-            axis = self.known_axis(index, shape, examples)
-        if axis is None:
-            raise GateError(
-                f"it is not certain which rows of the heads at {self.sites[index].name!r}, of shape {list(shape)}, belong to "
-                f"which of {examples} examples; call the model with all of its inputs, with examples that differ and before it "
-                "is compiled, or use gates that are the same for the batch (draw_per='batch')"
-            )
-        return axis
-
-    def _can_ask(self) -> bool:
-        """Whether the model can be run with other inputs: not with a cache that it fills, nor while it is compiled."""
-        if self._call is None or torch.compiler.is_compiling():
-            return False
-        args, kwargs = self._call
-        return not any(isinstance(value, Cache) for value in (*args, *kwargs.values()))
-
-    @torch.no_grad()
-    def _learn_from_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
-        def heads_with(group: Tensor | None) -> Reached:
-            inputs = (args, kwargs) if group is None else replaced((args, kwargs), group)
-            self._seen = {}
-            try:
-                self.model(*inputs[0], **inputs[1])
-                return self._seen
-            finally:
-                self._seen = None
-
-        device = self.mask.device
-        with evaluating(self.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            before = heads_with(None)
-
-            def touched(group: Tensor) -> list[Tensor]:
-                after = heads_with(group)
-                return [(after[place] != heads).any(-1) for place, heads in before.items()]
-
-            for (index, _), numbers in zip(before, locate(touched, examples), strict=True):
-                self.learn_axis(index, numbers, examples)
-
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
         return self._hooks.unreached()
@@ -390,6 +329,8 @@ class HeadGates(nn.Module):
                 )
         if self._seen is not None:
             return
+        self._is_running = True
+        self._without_graph.clear()
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
         self._drawn = None
@@ -400,17 +341,67 @@ class HeadGates(nn.Module):
         in_force = self._drawn if self._override is None else self._override[0]
         self._call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None
 
+    def _after_call(self, *_: Any) -> None:
+        if self._seen is None:
+            self._is_running, self._call = False, None
+
     def _gated(self, index: int, heads: Tensor) -> Tensor:
         """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
         if self._seen is not None:
             self._seen.setdefault((index, heads.shape), heads)
             return heads
         values = self._values_at(index)
+        if self._drawn is not None:
+            self._check_graph(index)
         if values is not None and values.dim() == 2:
             values = self._axis(index, heads.shape, len(values)).spread(values, heads.dim())
         if values is not None:
             heads = scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaf(index, heads))
+
+    def _check_graph(self, index: int) -> None:
+        """Reentrant checkpointing runs a layer without a graph, and again in the backward pass, when the draws have lost theirs."""
+        if not torch.is_grad_enabled():
+            self._without_graph.add(index)
+        elif index in self._without_graph and not self._is_running:
+            raise GateError(
+                "gates cannot be trained under reentrant activation checkpointing; turn it on with "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+
+    def _axis(self, index: int, shape: torch.Size, examples: int) -> ExampleAxis:
+        """Where the examples are in a site's heads, found out by running the model with other inputs if nothing else tells."""
+        known = self.example_axes.known(index, shape, examples) or only_axis(shape, examples)
+        if known is None and self._call is not None:
+            self._ask(*self._call, examples)
+        return known or self.example_axes.certain(index, shape, examples)
+
+    @torch.compiler.disable(reason="run the model once on such a batch before it is compiled as one graph")
+    @torch.no_grad()
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
+        """Find out where the examples are by putting some into the place of others."""
+        if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
+            return  # the model would fill it
+
+        def heads_with(group: Tensor | None) -> Reached:
+            own, named = (args, kwargs) if group is None else replaced((args, kwargs), group)
+            self._seen = {}
+            try:
+                self.model(*own, **named)
+                return self._seen
+            finally:
+                self._seen = None
+
+        device = self.mask.device
+        with evaluating(self.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            before = heads_with(None)
+
+            def touched(group: Tensor) -> list[Tensor]:
+                after = heads_with(group)
+                return [(after[place] != heads).any(-1) for place, heads in before.items()]
+
+            for (index, _), numbers in zip(before, locate(touched, examples), strict=True):
+                self.example_axes.learn(index, numbers, examples)
 
     def _values_at(self, index: int) -> Tensor | None:
         """Values of a site's gates, ``[gates]`` or ``[examples, gates]``; None for ones."""
@@ -431,6 +422,11 @@ class HeadGates(nn.Module):
 
     def _leaf(self, index: int, heads: Tensor) -> Tensor:
         assert self._leaves is not None
+        if not torch.is_grad_enabled():
+            raise GateError(
+                f"the attention at {self.sites[index].name!r} runs without a graph, under torch.no_grad or reentrant activation "
+                "checkpointing, so its heads have no gradients; turn that off while heads are scored"
+            )
         place = (index, heads.shape)
         if place not in self._leaves:
             self._leaves[place] = torch.ones(*heads.shape[:-1], self.sizes[index], device=heads.device, requires_grad=True)

@@ -98,7 +98,7 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
     Args:
         touched: function from a group of examples, bool ``[examples]``, to the rows that they touch, bool ``[...]`` for each
             of several tensors.
-        examples: number of examples, at least two.
+        examples: number of examples.
 
     Returns:
         For each tensor the number of the example, ``[...]``; :data:`UNKNOWN` for rows that some digit does not touch and
@@ -110,7 +110,7 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
     """
     all_numbers = torch.arange(examples)
     located: list[Tensor] = []
-    for digit in range((examples - 1).bit_length()):
+    for digit in range(max(1, (examples - 1).bit_length())):
         is_set = (all_numbers >> digit) % 2 == 1
         for place, (with_digit, without) in enumerate(zip(touched(is_set), touched(~is_set), strict=True)):
             if digit == 0:
@@ -148,6 +148,48 @@ def only_axis(shape: Sequence[int], examples: int) -> ExampleAxis | None:
     if len(several) == 1 and shape[several[0]] == examples:
         return ExampleAxis(several[0], fold=1, interleaved=False)
     return None
+
+
+class ExampleAxes:
+    """Where the examples are in the heads of each site of a model, as far as it has been found out.
+
+    Args:
+        names: names of the sites.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._axes: list[list[ExampleAxis]] = [[] for _ in names]
+
+    def known(self, site: int, shape: Sequence[int], examples: int) -> ExampleAxis | None:
+        """The axis of heads of this shape ``[..., heads * head_dim]``; None if it is not known."""
+        if examples == 1:
+            return ExampleAxis(axis=0, fold=shape[0], interleaved=False)
+        for axis in self._axes[site]:
+            if axis.fits(shape, examples):
+                return axis
+        return None
+
+    def certain(self, site: int, shape: Sequence[int], examples: int) -> ExampleAxis:
+        """The same, where it must be known.
+
+        Raises:
+            GateError: if it is not.
+        """
+        axis = self.known(site, shape, examples)
+        if axis is None:
+            raise GateError(
+                f"the heads at {self._names[site]!r} have shape {list(shape)}, and it is not certain which rows belong to "
+                f"which of {examples} examples; call the whole model, without a cache, on examples that differ, or use gates "
+                "that are the same for the batch (draw_per='batch')"
+            )
+        return axis
+
+    def learn(self, site: int, numbers: Tensor, examples: int) -> None:
+        """Keep where the examples are, if their numbers from :func:`locate`, ``[...]``, leave no choice."""
+        candidates = axes_of(numbers, examples)
+        if len(candidates) == 1 and candidates[0] not in self._axes[site]:
+            self._axes[site].append(candidates[0])
 
 
 def count_examples(inputs: Mapping[str, Any]) -> int:

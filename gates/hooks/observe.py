@@ -27,6 +27,7 @@ from gates.hooks.intercept import (
     attention_matrices,
     global_names,
     implementation,
+    observing,
     sparse_site,
 )
 from gates.scores.attention_metric import AttentionMetric
@@ -54,7 +55,9 @@ def observe_attention(
     metrics: Sequence[AttentionMetric],
     valid: Mapping[str, Tensor | None],
 ) -> Iterator[None]:
-    """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are unchanged.
+    """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are those in evaluation mode.
+
+    Model and gates are in evaluation mode inside the block, so without dropout and draws, and a compiled model runs uncompiled.
 
     Queries and keys are taken where the model hands them to its attention function: after rotary embedding and
     scaling, before dropout and before the gates.
@@ -66,8 +69,7 @@ def observe_attention(
         valid: queries that are not padding for each kind, ``[batch, query]``; None if all count.
 
     Raises:
-        GateError: for block-sparse attention; if the attention of some site was not seen; or if a model that has to give its
-            attention matrix is in training mode, where dropout has changed it.
+        GateError: for block-sparse attention, or if the attention of some site was not seen.
 
     >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
     >>> from transformers import BertConfig, BertModel
@@ -99,7 +101,7 @@ def observe_attention(
         watch = _from_direct_calls
     else:
         watch = _from_matrices
-    with watch(model, sites, update):
+    with observing(model, sites), watch(model, sites, update):
         yield
     if len(seen) < len(sites):
         missing = next(site for position, site in enumerate(sites) if position not in seen)

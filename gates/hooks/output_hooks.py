@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from gates.errors import GateError
 from gates.sites import AttentionSite
+
+
+def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
+    """The gates that are attached to these sites, each once."""
+    found = [getattr(site.output, "_head_gates", None) for site in sites]
+    return list(dict.fromkeys(gates for gates in found if gates is not None))
 
 
 class OutputHooks:
@@ -33,11 +39,19 @@ class OutputHooks:
     def is_attached(self) -> bool:
         return bool(self._handles)
 
-    def attach(self, before_call: Callable[..., None], change: Callable[[int, Tensor], Tensor]) -> None:
+    def attach(
+        self,
+        gates: nn.Module,
+        before_call: Callable[..., None],
+        after_call: Callable[..., None],
+        change: Callable[[int, Tensor], Tensor],
+    ) -> None:
         """Put the hooks on.
 
         Args:
+            gates: module that they act for; :func:`gates_on` finds it.
             before_call: function called before the model, with the model, its positional and its keyword arguments.
+            after_call: function called after it, with the model, its positional arguments and its output.
             change: function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to
                 what its output projection is given in their place.
 
@@ -50,10 +64,11 @@ class OutputHooks:
         if taken:
             raise GateError(f"{type(self.model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
         self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
+        self._handles.append(self.model.register_forward_hook(after_call))
         for index, site in enumerate(self._sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
             self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
-            object.__setattr__(site.output, "_head_gates", True)
+            object.__setattr__(site.output, "_head_gates", gates)
 
     def detach(self) -> None:
         """Take the hooks off; the model is again as it was before :meth:`attach`."""

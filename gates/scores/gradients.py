@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.hooks.evaluating import evaluating
 from gates.hooks.examples import MIXED, axes_of, collect, locate
+from gates.hooks.intercept import observing
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -72,8 +72,7 @@ def gate_gradients(
     """
     with (
         gates.attached(),
-        evaluating(gates.model, gates),
-        torch.compiler.set_stance("force_eager"),
+        observing(gates.model, gates.sites),
         gates.probe() as reached,
         torch.enable_grad(),
     ):
@@ -82,7 +81,7 @@ def gate_gradients(
         places = sorted(reached, key=lambda place: place[0])
         leaves = [reached[place] for place in places]
         examples = len(each) if per_example else 1
-        axes = [gates.known_axis(*place, examples) for place in places]
+        axes = [gates.example_axes.known(*place, examples) for place in places]
         if examples > 1 and _mixes_modalities(gates.model):
             axes = [None] * len(axes)
         is_open = None in axes
@@ -110,25 +109,40 @@ def _nothing(examples: int) -> Callable[[Tensor], Tensor]:
     return lambda rows: rows.new_zeros(examples, rows.shape[-1])
 
 
-def _located(
-    gates: HeadGates, places: list[Place], leaves: list[Tensor], losses: Tensor
-) -> list[Callable[[Tensor], Tensor]]:
-    """For every leaf the function that sums its rows to examples, from the gradients of some examples' losses."""
-    examples = len(losses)
+def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+    """The example whose loss depends on each row: its number ``[...]`` for each tensor ``[..., features]``, or UNKNOWN.
+
+    Args:
+        losses: per-example losses ``[batch]`` in a graph, which is kept.
+        rows: tensors of this graph.
+        names: names of the sites that they belong to.
+
+    Raises:
+        GateError: if a row belongs to several examples.
+    """
 
     def touched(group: Tensor) -> list[Tensor]:
         of_group = losses[group.to(losses.device)].sum()
-        gradients = torch.autograd.grad(of_group, leaves, retain_graph=True, materialize_grads=True)
+        gradients = torch.autograd.grad(of_group, rows, retain_graph=True, materialize_grads=True)
         return [(gradient != 0).any(-1) for gradient in gradients]
 
-    to_examples: list[Callable[[Tensor], Tensor]] = []
-    for (site, _), numbers in zip(places, locate(touched, examples), strict=True):
+    located = locate(touched, len(losses))
+    for name, numbers in zip(names, located, strict=True):
         if bool((numbers == MIXED).any()):
             raise GateError(
-                f"the loss of one example depends on the heads of another at {gates.sites[site].name!r}, so there is no score "
-                "for each example; give losses of one example each, or use granularity='batch'"
+                f"the loss of one example depends on the heads of another at {name!r}, so there is no score for each example; "
+                "give losses of one example each, or use granularity='batch'"
             )
-        gates.learn_axis(site, numbers, examples)
+    return located
+
+
+def _located(gates: HeadGates, places: list[Place], leaves: list[Tensor], losses: Tensor) -> list[Callable[[Tensor], Tensor]]:
+    """For every leaf the function that sums its rows to examples."""
+    examples = len(losses)
+    names = [gates.sites[site].name for site, _ in places]
+    to_examples: list[Callable[[Tensor], Tensor]] = []
+    for (site, _), numbers in zip(places, examples_by_losses(losses, leaves, names), strict=True):
+        gates.example_axes.learn(site, numbers, examples)
         regular = axes_of(numbers, examples)  # several only where they differ in rows that no loss depends on
         to_examples.append(partial(regular[0].collect if regular else partial(collect, numbers=numbers), examples=examples))
     return to_examples

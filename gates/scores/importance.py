@@ -20,7 +20,6 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.scores.gradients import gate_gradients
 
-
 Granularity = Literal["example", "token", "batch"]
 
 
