@@ -360,7 +360,7 @@ class HeadGates(nn.Module):
         return heads if self._leaves is None else scale_heads(heads, self._leaf(index, heads))
 
     def _check_graph(self, index: int) -> None:
-        """Reentrant checkpointing runs a layer without a graph, and again in the backward pass, when the draws have lost theirs."""
+        """Reentrant checkpointing runs a layer without a graph, and again in the backward pass, where the draws' is gone."""
         if not torch.is_grad_enabled():
             self._without_graph.add(index)
         elif index in self._without_graph and not self._is_running:
@@ -424,8 +424,8 @@ class HeadGates(nn.Module):
         assert self._leaves is not None
         if not torch.is_grad_enabled():
             raise GateError(
-                f"the attention at {self.sites[index].name!r} runs without a graph, under torch.no_grad or reentrant activation "
-                "checkpointing, so its heads have no gradients; turn that off while heads are scored"
+                f"the attention at {self.sites[index].name!r} runs without a graph, under torch.no_grad or reentrant "
+                "activation checkpointing, so its heads have no gradients; turn that off while heads are scored"
             )
         place = (index, heads.shape)
         if place not in self._leaves:

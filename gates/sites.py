@@ -176,7 +176,10 @@ class AttentionSite:
 
     @property
     def output(self) -> Projection:
-        """The output projection; its input is the concatenated heads ``[batch, query, heads * head_dim]``."""
+        """The output projection; its input is the concatenated heads ``[batch, query, heads * head_dim]``.
+
+        With an adapter on it (LoRA), it is the module that adds the two, whose input goes to both.
+        """
         return self.projection(self.layout.output)
 
     @property
@@ -193,8 +196,30 @@ class AttentionSite:
 
     def projection(self, path: str) -> Projection:
         module = self.module.get_submodule(path)
-        assert isinstance(module, (nn.Linear, Conv1D))
-        return module
+        assert isinstance(without_adapter(module), (nn.Linear, Conv1D))
+        return module  # type: ignore[return-value]
+
+
+def without_adapter(module: nn.Module) -> nn.Module:
+    """The layer itself, where peft has put a LoRA adapter or another one around it."""
+    while isinstance(base := getattr(module, "base_layer", None), nn.Module):
+        module = base
+    return module
+
+
+def check_merged(model: nn.Module) -> None:
+    """Whether a model's weights are all that acts on their inputs.
+
+    Raises:
+        GateError: for adapters beside them.
+    """
+    for name, module in model.named_modules():
+        if without_adapter(module) is not module:
+            raise GateError(
+                f"the layer {name!r} carries an adapter ({type(module).__module__.split('.')[0]}'s {type(module).__name__}), "
+                "whose weights are not in its own; merge first: take the gates off (unload() or detach()), call peft's "
+                "merge_and_unload(), and go on with the model that it returns"
+            )
 
 
 def weight_by_output(projection: Projection) -> Tensor:
@@ -250,9 +275,16 @@ def _refused(module: nn.Module) -> str:
 
 def _match(module: nn.Module) -> Layout | None:
     for layout in LAYOUTS:
-        if all(isinstance(find_module(module, path), (nn.Linear, Conv1D)) for path in layout.paths):
+        if all(_projection(module, path) is not None for path in layout.paths):
             return layout
     return None
+
+
+def _projection(module: nn.Module, path: str) -> Projection | None:
+    """The projection at ``path`` without adapters; None if there is none."""
+    found = find_module(module, path)
+    found = None if found is None else without_adapter(found)
+    return found if isinstance(found, (nn.Linear, Conv1D)) else None
 
 
 def find_module(module: nn.Module, path: str) -> nn.Module | None:
@@ -302,8 +334,8 @@ def _site(name: str, module: nn.Module, layout: Layout) -> AttentionSite:
 
 
 def _linear(module: nn.Module, path: str) -> Projection:
-    found = find_module(module, path)
-    assert isinstance(found, (nn.Linear, Conv1D))
+    found = _projection(module, path)
+    assert found is not None
     return found
 
 

@@ -19,7 +19,7 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observe_head_outputs, observing
 from gates.scores.fisher import gram_and_cross, rescale
-from gates.sites import weight_by_output
+from gates.sites import check_merged, weight_by_output
 
 Batch = TypeVar("Batch")
 
@@ -81,7 +81,7 @@ def rescaled_gates(
         ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.
 
     Raises:
-        GateError: for a mask of another size.
+        GateError: for a mask of another size, or adapters on the projections.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -93,6 +93,7 @@ def rescaled_gates(
     """
     if mask.shape != gates.mask.shape:
         raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates.size} {gates.unit}s to gate")
+    check_merged(gates.model)
     values = mask.to(gates.mask, copy=True)
     dense = torch.ones_like(values)
     firsts = [sum(gates.sizes[:index]) for index in range(len(gates.sizes))]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
-from gates.sites import AttentionSite, find_attention, weight_by_output
+from gates.sites import AttentionSite, check_merged, find_attention, weight_by_output
 from gates.surgery.modeling_file import save_pruned_shape
 from gates.surgery.pruned import reshape_
 from gates.surgery.slices import (
@@ -49,7 +49,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
         file that the weights load with.
 
     Raises:
-        GateError: if gates are attached or the mask is of another model.
+        GateError: if gates are attached, adapters are not merged, or the mask is of another model.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -57,6 +57,7 @@ def remove_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -
     >>> [site.heads for site in find_attention(model)]
     [3, 1]
     """
+    check_merged(model)
     sites = find_attention(model)
     check_removable(sites)
     mask = _checked(mask, sites)
@@ -103,6 +104,7 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
     >>> float(find_attention(model)[0].output.weight[:, 8:16].abs().sum().detach())  # the columns of head 1
     0.0
     """
+    check_merged(model)
     sites = find_attention(model)
     mask = _checked(mask, sites)
     gates = mask if values is None else mask * _checked_values(values, mask)
