@@ -365,8 +365,8 @@ class HeadGates(nn.Module):
             self._without_graph.add(index)
         elif index in self._without_graph and not self._is_running:
             raise GateError(
-                "gates cannot be trained under reentrant activation checkpointing; turn it on with "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}"
+                "gates cannot be trained under reentrant activation checkpointing; give it use_reentrant=False, as in "
+                "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
 
     def _axis(self, index: int, shape: torch.Size, examples: int) -> ExampleAxis:

@@ -173,6 +173,17 @@ def test_gradient_checkpointing_uses_the_same_draw():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("draw_per", ["batch", "example"])
+def test_reentrant_checkpointing_is_refused_in_training(draw_per):
+    """It differentiates each layer by itself, so that the draws that all share would be gone after the first."""
+    model, batch = build("bert").train(), inputs("bert")
+    HeadGates(model, initial_log_alpha=0.0, draw_per=draw_per).attach().train()
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": True})
+    loss = model(**batch).logits.square().mean()
+    with pytest.raises(GateError, match="use_reentrant=False"):
+        loss.backward()
+
+
 def test_scale_heads_by_hand():
     heads = torch.arange(12.0).reshape(1, 2, 6)  # two queries, three heads of two features
     scaled = scale_heads(heads, torch.tensor([1.0, 0.0, 2.0]))
