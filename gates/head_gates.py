@@ -14,21 +14,21 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.hooks.checkpointing import ReentrantCheck
 from gates.hooks.evaluating import evaluating
-from gates.hooks.examples import ExampleAxes, ExampleAxis, count_examples, locate, only_axis, replaced
+from gates.hooks.example_axes import ExampleAxes
+from gates.hooks.examples import count_examples
+from gates.hooks.leaves import Leaves
 from gates.hooks.output_hooks import OutputHooks
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
-Reached = dict[tuple[int, torch.Size], Tensor]
-"""Tensors by the site that they belong to and the shape of its heads, ``[..., heads * head_dim]``."""
 
 IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
 """Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
@@ -52,10 +52,9 @@ class HeadGates(nn.Module):
         kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
             in mode ``"stochastic"``, and take fixed masks and values like the rest.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
-            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
-            Either way all positions share it. Where shapes do not tell which rows of a site are an example's, the model runs
-            a few times more before its first such call (:mod:`gates.hooks.examples`). Images that are put into texts count
-            as examples of their own.
+            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients (an image
+            put into a text counts as an example). Either way all positions share it. Where shapes do not tell which rows
+            are an example's, the model runs a few times more in its first such call (:mod:`gates.hooks.examples`).
 
     ``mode`` says which values the gates take:
 
@@ -70,9 +69,8 @@ class HeadGates(nn.Module):
 
     Raises:
         GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
-            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, for
-            attention that goes round its output projection, where gates would do nothing, and for gates per example where it
-            is not certain which rows are an example's.
+            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, for attention
+            that goes round its output projection, and for gates per example where it is not certain which rows are whose.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -130,14 +128,11 @@ class HeadGates(nn.Module):
         self.generator: torch.Generator | None = None
         self._hooks = OutputHooks(model, self.sites)
         self._input_names = list(inspect.signature(model.forward).parameters)
-        self.example_axes = ExampleAxes([site.name for site in self.sites])
+        self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
-        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # inputs of the present call, for gates per example
-        self._is_running = False
-        self._without_graph: set[int] = set()  # sites that ran on draws of the present call under torch.no_grad
-        self._leaves: Reached | None = None
-        self._seen: Reached | None = None
+        self._reentrant = ReentrantCheck()
+        self._leaves: Leaves | None = None
         self.to(next(model.parameters()).device)
 
     # -- attaching ---------------------------------------------------------------------------------------------
@@ -196,11 +191,8 @@ class HeadGates(nn.Module):
             return torch.ones_like(self.mask)
         if self.mode == "masked":
             return self.mask.clone()
-        was_training = self.learned.training
-        try:
-            return self._one_elsewhere(self.learned.eval()()).detach()
-        finally:
-            self.learned.train(was_training)
+        with evaluating(self.learned):
+            return self._one_elsewhere(self.learned()).detach()
 
     def open(self) -> Tensor:
         """Which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
@@ -300,15 +292,13 @@ class HeadGates(nn.Module):
             self._override = before
 
     @contextmanager
-    def probe(self) -> Iterator[Reached]:
-        """Gates of one that record themselves, so that a loss can be differentiated with respect to them.
+    def probe(self) -> Iterator[Leaves]:
+        """Gates of one for every row and position, so that a loss can be differentiated with respect to them.
 
-        Inside the block calls of the model fill the yielded dictionary with leaf tensors of ones, one for each site and shape
-        of its heads ``[..., heads * head_dim]``: ``[..., gates]``, a gate for every row and position. They multiply whatever
-        values the present mode gives. A module that runs several times on one shape has one leaf.
+        Calls of the model inside the block fill what it yields. They multiply whatever values the present mode gives.
         """
         before = self._leaves
-        self._leaves = {}
+        self._leaves = Leaves([site.name for site in self.sites])
         try:
             yield self._leaves
         finally:
@@ -321,87 +311,35 @@ class HeadGates(nn.Module):
     # -- while the model runs ----------------------------------------------------------------------------------
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for name in IGNORED_MASKS:
-            if kwargs.get(name) is not None:
-                raise GateError(
-                    f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
-                    f"one for each of {self.size} {self.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
-                )
-        if self._seen is not None:
+        _refuse_head_masks(kwargs, f"{self.size} {self.unit}s")
+        if self.example_axes.is_asking:
             return
-        self._is_running = True
-        self._without_graph.clear()
+        self._reentrant.begin()
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
-        self._drawn = None
-        if stochastic and self.draw_per == "example":
-            self._drawn = self._draw(count_examples({**dict(zip(self._input_names, args, strict=False)), **kwargs}))
-        elif stochastic:
-            self._drawn = self._draw(None)
+        inputs = {**dict(zip(self._input_names, args, strict=False)), **kwargs}
+        examples = count_examples(inputs) if stochastic and self.draw_per == "example" else None
+        self._drawn = self._draw(examples) if stochastic else None
         in_force = self._drawn if self._override is None else self._override[0]
-        self._call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None
+        self.example_axes.call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None
 
     def _after_call(self, *_: Any) -> None:
-        if self._seen is None:
-            self._is_running, self._call = False, None
+        if not self.example_axes.is_asking:
+            self._reentrant.end()
+            self.example_axes.call = None
 
     def _gated(self, index: int, heads: Tensor) -> Tensor:
         """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
-        if self._seen is not None:
-            self._seen.setdefault((index, heads.shape), heads)
-            return heads
+        if self.example_axes.is_asking:
+            return self.example_axes.see(index, heads)
         values = self._values_at(index)
         if self._drawn is not None:
-            self._check_graph(index)
+            self._reentrant.check(index)
         if values is not None and values.dim() == 2:
-            values = self._axis(index, heads.shape, len(values)).spread(values, heads.dim())
+            values = self.example_axes.of(index, heads.shape, len(values)).spread(values, heads.dim())
         if values is not None:
             heads = scale_heads(heads, values)
-        return heads if self._leaves is None else scale_heads(heads, self._leaf(index, heads))
-
-    def _check_graph(self, index: int) -> None:
-        """Reentrant checkpointing runs a layer without a graph, and again in the backward pass, where the draws' is gone."""
-        if not torch.is_grad_enabled():
-            self._without_graph.add(index)
-        elif index in self._without_graph and not self._is_running:
-            raise GateError(
-                "gates cannot be trained under reentrant activation checkpointing; give it use_reentrant=False, as in "
-                "model.gradient_checkpointing_enable({'use_reentrant': False})"
-            )
-
-    def _axis(self, index: int, shape: torch.Size, examples: int) -> ExampleAxis:
-        """Where the examples are in a site's heads, found out by running the model with other inputs if nothing else tells."""
-        known = self.example_axes.known(index, shape, examples) or only_axis(shape, examples)
-        if known is None and self._call is not None:
-            self._ask(*self._call, examples)
-        return known or self.example_axes.certain(index, shape, examples)
-
-    @torch.compiler.disable(reason="run the model once on such a batch before it is compiled as one graph")
-    @torch.no_grad()
-    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
-        """Find out where the examples are by putting some into the place of others."""
-        if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
-            return  # the model would fill it
-
-        def heads_with(group: Tensor | None) -> Reached:
-            own, named = (args, kwargs) if group is None else replaced((args, kwargs), group)
-            self._seen = {}
-            try:
-                self.model(*own, **named)
-                return self._seen
-            finally:
-                self._seen = None
-
-        device = self.mask.device
-        with evaluating(self.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            before = heads_with(None)
-
-            def touched(group: Tensor) -> list[Tensor]:
-                after = heads_with(group)
-                return [(after[place] != heads).any(-1) for place, heads in before.items()]
-
-            for (index, _), numbers in zip(before, locate(touched, examples), strict=True):
-                self.example_axes.learn(index, numbers, examples)
+        return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
     def _values_at(self, index: int) -> Tensor | None:
         """Values of a site's gates, ``[gates]`` or ``[examples, gates]``; None for ones."""
@@ -419,18 +357,6 @@ class HeadGates(nn.Module):
 
     def _draw(self, examples: int | None) -> Tensor:
         return self._one_elsewhere(self.learned(self.generator, draws=examples))
-
-    def _leaf(self, index: int, heads: Tensor) -> Tensor:
-        assert self._leaves is not None
-        if not torch.is_grad_enabled():
-            raise GateError(
-                f"the attention at {self.sites[index].name!r} runs without a graph, under torch.no_grad or reentrant "
-                "activation checkpointing, so its heads have no gradients; turn that off while heads are scored"
-            )
-        place = (index, heads.shape)
-        if place not in self._leaves:
-            self._leaves[place] = torch.ones(*heads.shape[:-1], self.sizes[index], device=heads.device, requires_grad=True)
-        return self._leaves[place]
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
@@ -458,6 +384,15 @@ class HeadGates(nn.Module):
     def extra_repr(self) -> str:
         size = f"sites={len(self.sites)}, gates={self.size}"
         return f"family={self.family}, unit={self.unit}, mode={self.mode}, {size}, attached={self.is_attached}"
+
+
+def _refuse_head_masks(inputs: Mapping[str, Any], gates: str) -> None:
+    for name in IGNORED_MASKS:
+        if inputs.get(name) is not None:
+            raise GateError(
+                f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
+                f"one for each of {gates}: `with gates.use(values):` for a while, or set_mask_(mask)"
+            )
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
+from gates.surgery.adapters import without_adapter
 from gates.surgery.pruned import Headless, Selected
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -198,28 +199,6 @@ class AttentionSite:
         module = self.module.get_submodule(path)
         assert isinstance(without_adapter(module), (nn.Linear, Conv1D))
         return module  # type: ignore[return-value]
-
-
-def without_adapter(module: nn.Module) -> nn.Module:
-    """The layer itself, where peft has put a LoRA adapter or another one around it."""
-    while isinstance(base := getattr(module, "base_layer", None), nn.Module):
-        module = base
-    return module
-
-
-def check_merged(model: nn.Module) -> None:
-    """Whether a model's weights are all that acts on their inputs.
-
-    Raises:
-        GateError: for adapters beside them.
-    """
-    for name, module in model.named_modules():
-        if without_adapter(module) is not module:
-            raise GateError(
-                f"the layer {name!r} carries an adapter ({type(module).__module__.split('.')[0]}'s {type(module).__name__}), "
-                "whose weights are not in its own; merge first: take the gates off (unload() or detach()), call peft's "
-                "merge_and_unload(), and go on with the model that it returns"
-            )
 
 
 def weight_by_output(projection: Projection) -> Tensor:

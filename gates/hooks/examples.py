@@ -150,48 +150,6 @@ def only_axis(shape: Sequence[int], examples: int) -> ExampleAxis | None:
     return None
 
 
-class ExampleAxes:
-    """Where the examples are in the heads of each site of a model, as far as it has been found out.
-
-    Args:
-        names: names of the sites.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._axes: list[list[ExampleAxis]] = [[] for _ in names]
-
-    def known(self, site: int, shape: Sequence[int], examples: int) -> ExampleAxis | None:
-        """The axis of heads of this shape ``[..., heads * head_dim]``; None if it is not known."""
-        if examples == 1:
-            return ExampleAxis(axis=0, fold=shape[0], interleaved=False)
-        for axis in self._axes[site]:
-            if axis.fits(shape, examples):
-                return axis
-        return None
-
-    def certain(self, site: int, shape: Sequence[int], examples: int) -> ExampleAxis:
-        """The same, where it must be known.
-
-        Raises:
-            GateError: if it is not.
-        """
-        axis = self.known(site, shape, examples)
-        if axis is None:
-            raise GateError(
-                f"the heads at {self._names[site]!r} have shape {list(shape)}, and it is not certain which rows belong to "
-                f"which of {examples} examples; call the whole model, without a cache, on examples that differ, or use gates "
-                "that are the same for the batch (draw_per='batch')"
-            )
-        return axis
-
-    def learn(self, site: int, numbers: Tensor, examples: int) -> None:
-        """Keep where the examples are, if their numbers from :func:`locate`, ``[...]``, leave no choice."""
-        candidates = axes_of(numbers, examples)
-        if len(candidates) == 1 and candidates[0] not in self._axes[site]:
-            self._axes[site].append(candidates[0])
-
-
 def count_examples(inputs: Mapping[str, Any]) -> int:
     """The number of examples among a model's named inputs.
 

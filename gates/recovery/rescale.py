@@ -19,7 +19,8 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observe_head_outputs, observing
 from gates.scores.fisher import gram_and_cross, rescale
-from gates.sites import check_merged, weight_by_output
+from gates.sites import weight_by_output
+from gates.surgery.adapters import check_merged
 
 Batch = TypeVar("Batch")
 

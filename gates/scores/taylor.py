@@ -17,7 +17,8 @@ from torchmetrics import Metric
 from transformers.pytorch_utils import Conv1D
 
 from gates.head_gates import HeadGates
-from gates.sites import check_merged, weight_by_output
+from gates.sites import weight_by_output
+from gates.surgery.adapters import check_merged
 
 
 def output_weights(gates: HeadGates) -> list[Tensor]:

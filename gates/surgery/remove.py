@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
-from gates.sites import AttentionSite, check_merged, find_attention, weight_by_output
+from gates.sites import AttentionSite, find_attention, weight_by_output
+from gates.surgery.adapters import check_merged
 from gates.surgery.modeling_file import save_pruned_shape
 from gates.surgery.pruned import reshape_
 from gates.surgery.slices import (
