@@ -1,12 +1,13 @@
 """One gate on every attention head: the hook through which everything in this library acts.
 
-A forward-pre-hook on each site's *output projection* sees the concatenated heads
-``[batch, query, heads * head_dim]`` and multiplies each head by its gate. That is the masked output of the
-papers exactly, and independent of the attention implementation (eager, SDPA, flash, flex).
+A forward-pre-hook on each site's *output projection* sees the concatenated heads ``[..., heads * head_dim]``, as a rule
+``[batch, query, heads * head_dim]``, and multiplies each head by its gate. That is the masked output of the papers exactly,
+and independent of the attention implementation (eager, SDPA, flash, flex).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, get_args
@@ -18,12 +19,16 @@ from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.hooks.checkpointing import ReentrantCheck
+from gates.hooks.evaluating import evaluating
+from gates.hooks.example_axes import ExampleAxes
+from gates.hooks.examples import count_examples
+from gates.hooks.leaves import Leaves
 from gates.hooks.output_hooks import OutputHooks
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
-Granularity = Literal["example", "token", "batch"]
 
 IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
 """Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
@@ -47,8 +52,9 @@ class HeadGates(nn.Module):
         kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
             in mode ``"stochastic"``, and take fixed masks and values like the rest.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
-            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients.
-            Either way all positions share it.
+            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients (an image
+            put into a text counts as an example). Either way all positions share it. Where shapes do not tell which rows
+            are an example's, the model runs a few times more in its first such call (:mod:`gates.hooks.examples`).
 
     ``mode`` says which values the gates take:
 
@@ -63,8 +69,8 @@ class HeadGates(nn.Module):
 
     Raises:
         GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
-            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, and for
-            attention that goes round its output projection, where gates would do nothing.
+            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, for attention
+            that goes round its output projection, and for gates per example where it is not certain which rows are whose.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -121,9 +127,12 @@ class HeadGates(nn.Module):
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
         self._hooks = OutputHooks(model, self.sites)
+        self._input_names = list(inspect.signature(model.forward).parameters)
+        self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
-        self._probe: tuple[Granularity, list[Tensor | None]] | None = None
+        self._reentrant = ReentrantCheck()
+        self._leaves: Leaves | None = None
         self.to(next(model.parameters()).device)
 
     # -- attaching ---------------------------------------------------------------------------------------------
@@ -134,7 +143,7 @@ class HeadGates(nn.Module):
 
     def attach(self) -> Self:
         """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
-        self._hooks.attach(self._before_call, self._gated)
+        self._hooks.attach(self, self._before_call, self._after_call, self._gated)
         return self
 
     def detach(self) -> None:
@@ -153,6 +162,11 @@ class HeadGates(nn.Module):
         finally:
             if not was_attached:
                 self.detach()
+
+    @property
+    def model(self) -> nn.Module:
+        """The model whose heads are gated."""
+        return self._hooks.model
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -177,11 +191,8 @@ class HeadGates(nn.Module):
             return torch.ones_like(self.mask)
         if self.mode == "masked":
             return self.mask.clone()
-        was_training = self.learned.training
-        try:
-            return self._one_elsewhere(self.learned.eval()()).detach()
-        finally:
-            self.learned.train(was_training)
+        with evaluating(self.learned):
+            return self._one_elsewhere(self.learned()).detach()
 
     def open(self) -> Tensor:
         """Which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
@@ -281,20 +292,17 @@ class HeadGates(nn.Module):
             self._override = before
 
     @contextmanager
-    def probe(self, granularity: Granularity) -> Iterator[list[Tensor | None]]:
-        """Gates of one that record themselves, so that a loss can be differentiated with respect to them.
+    def probe(self) -> Iterator[Leaves]:
+        """Gates of one for every row and position, so that a loss can be differentiated with respect to them.
 
-        Inside the block every call of the model fills the yielded list, in site order, with fresh leaf tensors of
-        ones: ``[batch, 1, gates]`` (granularity ``example``), ``[batch, query, gates]`` (``token``) or
-        ``[1, 1, gates]`` (``batch``), with the gates of one site. They multiply whatever values the present mode gives.
+        Calls of the model inside the block fill what it yields. They multiply whatever values the present mode gives.
         """
-        leaves: list[Tensor | None] = [None] * len(self.sites)
-        before = self._probe
-        self._probe = (granularity, leaves)
+        before = self._leaves
+        self._leaves = Leaves([site.name for site in self.sites])
         try:
-            yield leaves
+            yield self._leaves
         finally:
-            self._probe = before
+            self._leaves = before
 
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
@@ -303,26 +311,38 @@ class HeadGates(nn.Module):
     # -- while the model runs ----------------------------------------------------------------------------------
 
     def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for name in IGNORED_MASKS:
-            if kwargs.get(name) is not None:
-                raise GateError(
-                    f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
-                    f"one for each of {self.size} {self.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
-                )
+        _refuse_head_masks(kwargs, f"{self.size} {self.unit}s")
+        if self.example_axes.is_asking:
+            return
+        self._reentrant.begin()
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
-        if self._probe is not None:
-            self._probe[1][:] = [None] * len(self.sites)
-        self._drawn = self._draw(_batch_size((*args, *kwargs.values()))) if stochastic else None
+        inputs = {**dict(zip(self._input_names, args, strict=False)), **kwargs}
+        examples = count_examples(inputs) if stochastic and self.draw_per == "example" else None
+        self._drawn = self._draw(examples) if stochastic else None
+        in_force = self._drawn if self._override is None else self._override[0]
+        self.example_axes.call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None
+
+    def _after_call(self, *_: Any) -> None:
+        if not self.example_axes.is_asking:
+            self._reentrant.end()
+            self.example_axes.call = None
 
     def _gated(self, index: int, heads: Tensor) -> Tensor:
         """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
+        if self.example_axes.is_asking:
+            return self.example_axes.see(index, heads)
         values = self._values_at(index)
+        if self._drawn is not None:
+            self._reentrant.check(index)
+        if values is not None and values.dim() == 2:
+            values = self.example_axes.of(index, heads.shape, len(values)).spread(values, heads.dim())
         if values is not None:
             heads = scale_heads(heads, values)
-        return heads if self._probe is None else scale_heads(heads, self._leaf(index, heads))
+        return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
     def _values_at(self, index: int) -> Tensor | None:
+        """Values of a site's gates, ``[gates]`` or ``[examples, gates]``; None for ones."""
         if self._override is not None:
             return self._override[index]
         if self.mode == "open":
@@ -335,21 +355,8 @@ class HeadGates(nn.Module):
             self._drawn = self._draw(None)
         return self._drawn.split(self.sizes, dim=-1)[index]
 
-    def _draw(self, batch: int | None) -> Tensor:
-        drawn = self.learned(self.generator, draws=batch if self.draw_per == "example" else None)
-        return self._one_elsewhere(drawn)
-
-    def _leaf(self, index: int, heads: Tensor) -> Tensor:
-        assert self._probe is not None
-        granularity, leaves = self._probe
-        batch = 1 if granularity == "batch" else heads.shape[0]
-        query = heads.shape[1] if granularity == "token" else 1
-        known = leaves[index]
-        if known is not None and known.shape[:2] == (batch, query):  # a shared module runs several times in one call
-            return known
-        leaf = torch.ones(batch, query, self.sizes[index], device=heads.device, requires_grad=True)
-        leaves[index] = leaf
-        return leaf
+    def _draw(self, examples: int | None) -> Tensor:
+        return self._one_elsewhere(self.learned(self.generator, draws=examples))
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
@@ -379,15 +386,22 @@ class HeadGates(nn.Module):
         return f"family={self.family}, unit={self.unit}, mode={self.mode}, {size}, attached={self.is_attached}"
 
 
+def _refuse_head_masks(inputs: Mapping[str, Any], gates: str) -> None:
+    for name in IGNORED_MASKS:
+        if inputs.get(name) is not None:
+            raise GateError(
+                f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
+                f"one for each of {gates}: `with gates.use(values):` for a while, or set_mask_(mask)"
+            )
+
+
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
     """Multiply each head, or each group of neighbouring heads, by its gate.
 
     Args:
-        heads: concatenated heads ``[batch, query, heads * head_dim]``.
-        values: gates, ``[gates]``, ``[batch, gates]`` or ``[batch or 1, query or 1, gates]``; heads are a multiple of gates.
+        heads: concatenated heads ``[..., heads * head_dim]``.
+        values: gates, broadcastable to ``[..., gates]``; heads are a multiple of gates.
     """
-    if values.dim() == 2:
-        values = values.unsqueeze(1)
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
     return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
 
@@ -432,11 +446,6 @@ def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) ->
             f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
             "use the model it was trained with"
         )
-
-
-def _batch_size(inputs: Sequence[Any]) -> int | None:
-    """First dimension of the first tensor among a call's inputs."""
-    return next((len(value) for value in inputs if isinstance(value, Tensor) and value.dim() > 0), None)
 
 
 def _summary(sites: dict[str, int]) -> str:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
+from gates.surgery.adapters import without_adapter
 from gates.surgery.pruned import Headless, Selected
 
 Kind = Literal["encoder", "decoder", "cross"]
@@ -218,7 +219,10 @@ class AttentionSite:
 
     @property
     def output(self) -> Projection:
-        """The output projection; its input is the concatenated heads ``[batch, query, heads * head_dim]``."""
+        """The output projection; its input is the concatenated heads ``[batch, query, heads * head_dim]``.
+
+        With an adapter on it (LoRA), it is the module that adds the two, whose input goes to both.
+        """
         return self.projection(self.layout.output)
 
     @property
@@ -237,8 +241,8 @@ class AttentionSite:
 
     def projection(self, path: str) -> Projection:
         module = self.module.get_submodule(path)
-        assert isinstance(module, (nn.Linear, Conv1D))
-        return module
+        assert isinstance(without_adapter(module), (nn.Linear, Conv1D))
+        return module  # type: ignore[return-value]
 
 
 def weight_by_output(projection: Projection) -> Tensor:
@@ -298,9 +302,16 @@ def _refused(module: nn.Module) -> str:
 def _match(module: nn.Module) -> Layout | None:
     for layout in LAYOUTS:
         paths = [path for stream in layout.streams for path in stream.paths]
-        if all(isinstance(find_module(module, path), (nn.Linear, Conv1D)) for path in paths):
+        if all(_projection(module, path) is not None for path in paths):
             return layout
     return None
+
+
+def _projection(module: nn.Module, path: str) -> Projection | None:
+    """The projection at ``path`` without adapters; None if there is none."""
+    found = find_module(module, path)
+    found = None if found is None else without_adapter(found)
+    return found if isinstance(found, (nn.Linear, Conv1D)) else None
 
 
 def find_module(module: nn.Module, path: str) -> nn.Module | None:
@@ -351,8 +362,8 @@ def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> Att
 
 
 def _linear(module: nn.Module, path: str) -> Projection:
-    found = find_module(module, path)
-    assert isinstance(found, (nn.Linear, Conv1D))
+    found = _projection(module, path)
+    assert found is not None
     return found
 
 

@@ -154,7 +154,7 @@ class HardConcrete(LearnedGates):
             else:
                 gates = evaluation_gates(self.log_alpha, self.stretch)
             if self.rounds:
-                gates = (gates > 0).float() + gates - gates.detach()
+                gates = (gates > 0).float() + (gates - gates.detach())  # in this order: the difference is exactly 0
         return gates
 
     def open_probability(self) -> Tensor:

@@ -8,11 +8,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from gates.errors import GateError
+from gates.hooks.evaluating import evaluating
+from gates.hooks.output_hooks import gates_on
 from gates.sites import DIFFERENCE, SPARSE, AttentionSite
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
@@ -31,6 +33,13 @@ def sparse_site(sites: tuple[AttentionSite, ...]) -> AttentionSite | None:
 def uses_interface(site: AttentionSite) -> bool:
     """Whether a site's attention goes through Transformers' attention interface."""
     return INTERFACE in global_names(site.core)
+
+
+@contextmanager
+def observing(model: nn.Module, sites: Sequence[AttentionSite]) -> Iterator[None]:
+    """A model at rest for the length of a ``with`` block: in evaluation mode with the gates on it, and not compiled."""
+    with evaluating(model, *gates_on(sites)), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
@@ -100,17 +109,13 @@ def attention_matrices(
     """Run ``model`` with explicit attention matrices inside the block and hand out each one.
 
     Args:
-        model: model in evaluation mode.
+        model: model, in evaluation mode meanwhile, since dropout would change the matrices, and so are gates on it.
         sites: attention modules of the model.
         take: function called with the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the
             forward pass, whenever it runs.
-
-    Raises:
-        GateError: if the model is in training mode, where dropout changes the matrices.
     """
-    if model.training:
-        raise GateError(f"{type(model).__name__} has to give its attention matrices, without dropout; call eval() on it first")
     with ExitStack() as stack:
+        stack.enter_context(observing(model, sites))
         stack.enter_context(implementation(model, "eager"))
         for position, site in enumerate(sites):
             stack.enter_context(asking_for_matrix(site.core))
@@ -155,18 +160,22 @@ def matrix_among(output: Any, heads: int) -> Tensor | None:
 
 
 @contextmanager
-def observe_head_outputs(sites: Sequence[AttentionSite], take: Callable[[int, Tensor], None]) -> Iterator[None]:
+def observe_head_outputs(
+    model: nn.Module, sites: Sequence[AttentionSite], take: Callable[[int, Tensor], None]
+) -> Iterator[None]:
     """Hand out what the heads of each site give to its output projection, before any gate.
 
     Args:
-        sites: attention modules of a model.
-        take: function called with the index of a site and its concatenated heads ``[batch, query, heads * head_dim]``.
+        model: model, in evaluation mode meanwhile, and so are gates on it.
+        sites: attention modules of the model.
+        take: function called with the index of a site and its concatenated heads ``[..., heads * head_dim]``.
     """
 
     def seen(position: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         take(position, args[0])
 
     with ExitStack() as stack:
+        stack.enter_context(observing(model, sites))
         for position, site in enumerate(sites):
             stack.callback(site.output.register_forward_pre_hook(partial(seen, position), prepend=True).remove)
         yield

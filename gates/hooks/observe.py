@@ -32,6 +32,7 @@ from gates.hooks.intercept import (
     global_names,
     implementation_of,
     matrix_among,
+    observing,
     readable_implementation,
     sparse_site,
 )
@@ -65,7 +66,9 @@ def observe_attention(
     metrics: Sequence[AttentionMetric],
     valid: Mapping[str, Tensor | None],
 ) -> Iterator[None]:
-    """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are unchanged.
+    """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are those in evaluation mode.
+
+    Model and gates are in evaluation mode inside the block, so without dropout and draws, and a compiled model runs uncompiled.
 
     Queries and keys are taken where the model hands them to its attention function: after rotary embedding and
     scaling, before dropout and before the gates.
@@ -77,8 +80,7 @@ def observe_attention(
         valid: queries that are not padding for each kind, ``[batch, query]``; None if all count.
 
     Raises:
-        GateError: for block-sparse attention; if the attention of some site was not seen, or its weights do not sum to one; or
-            if a model that has to give its attention matrix is in training mode, where dropout has changed it.
+        GateError: for block-sparse attention; if the attention of some site was not seen, or its weights do not sum to one.
 
     >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
     >>> from transformers import BertConfig, BertModel
@@ -103,7 +105,7 @@ def observe_attention(
         for metric in metrics:
             metric.update(position, measure(metric), visible, valid.get(sites[position].kind))
 
-    with readable_implementation(model), _watched(model, sites, update):
+    with observing(model, sites), readable_implementation(model), _watched(model, sites, update):
         yield
     if len(seen) < len(sites):
         missing = next(site for position, site in enumerate(sites) if position not in seen)
@@ -146,8 +148,6 @@ def _watched(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: U
     """
     calls = _Calls(sites, update)
     own = [site for site in sites if _computes_on_its_own(model, site)]
-    if own and model.training:
-        raise GateError(f"{type(model).__name__} has to give its attention matrices, without dropout; call eval() on it first")
     with ExitStack() as stack:
         for site in own:
             stack.enter_context(asking_for_matrix(site.core))

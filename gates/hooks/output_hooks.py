@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,12 @@ from gates.hooks.probe import Arguments, is_bypassed
 from gates.sites import AttentionSite
 
 
+def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
+    """The gates that are attached to these sites, each once."""
+    found = [getattr(site.output, "_head_gates", None) for site in sites]
+    return list(dict.fromkeys(gates for gates in found if gates is not None))
+
+
 class OutputHooks:
     """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place.
 
@@ -24,7 +30,7 @@ class OutputHooks:
     """
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
-        self._model = model
+        self.model = model
         self._sites = sites
         self._handles: list[RemovableHandle] = []
         self._fired: set[int] = set()
@@ -35,12 +41,20 @@ class OutputHooks:
     def is_attached(self) -> bool:
         return bool(self._handles)
 
-    def attach(self, before_call: Callable[..., None], change: Callable[[int, Tensor], Tensor]) -> None:
+    def attach(
+        self,
+        gates: nn.Module,
+        before_call: Callable[..., None],
+        after_call: Callable[..., None],
+        change: Callable[[int, Tensor], Tensor],
+    ) -> None:
         """Put the hooks on.
 
         Args:
+            gates: module that they act for; :func:`gates_on` finds it.
             before_call: function called before the model, with the model, its positional and its keyword arguments.
-            change: function from the index of a site and its concatenated heads ``[batch, query, heads * head_dim]`` to
+            after_call: function called after it, with the model, its positional arguments and its output.
+            change: function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to
                 what its output projection is given in their place.
 
         Raises:
@@ -51,19 +65,20 @@ class OutputHooks:
             raise GateError("these gates are attached already; detach() them before attaching again")
         taken = [site.name for site in self._sites if getattr(site.output, "_head_gates", False)]
         if taken:
-            raise GateError(f"{type(self._model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+            raise GateError(f"{type(self.model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
         first: dict[int, str] = {}
         for site in self._sites:
             if (other := first.setdefault(id(site.output), site.name)) != site.name:
                 raise GateError(
-                    f"{other!r} and {site.name!r} of {type(self._model).__name__} share one module as their output projection, "
+                    f"{other!r} and {site.name!r} of {type(self.model).__name__} share one module as their output projection, "
                     "so that the gates of both would act on either; give each a module of its own (they may share its weights)"
                 )
-        self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
+        self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
+        self._handles.append(self.model.register_forward_hook(after_call))
         for index, site in enumerate(self._sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
             self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index), with_kwargs=True))
-            object.__setattr__(site.output, "_head_gates", True)
+            object.__setattr__(site.output, "_head_gates", gates)
 
     def detach(self) -> None:
         """Take the hooks off; the model is again as it was before :meth:`attach`."""
@@ -82,10 +97,10 @@ class OutputHooks:
     def _on_output(
         self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
+        heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
         if not torch.compiler.is_compiling():
             self._fired.add(index)
             self._passed.add(index)
-        heads = change(index, args[0])
         return None if heads is args[0] else (heads, *args[1:])
 
     def _after_attention(

@@ -17,9 +17,10 @@ from torchmetrics import Metric
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.hooks.intercept import observe_head_outputs
+from gates.hooks.intercept import observe_head_outputs, observing
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
+from gates.surgery.adapters import check_merged
 
 Batch = TypeVar("Batch")
 
@@ -71,7 +72,7 @@ def rescaled_gates(
     The model runs twice over the batches for every site that keeps heads.
 
     Args:
-        gates: gates of a model in evaluation mode, with the weights that the mask is for.
+        gates: gates of a model, in evaluation mode meanwhile, with the weights that the mask is for.
         mask: 0/1 mask ``[gates]``.
         batches: the calibration batches, the same ones at every call.
         forward: function that runs the model on a batch.
@@ -81,7 +82,7 @@ def rescaled_gates(
         ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.
 
     Raises:
-        GateError: for a mask of another size.
+        GateError: for a mask of another size, or adapters on the projections.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -93,10 +94,11 @@ def rescaled_gates(
     """
     if mask.shape != gates.mask.shape:
         raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates.size} {gates.unit}s to gate")
+    check_merged(gates.model)
     values = mask.to(gates.mask, copy=True)
     dense = torch.ones_like(values)
     firsts = [sum(gates.sizes[:index]) for index in range(len(gates.sizes))]
-    with gates.attached():
+    with gates.attached(), observing(gates.model, gates.sites):
         for site, size, first in zip(gates.sites, gates.sizes, firsts, strict=True):
             kept = mask[first : first + size]
             if not bool((kept > 0).any()):
@@ -107,7 +109,11 @@ def rescaled_gates(
                 inputs: dict[bool, list[Tensor]] = {}
                 for is_dense, in_force in ((True, dense), (False, values)):
                     found = inputs[is_dense] = []
-                    with gates.use(in_force), observe_head_outputs([site], lambda _, heads, found=found: found.append(heads)):  # type: ignore[misc]
+
+                    def take(_: int, heads: Tensor, found: list[Tensor] = found) -> None:
+                        found.append(heads)
+
+                    with gates.use(in_force), observe_head_outputs(gates.model, [site], take):
                         forward(batch)
                 for of_pruned, of_dense in zip(inputs[False], inputs[True], strict=True):
                     moments.update(of_pruned, of_dense, valid(batch).get(site.kind))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.hooks.intercept import observing
 
 Batch = TypeVar("Batch")
 
@@ -23,7 +24,7 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     """What ``per_example`` finds of every example under every mask.
 
     Args:
-        gates: gates of the model, attached for as long as this runs.
+        gates: gates of the model, attached for as long as this runs; the model is in evaluation mode meanwhile.
         masks: gate values ``[masks, gates]``, 0/1 or between.
         batches: batches, each run once with every mask.
         per_example: function that runs the model on a batch and returns a value per example ``[examples]``, such as its
@@ -38,7 +39,7 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     if masks.dim() != 2 or masks.shape[1] != gates.size:
         raise GateError(f"the masks have shape {list(masks.shape)}; expected [masks, {gates.size}]")
     results = []
-    with gates.attached():
+    with gates.attached(), observing(gates.model, gates.sites):
         for batch in batches:
             of_batch = []
             for mask in masks:

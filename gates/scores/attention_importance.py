@@ -16,7 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
+from gates.hooks.examples import collect
 from gates.hooks.intercept import attention_matrices, sparse_site
+from gates.scores.gradients import examples_by_losses
 from gates.scores.importance import requiring_gradients
 from gates.sites import AttentionSite
 
@@ -35,7 +37,7 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
     """The score of every head for every example of a batch.
 
     Args:
-        model: model in evaluation mode.
+        model: model, in evaluation mode meanwhile.
         sites: attention modules of the model.
         losses: function that runs the model once and returns the per-example losses ``[batch]``.
 
@@ -43,8 +45,8 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
         ``[batch, heads]``, float32; a shared module has the sum over all its passes.
 
     Raises:
-        GateError: for a model in training mode, for block-sparse attention, for modules with several streams of heads, and for
-            a site whose attention matrix the model does not hand out or does not use.
+        GateError: for block-sparse attention, for modules with several streams of heads, and for a site whose attention matrix
+            the model does not hand out or does not use.
     """
     sparse = sparse_site(sites)
     if sparse is not None:
@@ -68,7 +70,9 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
             raise GateError(
                 f"the attention matrices of {type(model).__name__} are not in its graph; leave attention-his out for this model"
             )
-        gradients = torch.autograd.grad(per_example.sum(), [weights for _, weights in taken], allow_unused=True)
+        matrices = [weights for _, weights in taken]
+        is_folded = any(len(weights) != len(per_example) for weights in matrices)
+        gradients = torch.autograd.grad(per_example.sum(), matrices, retain_graph=is_folded, allow_unused=True)
     unused = {site for (site, _), gradient in zip(taken, gradients, strict=True) if gradient is None}
     for position, site in enumerate(sites):
         if position not in seen or position in unused:
@@ -76,7 +80,12 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
                 f"the loss does not depend on the attention matrix that {type(site.core).__name__} at {site.name!r} hands out; "
                 "leave attention-his out for this model"
             )
+    reduced = [reduce_matrix(weights.detach(), gradient).float() for weights, gradient in zip(matrices, gradients, strict=True)]
+    if is_folded:
+        located = examples_by_losses(per_example, matrices, [sites[position].name for position, _ in taken])
+        numbers = [of_matrix.flatten(1).amax(1) for of_matrix in located]
+        reduced = [collect(rows, numbers_of, len(per_example)) for rows, numbers_of in zip(reduced, numbers, strict=True)]
     scores: dict[int, Tensor] = {}
-    for (position, weights), gradient in zip(taken, gradients, strict=True):
-        scores[position] = scores.get(position, 0) + reduce_matrix(weights.detach(), gradient).float()
+    for (position, _), rows in zip(taken, reduced, strict=True):
+        scores[position] = scores.get(position, 0) + rows
     return torch.cat([scores[position] for position in range(len(sites))], dim=-1)

@@ -2,7 +2,7 @@
 
 ``I_h = E_x |dL(x) / d xi_h|`` at ``xi = 1``: the expectation over *examples* of an absolute value. Every example
 gets its own copy of the gates, so one backward pass over the summed per-example losses gives every per-example
-gradient exactly, at any batch size.
+gradient exactly, at any batch size (:mod:`gates.scores.gradients`).
 """
 
 from __future__ import annotations
@@ -10,22 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from gates.errors import GateError
-from gates.head_gates import Granularity, HeadGates
+from gates.head_gates import HeadGates
+from gates.scores.gradients import gate_gradients
+
+Granularity = Literal["example", "token", "batch"]
 
 
 def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: Granularity = "example") -> Tensor:
     """Gradients of a batch's losses with respect to the gates, at the gates' present values.
 
+    Model and gates are in evaluation mode meanwhile, so without dropout and draws, and a compiled model runs uncompiled.
+    A head whose output does not reach the loss, as in a last layer that is computed and not used, has gradients of exactly 0.
+
+    Which rows of a site are an example's is found out by further backward passes over the first batch (and over every batch
+    of models that take images or sounds beside text, where it can change): see :mod:`gates.hooks.examples`.
+
     Args:
-        gates: attached gates.
-        losses: function that runs the model once and returns the per-example losses ``[batch]``.
+        gates: attached gates, or gates that are to be attached meanwhile.
+        losses: function that runs the model and returns the per-example losses ``[batch]``.
         granularity: ``example`` (the definition), ``token`` (the absolute value is later taken per position, as
             in Michel et al.'s released code) or ``batch`` (per batch, as in DSP and TextPruner).
 
@@ -33,19 +42,22 @@ def head_gradients(gates: HeadGates, losses: Callable[[], Tensor], granularity: 
         ``[samples, heads]``: one row per example; per example with the absolute values of its positions summed;
         or a single row for the batch, divided by the number of examples.
 
+    Raises:
+        GateError: if the losses are not one for each example or have no gradient, if some site did not run, or if the loss of
+            one example depends on the heads of another, so that only the granularity ``batch`` is defined.
+
     >>> from transformers import BertConfig, BertForSequenceClassification
-    >>> model = BertForSequenceClassification(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> model = BertForSequenceClassification(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
     >>> ids, labels = torch.randint(50, (3, 7)), torch.tensor([0, 1, 0])
     >>> with HeadGates(model).attached() as gates:
     ...     rows = head_gradients(gates, lambda: torch.nn.functional.cross_entropy(model(ids).logits, labels, reduction="none"))
     >>> rows.shape
     torch.Size([3, 8])
     """
-    gradients, _, examples = _gradients(gates, losses, granularity)
-    if granularity == "token":
-        gradients = [gradient.abs() for gradient in gradients]
-    rows = _rows(gradients)
-    return rows / examples if granularity == "batch" else rows
+    gradients = gate_gradients(gates, losses, per_example=granularity != "batch")
+    if granularity == "batch":
+        return gradients.of_batch().unsqueeze(0) / gradients.examples
+    return gradients.of_examples(absolute=granularity == "token")
 
 
 class GradientRows(NamedTuple):
@@ -71,27 +83,10 @@ def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Seque
         gates, losses: see :func:`head_gradients`.
         weights: further tensors to differentiate with respect to, each requiring gradients.
     """
-    by_position, of_weights, examples = _gradients(gates, losses, "token", weights)
-    example, token = _rows(by_position), _rows([gradient.abs() for gradient in by_position])
-    return GradientRows(example, token, example.mean(0, keepdim=True), tuple(part / examples for part in of_weights))
-
-
-def _gradients(
-    gates: HeadGates, losses: Callable[[], Tensor], granularity: Granularity, weights: Sequence[Tensor] = ()
-) -> tuple[list[Tensor], list[Tensor], int]:
-    """Gradients of the summed losses: per site, as :meth:`HeadGates.probe` has its leaves; of the weights; the examples."""
-    with gates.attached(), gates.probe(granularity) as leaves, torch.enable_grad():
-        per_example = losses()
-        missing = [site.name for site, leaf in zip(gates.sites, leaves, strict=True) if leaf is None]
-        if missing:
-            raise GateError(f"the loss does not run through the attention at {missing[0]!r}, so its heads have no score")
-        reached = [leaf for leaf in leaves if leaf is not None]
-        gradients = torch.autograd.grad(per_example.sum(), [*reached, *weights], materialize_grads=True)
-    return list(gradients[: len(reached)]), list(gradients[len(reached) :]), per_example.shape[0]
-
-
-def _rows(gradients: list[Tensor]) -> Tensor:
-    return torch.cat([gradient.sum(dim=1) for gradient in gradients], dim=-1).float()
+    gradients = gate_gradients(gates, losses, weights)
+    example, token = gradients.of_examples(), gradients.of_examples(absolute=True)
+    of_weights = tuple(part / gradients.examples for part in gradients.weights)
+    return GradientRows(example, token, example.mean(0, keepdim=True), of_weights)
 
 
 @contextmanager

@@ -18,10 +18,16 @@ from transformers.pytorch_utils import Conv1D
 
 from gates.head_gates import HeadGates
 from gates.sites import weight_by_output
+from gates.surgery.adapters import check_merged
 
 
 def output_weights(gates: HeadGates) -> list[Tensor]:
-    """The weight of every site's output projection, as its class stores it."""
+    """The weight of every site's output projection, as its class stores it.
+
+    Raises:
+        GateError: where an adapter adds to it.
+    """
+    check_merged(gates.model)
     return [site.output.weight for site in gates.sites]
 
 

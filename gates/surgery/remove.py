@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
 from gates.sites import AttentionSite, find_attention, weight_by_output
+from gates.surgery.adapters import check_merged
 from gates.surgery.modeling_file import save_pruned_shape
 from gates.surgery.pruned import reshape_
 from gates.surgery.slices import (
@@ -62,8 +63,9 @@ def remove_heads_(
         file that the weights load with.
 
     Raises:
-        GateError: if gates are attached, the mask is of another model, the weights are of another kind, no inputs for the
-            check are known, or the model without these heads fails or computes something else; nothing is changed then.
+        GateError: if gates are attached, adapters are not merged, the mask is of another model, the weights are of another
+            kind, no inputs for the check are known, or the model without these heads fails or computes something else; nothing
+            is changed then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
@@ -71,6 +73,7 @@ def remove_heads_(
     >>> [site.heads for site in find_attention(model)]
     [3, 1]
     """
+    check_merged(model)
     sites = find_attention(model)
     check_removable(sites)
     check_in_memory(model)
@@ -115,6 +118,7 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
     >>> float(find_attention(model)[0].output.weight[:, 8:16].abs().sum().detach())  # the columns of head 1
     0.0
     """
+    check_merged(model)
     sites = find_attention(model)
     check_in_memory(model)
     mask = _checked(mask, sites)

@@ -173,6 +173,17 @@ def test_gradient_checkpointing_uses_the_same_draw():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("draw_per", ["batch", "example"])
+def test_reentrant_checkpointing_is_refused_in_training(draw_per):
+    """It differentiates each layer by itself, so that the draws that all share would be gone after the first."""
+    model, batch = build("bert").train(), inputs("bert")
+    HeadGates(model, initial_log_alpha=0.0, draw_per=draw_per).attach().train()
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": True})
+    loss = model(**batch).logits.square().mean()
+    with pytest.raises(GateError, match="use_reentrant=False"):
+        loss.backward()
+
+
 def test_scale_heads_by_hand():
     heads = torch.arange(12.0).reshape(1, 2, 6)  # two queries, three heads of two features
     scaled = scale_heads(heads, torch.tensor([1.0, 0.0, 2.0]))
@@ -211,9 +222,9 @@ def test_the_score_of_a_group_is_the_mean_over_its_heads_and_its_gradient_their_
     assert torch.equal(heads.to_gates(scores), scores)
     batch, found = inputs("llama"), []
     for gates in (groups, heads):
-        with gates.attached(), gates.probe("example") as leaves:
+        with gates.attached(), gates.probe() as leaves:
             loss = model(**batch).logits.square().mean()
-        found.append(torch.cat(torch.autograd.grad(loss, leaves), dim=-1).squeeze(1))
+        found.append(torch.cat(torch.autograd.grad(loss, list(leaves.values())), dim=-1).sum(1))
     torch.testing.assert_close(found[0], 2 * groups.to_gates(found[1]))
 
 

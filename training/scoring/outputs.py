@@ -50,6 +50,6 @@ def mean_outputs(subject: Subject) -> list[Tensor]:
             def take(site: int, heads: Tensor, valid: dict[str, Tensor | None] = valid) -> None:
                 means.update(site, heads, valid.get(sites[site].kind))
 
-            with observe_head_outputs(sites, take):
+            with observe_head_outputs(subject.backbone, sites, take):
                 subject.task.losses(subject.backbone, batch)
     return [mean.cpu() for mean in means.compute()]

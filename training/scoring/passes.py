@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.head_gates import Granularity
 from gates.hooks.observe import observe_attention, observe_entropy
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
@@ -17,6 +16,7 @@ from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
 from gates.scores.importance import (
+    Granularity,
     HeadImportance,
     Importance,
     gradient_rows,

@@ -176,3 +176,14 @@ def test_impossible_courses_are_refused(arguments):
 def test_impossible_stretches_are_refused(arguments):
     with pytest.raises(ValueError, match="must"):
         Stretch(**arguments)
+
+
+@pytest.mark.parametrize("draws", [None, 50])
+def test_straight_through_gates_are_exactly_zero_or_one(draws):
+    gates = HardConcrete(1000, initial_log_alpha=0.3, straight_through=True)
+    found = gates.train()(torch.Generator().manual_seed(0), draws=draws)
+    assert set(found.unique().tolist()) == {0.0, 1.0}
+    soft = HardConcrete(1000, initial_log_alpha=0.3)
+    expected = soft.train()(torch.Generator().manual_seed(0), draws=draws)
+    (gradient,) = torch.autograd.grad(found.sum(), gates.log_alpha)
+    assert torch.equal(gradient, torch.autograd.grad(expected.sum(), soft.log_alpha)[0])

@@ -18,7 +18,7 @@ def means_of(name, model, batch, sites):
     metric = MeanHeadOutput(sites)
     kinds = ["encoder"] if "cross" in FAMILIES[name].kinds else ["encoder", "decoder"]
     valid = dict.fromkeys(kinds, batch.get("attention_mask"))
-    with observe_head_outputs(sites, lambda site, heads: metric.update(site, heads, valid.get(sites[site].kind))):
+    with observe_head_outputs(model, sites, lambda site, heads: metric.update(site, heads, valid.get(sites[site].kind))):
         logits(model, batch)
     return metric.compute()
 

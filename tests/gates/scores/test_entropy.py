@@ -154,14 +154,6 @@ def test_attention_that_is_not_seen_is_an_error():
         logits(model, batch)
 
 
-def test_matrices_changed_by_dropout_are_refused():
-    architecture = zoo.BY_NAME["RoFormer"]
-    model = zoo.build(architecture).train()
-    sites = find_attention(model)
-    with pytest.raises(GateError, match="eval"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "route"),
     [

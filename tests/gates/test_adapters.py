@@ -1,0 +1,145 @@
+"""Gates beside LoRA adapters: on a layer as peft builds it, and on peft itself where it is installed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gates.artefact import GateConfig
+from gates.errors import GateError
+from gates.export.checkpoint import load_pruned
+from gates.head_gates import HeadGates
+from gates.model import GatedModel, get_gated_model
+from gates.recovery.rescale import rescaled_gates
+from gates.scores.importance import head_gradients
+from gates.scores.taylor import output_weights
+from gates.sites import find_attention
+from gates.surgery.remove import remove_heads_, zero_heads_
+from tests.models import FAMILIES, build, inputs, logits, random_mask
+
+TARGETS = {
+    "bert": ("query", "value", "attention.output.dense"),
+    "llama": ("q_proj", "v_proj", "o_proj", "gate_proj"),
+    "gpt2": ("attn.c_attn", "attn.c_proj"),
+}
+NAMES = pytest.mark.parametrize("name", TARGETS)
+
+
+class LoraLayer(nn.Module):
+    """A projection with a low-rank one beside it, in the structure of peft's layers."""
+
+    def __init__(self, base_layer: nn.Linear | Conv1D) -> None:
+        super().__init__()
+        rows, columns = base_layer.weight.shape if isinstance(base_layer, Conv1D) else base_layer.weight.T.shape
+        self.base_layer = base_layer
+        self.lora_A, self.lora_B = nn.Linear(rows, 4, bias=False), nn.Linear(4, columns, bias=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(given) + self.lora_B(self.lora_A(given))
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        change = self.lora_B.weight @ self.lora_A.weight
+        self.base_layer.weight.add_(change.T if isinstance(self.base_layer, Conv1D) else change)
+        return self.base_layer
+
+
+def replace_(model, of_type, change):
+    for name, module in list(model.named_modules()):
+        if isinstance(module, of_type) and (of_type is LoraLayer or name.endswith(TARGETS_OF[type(model)])):
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, change(module))
+    return model
+
+
+TARGETS_OF = {type(FAMILIES[name].build()): targets for name, targets in TARGETS.items()}
+
+
+def adapted(name):
+    return replace_(build(name), (nn.Linear, Conv1D), LoraLayer).eval()
+
+
+def merged(model):
+    return replace_(copy.deepcopy(model), LoraLayer, LoraLayer.merged)
+
+
+@NAMES
+def test_sites_and_gated_outputs_are_those_of_the_merged_model(name):
+    model, batch = adapted(name), inputs(name)
+    plain = merged(model)
+    with_adapters, without = find_attention(model), find_attention(plain)
+    for site, own in zip(with_adapters, without, strict=True):
+        assert (site.name, site.kind, site.heads, site.kv_heads) == (own.name, own.kind, own.heads, own.kv_heads)
+    values = torch.rand(8, generator=torch.Generator().manual_seed(0)) * random_mask(name)
+    found = []
+    for one in (model, plain):
+        gates = HeadGates(one).eval()
+        with gates.attached(), gates.use(values):
+            rows = head_gradients(gates, lambda one=one: one(**batch).logits.square().flatten(1).sum(1))
+            found.append((logits(one, batch), rows))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=5e-6, rtol=2e-5)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5 * float(found[1][1].abs().max()), rtol=1e-3)
+
+
+@NAMES
+def test_what_reads_or_cuts_weights_says_that_adapters_are_to_be_merged(name, tmp_path):
+    model, mask, batch = adapted(name), random_mask(name), inputs(name)
+    before = logits(model, batch)
+    gates = HeadGates(model)
+    for use in (
+        lambda: remove_heads_(model, mask),
+        lambda: zero_heads_(model, mask),
+        lambda: output_weights(gates),
+        lambda: rescaled_gates(gates, mask, lambda: [batch], lambda batch: model(**batch), lambda batch: {}),
+        lambda: get_gated_model(model).set_mask_(mask).prune_and_unload(),
+    ):
+        with pytest.raises(GateError, match=r"carries an adapter \(.*LoraLayer\).*merge_and_unload\(\)"):
+            use()
+    find_attention(model)[0].output._head_gates.detach()  # of the last, which were put on again
+    with pytest.raises(GateError, match="merge_and_unload"):
+        get_gated_model(model).set_mask_(mask).save_pruned(tmp_path / "out", tokenizer=None)
+    assert not (tmp_path / "out").exists()
+    find_attention(model)[0].output._head_gates.detach()
+    assert torch.equal(logits(model, batch), before)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")  # peft's calls of Transformers
+@pytest.mark.parametrize(
+    ("name", "targets"), [("bert", ["query", "value", "dense"]), ("llama", "all-linear"), ("gpt2", ["c_attn"])]
+)
+def test_with_peft_gates_and_adapters_train_save_merge_and_prune(name, targets, tmp_path):
+    peft = pytest.importorskip("peft")
+    batch = inputs(name)
+    config = peft.LoraConfig(
+        r=4, target_modules=targets, lora_dropout=0.1, init_lora_weights=False, fan_in_fan_out=name == "gpt2"
+    )
+    adapter = peft.get_peft_model(build(name), config)
+    gated = get_gated_model(adapter, GateConfig(budget=3, draw_per="example")).train()
+    optimizer = torch.optim.AdamW(gated.parameter_groups(1e-2, gate_learning_rate=0.05))
+    trained = [parameter for parameter in gated.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in trained]
+    for step in range(3):
+        gated(**batch).logits.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        gated.step_((step + 1) / 3)
+    assert all(bool((parameter != old).any()) for parameter, old in zip(trained, before, strict=True))
+    mask = gated.fix_mask_()
+    expected = logits(gated.eval(), batch)
+
+    gated.save_pretrained(tmp_path / "gates")
+    adapter.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(build(name), tmp_path / "adapter")
+    again = GatedModel.from_pretrained(again, tmp_path / "gates").eval()
+    torch.testing.assert_close(logits(again, batch), expected)
+
+    with pytest.raises(GateError, match=r"adapter \(peft's Linear\).*merge_and_unload"):
+        gated.prune_and_unload()
+    plain = get_gated_model(gated.unload().merge_and_unload()).set_mask_(mask).eval()
+    plain.save_pruned(tmp_path / "pruned", tokenizer=None, check_batch=batch)
+    torch.testing.assert_close(logits(load_pruned(tmp_path / "pruned").eval(), batch), expected, atol=5e-6, rtol=2e-5)
+    pruned = plain.prune_and_unload()
+    torch.testing.assert_close(logits(pruned, batch), expected, atol=5e-6, rtol=2e-5)
+    assert sum(site.heads for site in find_attention(pruned)) == 3
