@@ -176,25 +176,21 @@ def _follow_heads_(attention, heads, names, of, handed_on=None):
     known = "kept_heads" in attention._buffers
     device = next(attention.parameters()).device
     attention.register_buffer("kept_heads", torch.zeros(heads, dtype=torch.long, device=device))
-    attention.head_arguments = {"names": names, "of": of}
-    if not known and handed_on is not None:
-        attention.handed_on = handed_on
-        attention.register_forward_pre_hook(_keep_whole, with_kwargs=True)
-        attention.register_forward_hook(_hand_on_whole)
+    attention.head_arguments = {"names": names, "of": of, "handed_on": handed_on}
     if not known:
         attention.register_forward_pre_hook(_select_arguments, with_kwargs=True)
+    if not known and handed_on is not None:
+        attention.register_forward_hook(_hand_on_whole)
 
 
 def _select_arguments(attention, args, kwargs):
-    names, of = attention.head_arguments["names"], attention.head_arguments["of"]
+    names, of, handed_on = attention.head_arguments.values()
+    if handed_on is not None:
+        attention.whole_argument = kwargs.get(handed_on)
     named = zip(_argument_names(attention), args, strict=False)  # further arguments may come by keyword
     args = [_of_kept_heads(arg, attention.kept_heads, of) if name in names else arg for name, arg in named]
     kwargs = {name: _of_kept_heads(arg, attention.kept_heads, of) if name in names else arg for name, arg in kwargs.items()}
     return tuple(args), kwargs
-
-
-def _keep_whole(attention, args, kwargs):
-    attention.whole_argument = kwargs.get(attention.handed_on)
 
 
 def _hand_on_whole(attention, args, output):
