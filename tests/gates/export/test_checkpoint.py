@@ -57,10 +57,11 @@ HEADS = (
     ),
 )
 
+
 def is_refused(family, head, auto):
     """Whether a stock checkpoint of one head would load as a class with new embeddings or layers; a pruned one is refused."""
     if family == "Llama":  # its class for question answering names the base model otherwise
-        return ("QuestionAnswering" in head) != ("QuestionAnswering" in auto)
+        return head != "Model" and ("QuestionAnswering" in head) != ("QuestionAnswering" in auto)
     return family == "Bart" and auto == "AutoModelForCausalLM"
 
 
