@@ -49,6 +49,10 @@ class Bias(nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def forward(self, heads):
+        output = heads.new_zeros(*heads.shape[:-1], self.out_features)
+        return output if self.bias is None else output + self.bias
+
 
 class Selected(nn.Module):
     """A norm over the features of all heads, followed by the choice of the features of the heads that stay."""

@@ -110,7 +110,7 @@ def test_a_bias_is_a_linear_layer_of_no_features(tmp_path):
     assert not any(tensor.numel() == 0 for tensor in pruned.state_dict().values())
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # the adapter of a bias reads no features
+@pytest.mark.filterwarnings("ignore")  # PEFT warns of much, and PyTorch of an adapter that reads no features
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "T5", "Mixtral"])
 def test_lora_on_all_linear_layers(name):
     """An adapter on the bias adds nothing, and merging gives the same outputs."""
