@@ -12,11 +12,12 @@ import copy
 import inspect
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypeGuard, get_args
 
 import torch
 import transformers
@@ -27,13 +28,13 @@ from gates.errors import GateError, first_line
 from gates.export.card import ModelCard, card_text
 from gates.export.cost import count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
+from gates.export.reloaded import check_same_outputs, check_same_weights, of_dtype, tolerance_of
 from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
-from gates.export.stock import relative_difference, stock_model
-from gates.head_gates import HeadGates
+from gates.export.stock import stock_model
 from gates.sites import AttentionSite, find_attention
 from gates.surgery import pruned
 from gates.surgery.masks import save_mask
-from gates.surgery.modeling_file import auto_classes
+from gates.surgery.modeling_file import auto_classes, save_pruned_shape
 from gates.surgery.remove import remove_heads_, zero_heads_
 from gates.vocabulary import check_vocabulary
 
@@ -44,10 +45,6 @@ class SavesPretrained(Protocol):
     """A tokenizer or a processor."""
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> object: ...
-
-
-TOLERANCE = 1e-4
-"""Largest difference between saved and reloaded outputs, relative to the largest output; float rounding only."""
 
 
 def save_pruned(
@@ -108,14 +105,14 @@ def save_pruned(
                 "no mask is given, and no head of this model was removed before; give the mask of the heads to keep"
             )
         mask = torch.ones(sum(site.heads for site in sites))
-    check_batch = example_inputs(model) if check_batch is None else check_batch
+    check_batch = of_dtype(example_inputs(model) if check_batch is None else check_batch, model.dtype)
     cut = copy.deepcopy(model).eval()
     if form == "masked":
         zero_heads_(cut, mask, values=values)
     else:
         remove_heads_(cut, mask, values=values, example=check_batch)
     if form == "stock":
-        cut = stock_model(cut, model, check_batch, tolerance=TOLERANCE)
+        cut = stock_model(cut, model, check_batch, tolerance=tolerance_of(model.dtype))
     with written_whole(directory) as partial:
         cut.save_pretrained(partial)
         if tokenizer is not None:
@@ -125,11 +122,8 @@ def save_pruned(
         reloaded = load_pruned(partial, model_class=type(model))
         torch.nn.Module.to(reloaded, model.device)
         reloaded.set_attn_implementation(model.config._attn_implementation)
-        gates = HeadGates(model)
-        with gates.attached(), gates.use((mask if values is None else mask * values).to(model.device)):
-            difference = relative_difference(model, reloaded, check_batch)
-        if not difference <= TOLERANCE:
-            raise GateError(f"the reloaded model differs from the saved one by {difference:.2g} (relative); nothing was kept")
+        check_same_weights(cut, reloaded)
+        check_same_outputs(model, reloaded, check_batch, mask if values is None else mask * values)
         if measure is not None:
             card = replace(card, cost=measure_cost(model, reloaded, check_batch, batch_sizes=measure))
         text = card_text(
@@ -145,12 +139,16 @@ def save_pruned(
     return directory
 
 
-def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+def load_pruned(
+    directory: str | os.PathLike[str], *, model_class: type[PreTrainedModel] | None = None, new_heads: bool = False
+) -> PreTrainedModel:
     """Load a directory that :func:`save_pruned` wrote, in any form, without running code from it.
 
     Args:
         directory: directory that :func:`save_pruned` wrote.
         model_class: stock class to load it as; by default the one it was saved from.
+        new_heads: whether weights that only ``model_class`` has, such as those of a classifier, may be drawn anew. Weights that
+            the saved model has are never drawn.
 
     Raises:
         GateError: if the directory is not a saved model, a file is damaged, weights are missing, or its config states
@@ -174,27 +172,56 @@ def load_pruned(directory: str | os.PathLike[str], *, model_class: type[PreTrain
             f"{str(directory)!r} is not a saved model: its config.json cannot be read ({first_line(error)})"
         ) from error
     check_pruned_config(config)
-    stock = model_class or getattr(transformers, str(name), None)
-    if not (inspect.isclass(stock) and issubclass(stock, PreTrainedModel)):
+    own = getattr(transformers, str(name), None)
+    if not _is_model_class(own):
         raise GateError(f"{str(directory)!r} was saved from {name!r}, a class that Transformers does not have")
+    stock = model_class or own
     if hasattr(config, "pruned_attention"):
         stock = pruned.pruned_class(stock)
-    model: PreTrainedModel
+    loaded: tuple[PreTrainedModel, dict[str, set[str]]]
     try:
-        model, report = stock.from_pretrained(  # type: ignore[misc]
-            directory, config=config, use_safetensors=True, output_loading_info=True
-        )
+        loaded = stock.from_pretrained(directory, config=config, use_safetensors=True, output_loading_info=True)  # type: ignore[assignment]
     except Exception as error:  # safetensors and Transformers raise many kinds for damaged files
         raise GateError(f"the weights in {str(directory)!r} cannot be loaded: {first_line(error)}") from error
-    if report["missing_keys"] and model_class is None:
-        raise GateError(f"the weights in {str(directory)!r} lack {min(report['missing_keys'])!r}; copy or save them again")
-    _check_counts(model, directory)
+    model, report = loaded
+    _check_complete(model, report["missing_keys"], directory, saved_as=str(name), new_heads=new_heads)
+    _check_counts(model, directory, whole=issubclass(stock, own))
+    if hasattr(config, "pruned_attention"):
+        model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
     return model
 
 
-def _check_counts(model: PreTrainedModel, directory: Path) -> None:
-    """Whether the attention modules have the heads that the config states for them."""
+def _is_model_class(candidate: object) -> TypeGuard[type[PreTrainedModel]]:
+    return inspect.isclass(candidate) and issubclass(candidate, PreTrainedModel)
+
+
+def _check_complete(model: PreTrainedModel, missing: set[str], directory: Path, *, saved_as: str, new_heads: bool) -> None:
+    """Whether all weights came from the directory; with ``new_heads``, all that the saved model has."""
+    if lost := pruned.lost_weights(model, missing):
+        raise GateError(
+            f"the weights in {str(directory)!r} lack {lost[0]!r} for {type(model).__name__}; copy or save them again, or load "
+            f"them as {saved_as}"
+        )
+    if missing and not new_heads:
+        raise GateError(
+            f"{type(model).__name__} has {min(missing)!r}{_and_more(missing)}, which the {saved_as} in {str(directory)!r} does "
+            "not have; pass new_heads=True to draw such weights anew"
+        )
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _check_counts(model: PreTrainedModel, directory: Path, *, whole: bool) -> None:
+    """Whether the attention modules have the heads that the config states for them.
+
+    A model that is not the ``whole`` one that was saved, such as the decoder of an encoder-decoder, may lack some of them.
+    """
     shapes: Mapping[str, Any] = getattr(model.config, "pruned_attention", {})
+    if not whole:
+        modules = dict(model.base_model.named_modules())
+        shapes = {name: shape for name, shape in shapes.items() if name in modules}
     found_sites: Sequence[AttentionSite] = ()
     try:
         found_sites = find_attention(model.base_model) if shapes else ()

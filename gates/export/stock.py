@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
+from gates.export.reloaded import relative_difference
 from gates.sites import AttentionSite, find_attention
 
 STACK_FIELDS = {
@@ -74,25 +75,6 @@ def stock_model(
     if cut.can_generate():
         stock.generation_config = copy.deepcopy(cut.generation_config)
     return stock
-
-
-@torch.no_grad()
-def relative_difference(one: PreTrainedModel, other: PreTrainedModel, inputs: Mapping[str, Tensor]) -> float:
-    """Largest difference between the first outputs of two models in evaluation mode, relative to the largest output.
-
-    Tokens that are padding do not count: what they are depends on the attention implementation.
-    """
-    mask = inputs.get("attention_mask") if "decoder_input_ids" not in inputs else inputs.get("decoder_attention_mask")
-    outputs = []
-    for model in (one, other):
-        was_training = model.training
-        try:
-            placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-            output = model.eval()(**placed)[0].float().cpu()
-            outputs.append(output[mask.cpu().bool()] if mask is not None and output.shape[:2] == mask.shape else output)
-        finally:
-            model.train(was_training)
-    return float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max().clamp(min=1.0))
 
 
 def _stock_config(cut: PreTrainedModel, dense: PreTrainedModel) -> tuple[Any, str]:

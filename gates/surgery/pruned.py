@@ -24,24 +24,34 @@ import copy
 import inspect
 
 import torch
+import transformers
 from torch import nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.pytorch_utils import Conv1D
 
 CACHE_NAMES = ("past_key_values", "layer_past", "cache")
+STATES_NAMES = ("key_value_states", "encoder_hidden_states")
 LAYER_NAMES = ("layer_idx", "layer_id")
+RECORDING_MODULE = "transformers.utils.output_capturing"
 
 
-class Bias(nn.Module):
-    """An output projection with no input left: only its bias remains."""
+class Bias(nn.Linear):
+    """An output projection with no input left: only its bias remains.
+
+    It is a linear layer from no features, so that what is made for linear layers (LoRA) fits; nothing but the bias is saved.
+    """
 
     def __init__(self, features, has_bias):
-        super().__init__()
-        self.features = features
-        self.register_parameter("bias", nn.Parameter(torch.zeros(features)) if has_bias else None)
+        super().__init__(0, features, bias=has_bias)
+        del self.weight
+        self.register_buffer("weight", torch.zeros(features, 0), persistent=False)
+
+    def reset_parameters(self):
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, heads):
-        output = heads.new_zeros(*heads.shape[:-1], self.features)
+        output = heads.new_zeros(*heads.shape[:-1], self.out_features)
         return output if self.bias is None else output + self.bias
 
 
@@ -60,13 +70,20 @@ class Selected(nn.Module):
 class Headless(nn.Module):
     """Stands in for attention without heads: no computation, and the output projection's bias as output.
 
-    A decoder's cache still has to know how many tokens went by, so one key of width 1 is stored per token.
+    A decoder's cache still has to know how many tokens went by, so one key of width 1 is stored per token. Where attention
+    probabilities are returned, they are those of no heads, ``[batch, 0, query, key]``. Transformers records them at modules of
+    the attention's class, of which a stand-in is one by :func:`headless_class`.
     """
 
-    def __init__(self, layer_idx, kind, adds="", returns=2, **parts):
-        super().__init__()
+    def __init__(self, attention, kind, adds="", returns=2, **parts):
+        nn.Module.__init__(self)
+        self._is_hf_initialized = True  # there is nothing that a stock class could draw anew
+        self._forward_hooks.update(_recording_hooks(attention))
+        states = vars(attention)
+        self.layer_idx = next((states[name] for name in LAYER_NAMES if name in states), None)
+        self.config = states.get("config")
+        self.is_asked = "output_attentions" in _argument_names(attention)
         self.returns = returns
-        self.layer_idx = layer_idx
         self.kind = kind
         self.adds = adds
         self.output_name = next(iter(parts), None)
@@ -75,11 +92,13 @@ class Headless(nn.Module):
 
     def forward(self, hidden_states, *args, **kwargs):
         cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+        states = next((kwargs[name] for name in STATES_NAMES if kwargs.get(name) is not None), hidden_states)
+        keys = states.shape[1]
         if cache is not None and self.kind != "cross":
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
             token = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
-            cache.update(token, token, self.layer_idx)
+            keys = cache.update(token, token, self.layer_idx)[0].shape[2]
         output = hidden_states.new_zeros(*hidden_states.shape[:-1], 0)
         if self.output_name is not None:
             output = getattr(self, self.output_name)(output)
@@ -87,8 +106,29 @@ class Headless(nn.Module):
             output = output + (kwargs["residual"] if "residual" in kwargs else args[0])
         elif self.adds:
             output = getattr(self, self.adds)(output + hidden_states)
-        # The third of three is the attention matrix; before it comes the position bias, for the next layer.
-        return (output, None) if self.returns == 2 else (output, kwargs.get("position_bias"), None)
+        weights = None
+        if self.is_asked or getattr(self.config, "_attn_implementation", "eager") == "eager":  # others give none
+            weights = hidden_states.new_zeros(hidden_states.shape[0], 0, hidden_states.shape[1], keys)
+        # Before the third of three, the attention matrix, comes the position bias for the next layer.
+        return (output, weights) if self.returns == 2 else (output, kwargs.get("position_bias"), weights)
+
+    def __reduce__(self):
+        return _empty_stand_in, (type(self).__bases__[1],), vars(self)
+
+
+def headless_class(attention_class):
+    """The stand-in for attention of a class, as a subclass of it."""
+    return type("Headless", (Headless, attention_class), {})
+
+
+def _empty_stand_in(attention_class):
+    stand_in = headless_class(attention_class)
+    return stand_in.__new__(stand_in)
+
+
+def _recording_hooks(attention):
+    """The hooks by which Transformers records attentions, where it has put them on already."""
+    return {key: hook for key, hook in attention._forward_hooks.items() if hook.__module__ == RECORDING_MODULE}
 
 
 class OwnConfig:
@@ -109,7 +149,10 @@ def reshape_(model, pruned_attention):
     Weights are left as they come: the caller loads them.
     """
     base = model.base_model
+    modules = dict(base.named_modules())
     for name, shape in pruned_attention.items():
+        if name not in modules:
+            continue  # a class for a part of the model, such as the decoder of an encoder-decoder
         attention = base.get_submodule(name)
         if "headless" in shape:
             if any(isinstance(part, Headless) for part in attention.modules()):
@@ -138,7 +181,22 @@ def reshape_(model, pruned_attention):
         if "flat_heads" in shape:
             attention._split_heads = _split_flat_heads
     model.config.pruned_attention = pruned_attention
+    if _kv_heads_differ(model.config.get_text_config(), pruned_attention):
+        model.init_continuous_batching = _no_continuous_batching
     return model
+
+
+def _kv_heads_differ(config, pruned_attention):
+    """Whether a layer has other key/value heads than a config states for all."""
+    stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    return any(shape["kv_heads"] != stated for shape in pruned_attention.values())
+
+
+def _no_continuous_batching(*args, **kwargs):
+    raise ValueError(
+        "continuous batching keeps as many key/value heads for every layer as the config states, but layers of this pruned "
+        "model have other numbers; use generate()"
+    )
 
 
 def _parent(module, path):
@@ -237,28 +295,70 @@ def _behead_(base, name, core, output, kind, adds="", returns=2, keeps=()):
     projection = getattr(holder, child)
     features = projection.weight.shape[1 if isinstance(projection, Conv1D) else 0]
     bias = Bias(features, projection.bias is not None).to(projection.weight.device, projection.weight.dtype)
-    states = vars(attention.get_submodule(core))
-    layer_idx = next((states[name] for name in LAYER_NAMES if name in states), None)
+    replaced = attention.get_submodule(core)
+    stand_in = headless_class(type(replaced))
     if core:
         setattr(holder, child, bias)
-        target, stand_in = f"{name}.{core}", Headless(layer_idx, kind)
+        target, stand_in = f"{name}.{core}", stand_in(replaced, kind)
     else:
         kept = {path: getattr(attention, path) for path in (*keeps, adds) if path not in ("", "residual")}
-        target, stand_in = name, Headless(layer_idx, kind, adds, returns, **{child: bias}, **kept)
+        target, stand_in = name, stand_in(replaced, kind, adds, returns, **{child: bias}, **kept)
     owner, child = _parent(base, target)
     setattr(owner, child, stand_in)
 
 
+class Pruned:
+    """Mixed into a stock model class: it takes the shape that its config states before weights are loaded."""
+
+    def __init__(self, config, *args, **kwargs):
+        if not isinstance(config, self.config_class):
+            raise ValueError(
+                f"{type(self).__name__} reads a {self.config_class.__name__}, but this pruned model has a "
+                f"{type(config).__name__}; load the whole model"
+            )
+        super().__init__(config, *args, **kwargs)
+        reshape_(self, config.pruned_attention)
+
+    @classmethod
+    def is_custom_code(cls):
+        """No: its weights are named as those of the stock class, which Transformers renames when it saves and loads them."""
+        return False
+
+    @classmethod
+    def from_pretrained(cls, *args, output_loading_info=False, **kwargs):
+        """As of the stock class; an error where the saved model has weights that did not find their place in this class."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        lost = lost_weights(model, info["missing_keys"])
+        if lost:
+            own = model.config.architectures[0]
+            raise ValueError(
+                f"{cls.__name__} needs {lost[0]!r} (one of {len(lost)}), which the pruned {own} has, but not in its files "
+                f"under that name; load it as {own}"
+            )
+        return (model, info) if output_loading_info else model
+
+
+def lost_weights(model, missing):
+    """Names of the ``missing`` weights of a loaded model that the model which was saved does have, sorted.
+
+    Others are rightly made anew: a new classifier, or fixed positions that are never saved. Names are compared below the
+    base model.
+    """
+    if not missing:
+        return []
+    config = copy.deepcopy(model.config)
+    saved_class = getattr(transformers, (config.architectures or [""])[0], type(model))
+    with torch.device("meta"):
+        saved = saved_class(config)
+    reshape_(saved, getattr(config, "pruned_attention", {}))
+    names = set(saved.state_dict()).difference(saved._keys_to_ignore_on_save or ())
+    known = {name.removeprefix(f"{saved.base_model_prefix}.") for name in names}
+    return sorted(name for name in missing if name.removeprefix(f"{model.base_model_prefix}.") in known)
+
+
 def pruned_class(stock):
-    """A subclass of a stock model class that takes the shape its config states before weights are loaded.
+    """A subclass of a stock model class for the shape that a config states.
 
     It keeps the class's name, by which Transformers finds how to rename weights and which pipelines a model is for.
     """
-
-    class Pruned(stock):
-        def __init__(self, config, *args, **kwargs):
-            super().__init__(config, *args, **kwargs)
-            reshape_(self, config.pruned_attention)
-
-    Pruned.__name__ = Pruned.__qualname__ = stock.__name__
-    return Pruned
+    return stock if issubclass(stock, Pruned) else type(stock.__name__, (Pruned, stock), {})

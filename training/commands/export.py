@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.export.card import card_text
-from gates.export.checkpoint import TOLERANCE, ModelCard, own_auto_class, refuse_taken, save_pruned, written_whole
+from gates.export.checkpoint import ModelCard, own_auto_class, refuse_taken, save_pruned, written_whole
 from gates.export.cost import Cost, count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
 from gates.export.onnx import export_onnx_files
+from gates.export.reloaded import TOLERANCE, relative_difference
 from gates.export.safe_load import write_checksums
-from gates.export.stock import relative_difference
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
