@@ -156,8 +156,8 @@ class OutputDirectory:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
         lines += [
             "The dense model at the end of fine-tuning; scores from training data, choices on the selection split, results",
-            "on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this one model:",
-            "another seed would train another one.",
+            "on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this model;",
+            "another seed would train another.",
         ]
         for name, found in self.findings.items():
             lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]

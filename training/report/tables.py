@@ -18,7 +18,7 @@ MAJORITY = "majority class"
 HOW_TESTED = {
     "one": "Of one seed: paired bootstrap over test examples, so that intervals and p values are for this one seed.",
     "few": f"Of 2 to {SEEDS_FOR_A_CLAIM - 1} seeds: not tested; the least and the most are differences of single seeds.",
-    "enough": "Over seeds and test examples: where the interval holds 0, neither is ahead.",
+    "enough": "Tested over seeds and test examples; an interval is of its pair alone, a corrected p of all pairs.",
 }
 """What is said of differences, by how many seeds they are of."""
 

@@ -78,7 +78,7 @@ def crossed_difference(
         return np.asarray(np.sqrt(parts))
 
     low, high = np.full(mean.shape, np.log(LEAST_P)), np.zeros(mean.shape)
-    for _ in range(50):  # bisection of log p: the larger p, the narrower the interval
+    for _ in range(32):  # bisection of log p: the larger p, the narrower the interval
         middle = (low + high) / 2
         reaches = half_width(np.exp(middle)) >= np.abs(mean)
         low, high = np.where(reaches, middle, low), np.where(reaches, high, middle)

@@ -18,7 +18,7 @@ EQUAL = 1e-5
 """Means that differ by less are the same number, written with other digits."""
 LEVEL_MEANS = 0.05
 """Means that differ by less print as the same number."""
-INTERVALS = " of several seeds: means, with 95 % intervals (Student's t over seeds, within the metric's bounds) in brackets. "
+INTERVALS = ", means over seeds, with 95 % intervals (Student's t over seeds, within the metric's bounds) in brackets. "
 CORRECTED = "corrected by Holm's method for all pairs of methods tested at that stage and budget"
 MEANS = {
     "one": " of one seed: the spread between seeds is unknown, so no winner is claimed. What is called significant is so for "
@@ -99,7 +99,7 @@ def verdict(
         "# Verdict",
         "",
         f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}"
-        f"{' Others are'.join(MEANS[name] for name in regimes)} {CHOICE[chosen_by]}",
+        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} {CHOICE[chosen_by]}",
     ]
     if majority is not None:
         majority = shown(main_metric, majority)

@@ -16,7 +16,7 @@ from training.analysis.model import DenseModel, gate_columns, head_importance, o
 from training.analysis.training import through_training
 from training.commands.table import run_command
 from training.fit import main as fit
-from training.stats.bootstrap import paired_bootstrap
+from training.stats.bootstrap import resample_metric, resampled_difference
 from training.stats.significance import holm, mcnemar
 
 BART = {
@@ -104,7 +104,8 @@ def test_each_head_alone_with_mcnemars_test(dense):
 def test_other_metrics_are_tested_by_the_bootstrap(dense, monkeypatch):
     monkeypatch.setattr(dense.pruner.task, "main_metric", "matthews")
     found = outcomes(dense, torch.stack([torch.ones(8), 1 - torch.eye(8)[3]]), "test")
-    expected = paired_bootstrap(found.predictions[1], found.predictions[0], found.targets, "matthews")
+    values, draws = resample_metric(found.predictions, found.targets, "matthews")
+    expected = resampled_difference(values[1] - values[0], draws[:, 1] - draws[:, 0])
     np.testing.assert_allclose(found.against_first()[0], expected)
 
 
