@@ -135,4 +135,4 @@ def table(families: int) -> str:
 
 
 if __name__ == "__main__":
-    print(table(200))
+    print(table(400))

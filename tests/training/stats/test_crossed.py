@@ -48,7 +48,7 @@ def test_of_pure_example_noise_of_classes_it_is_mcnemars_test():
     a, b = int(((first == targets) & (second != targets)).sum()), int(((first != targets) & (second == targets)).sum())
     reference = stats.chi2.sf((a - b) ** 2 / (a + b), 1)  # without Edwards' correction
     assert 0.001 < reference < 0.2
-    found = paired(np.tile(first, (6, 1)), np.tile(second, (6, 1)), "accuracy", targets=targets)
+    found = paired(np.tile(first, (6, 1)), np.tile(second, (6, 1)), "accuracy", targets=targets, resamples=40_000)
     assert found.p == pytest.approx(reference, rel=0.1)
 
 
