@@ -40,6 +40,8 @@ def rewrite(path: Path) -> None:
             unit=metrics["unit"],
             majority=metrics.get("majority", {}).get(metric),
         )
+    except GateError:  # says what is wrong better
+        raise
     except OSError as error:
         raise GateError(
             f"{str(path)!r} does not hold a finished comparison: metrics.json, comparison.csv or statistics.csv is missing"
