@@ -98,6 +98,7 @@ def test_each_head_alone_with_mcnemars_test(dense):
     np.testing.assert_allclose(table["p_holm"], holm(p))
     assert (table["low"] <= table["change"] + 1e-9).all()
     assert finding.numbers["significantly_worse"] == int(((holm(p) < 0.05) & (table["change"] < 0)).sum())
+    assert finding.sentences[0].startswith("In this one model, removing one head alone lowers test accuracy significantly")
     assert len(set(table["change"])) > 3  # or the test would show nothing
 
 
@@ -243,6 +244,7 @@ def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
     found = json.loads((out / "metrics.json").read_text())
     assert found["experiments"]["domains"]["command"].endswith("--other_data.max_distractors 1 -- --data.test_rows=60")
     spoken = capsys.readouterr().out
+    assert "are over test examples, for this model" in text
     assert all(sentence in text and sentence in spoken for sentence in found["experiments"]["ablate"]["sentences"])
     counts = pd.read_csv(out / "ablate.csv")["metric"] * 60
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)  # the test split had the 60 rows asked for

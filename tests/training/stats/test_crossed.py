@@ -41,6 +41,15 @@ def test_of_pure_example_noise_it_is_the_paired_test_over_examples(shift):
     assert (found.low, found.high) == pytest.approx(tuple(reference.confidence_interval()), rel=0.04, abs=0.006)
 
 
+def test_of_few_examples_it_is_the_paired_t_test_too():
+    """The bootstrap's variance is that of 8 examples divided by 8, and Student's that divided by 7."""
+    random = np.random.default_rng(8)
+    first, second = random.normal(0.5, 1, 8), random.normal(0, 1, 8)
+    found = paired(np.tile(first, (5, 1)), np.tile(second, (5, 1)), resamples=40_000)
+    interval = stats.ttest_rel(first, second).confidence_interval()
+    assert found.high - found.low == pytest.approx(interval.high - interval.low, rel=0.02)
+
+
 def test_of_pure_example_noise_of_classes_it_is_mcnemars_test():
     random = np.random.default_rng(4)
     targets = random.integers(2, size=1000)
