@@ -83,4 +83,4 @@ def crossed_difference(
         reaches = half_width(np.exp(middle)) >= np.abs(mean)
         low, high = np.where(reaches, middle, low), np.where(reaches, high, middle)
     half = half_width(1 - level)
-    return mean, mean - half, mean + half, np.where(mean == 0, 1.0, np.exp(high))
+    return mean, mean - half, mean + half, np.exp(high)

@@ -102,6 +102,7 @@ def test_it_takes_many_pairs_at_once_in_either_direction():
 
 def test_a_tie_is_no_difference_and_a_difference_without_any_chance_is_one():
     assert crossed_difference(np.zeros(5), 0.0, 10)[3] == 1
+    assert crossed_difference(np.full(5, 1e-17), 0.0, 10)[3] == 1  # what rounding leaves of a tie
     assert crossed_difference(np.array([1, -1, 2, -2, 0]) * 0.1, 0.01, 10)[3] == 1
     assert crossed_difference(np.full(5, 0.2), 0.0, 10)[3] < 1e-9
 

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, M
 
 from gates.errors import GateError
 from gates.scores.ranking import jaccard
-from training.stats.bootstrap import majority_class, metric_values, resample_metric
+from training.stats.bootstrap import majority_class, metric_values, resample_metric, resampled_difference
 from training.stats.crossed import paired_difference
 from training.stats.significance import chance_jaccard, friedman, holm, interval, mcnemar, wilcoxon
 from training.stats.statistics import agreement, compare_methods, rank_methods, restate, summarise
@@ -200,6 +200,7 @@ def test_the_smallest_p_of_a_bootstrap_is_not_0():
     found = paired(right, wrong, right, resamples=99)
     assert found == (1, 1, 1, pytest.approx(2 / 100))
     assert paired(right, right, right, resamples=99).p == 1  # and none is above 1
+    assert resampled_difference(0.0, np.full(99, 1e-17)) == (0, 0, 0, 1)  # what rounding leaves of a tie
 
 
 def test_all_systems_see_the_same_examples_in_every_draw():
