@@ -154,10 +154,11 @@ class OutputDirectory:
 
     def _text(self) -> str:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
-        lines.append(
-            "The dense model at the end of fine-tuning; scores from training data, choices on the selection split, results"
-        )
-        lines.append("on the test split, metrics x 100, significance at 0.05.")
+        lines += [
+            "The dense model at the end of fine-tuning; scores from training data, choices on the selection split, results",
+            "on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this model;",
+            "another seed would train another.",
+        ]
         for name, found in self.findings.items():
             lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]
             lines += [line for figure in found["figures"] for line in ("", f"![{TITLES[name]}]({figure})")]

@@ -40,9 +40,9 @@ def ablate_each(dense: DenseModel) -> Finding:
     unit, total = dense.gates.unit, len(table)
     base, worst = float(found.values[0]), table.iloc[int(table["change"].to_numpy().argmin())]
     sentences = [
-        f"Removing one {unit} alone lowers test {dense.metric} significantly (p < {SIGNIFICANCE:g} after Holm's correction for "
-        f"{total}) for {int(harmful.sum())} of {total} {unit}s and raises it for {int(helpful.sum())}; with all {unit}s it is "
-        f"{100 * base:.1f}.",
+        f"In this one model, removing one {unit} alone lowers test {dense.metric} significantly (p < {SIGNIFICANCE:g} over "
+        f"test examples, after Holm's correction for {total}) for {int(harmful.sum())} of {total} {unit}s and raises it for "
+        f"{int(helpful.sum())}; with all {unit}s it is {100 * base:.1f}.",
         f"{_largest_loss(worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} "
         f"{unit}s would have seemed significant.",
     ]
@@ -77,9 +77,9 @@ def one_per_layer(dense: DenseModel) -> Finding:
     worse = (table["p_holm"] < SIGNIFICANCE) & (table["change"] < 0)
     base, worst = float(found.values[0]), table.iloc[int(table["change"].to_numpy().argmin())]
     sentences = [
-        f"Reduced to its single best {gates.unit} (chosen on the selection split), {len(table) - int(worse.sum())} of "
-        f"{len(table)} layers lose nothing significant in test {dense.metric}; the others are "
-        f"{', '.join(table.loc[worse, 'site']) if worse.any() else 'none'}.",
+        f"In this one model, reduced to its single best {gates.unit} (chosen on the selection split), "
+        f"{len(table) - int(worse.sum())} of {len(table)} layers lose nothing significant in test {dense.metric}; the others "
+        f"are {', '.join(table.loc[worse, 'site']) if worse.any() else 'none'}.",
         _largest_loss(worst["change"], worst["site"]),
     ]
     numbers = {

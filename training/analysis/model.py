@@ -105,8 +105,7 @@ class Outcomes:
         values, replicates = resample_metric(self.predictions, self.targets, self.metric)
         found = []
         for index in range(1, len(values)):
-            pair = [values[[place]] for place in (index, 0)] + [replicates[:, [place]] for place in (index, 0)]
-            difference = resampled_difference(*pair)
+            difference = resampled_difference(float(values[index] - values[0]), replicates[:, index] - replicates[:, 0])
             if self.metric == "accuracy":
                 right = self.predictions == self.targets
                 difference = difference._replace(p=mcnemar(right[index], right[0]))

@@ -34,6 +34,12 @@ def summary_parser() -> ArgumentParser:
     parser.add_argument("--stage", type=str | None, default=None, help="Such as post hoc or retrained; all by default.")
     parser.add_argument("--verdict", action="store_true", help="What verdict.md says, instead of a table.")
     parser.add_argument(
+        "--rewrite",
+        action="store_true",
+        help="Write summary.csv, statistics.csv and verdict.md of these directories anew from their comparison.csv, as of an "
+        "earlier version.",
+    )
+    parser.add_argument(
         "--methods", type=str | None, default=None, help="Some methods only, separated by commas, in this order."
     )
     parser.add_argument(

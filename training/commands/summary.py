@@ -22,6 +22,7 @@ from gates.errors import GateError
 from gates.files import replacing
 from training.cli.line import CommandLine, parse
 from training.commands.parsers import summary_parser
+from training.commands.rewriting import rewrite
 from training.config.stages import STAGES
 from training.stats.numbers import IN_PERCENT, kinds_kept, shown
 
@@ -181,9 +182,12 @@ def update(document: Path) -> None:
 
 
 def show(line: CommandLine) -> None:
-    """Print the tables, or write them into a page."""
+    """Print the tables, or write them into a page, or into their directories."""
     options = line.options
-    if (document := options["update"]) is not None:  # options.update is a method of theirs
+    if options.rewrite:
+        for path in map(Path, options.runs):
+            rewrite(path)
+    elif (document := options["update"]) is not None:  # options.update is a method of theirs
         update(Path(document))
     else:
         print(report(options))

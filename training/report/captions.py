@@ -8,8 +8,10 @@ from scipy.stats import spearmanr
 
 from training.config.stages import is_post_hoc
 from training.report.contents import Contents, Course, Site, Values, is_dense
-from training.stats.numbers import counted, duration, listed, p_value, quantity, shown, unit
-from training.stats.verdict import nothing_learned
+from training.stats.crossed import SEEDS_FOR_A_CLAIM
+from training.stats.numbers import counted, duration, listed, quantity, shown, unit
+from training.stats.significance import SIGNIFICANCE
+from training.stats.verdict import nothing_learned, regime
 
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",
@@ -20,9 +22,12 @@ STAGE_WORDS = {
     "from scratch": "Trained from scratch with the mask",
 }
 
+CLAIM = f" Significant means p < {SIGNIFICANCE:g}, corrected for all pairs of methods (Holm)."
+NO_CLAIM = f" With fewer than {SEEDS_FOR_A_CLAIM} seeds no difference is called significant."
+
 
 def quality(contents: Contents, stage: str) -> str:
-    """Which method is best at each budget of a stage, how many others its interval meets, and what the dense model has."""
+    """Which method is best at each budget of a stage, how many others it is ahead of, and what the dense model has."""
     metric = contents.metric
     rows = contents.summary[contents.summary["stage"] == stage]
     dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)].dropna(subset=["mean"])
@@ -30,7 +35,7 @@ def quality(contents: Contents, stage: str) -> str:
     for budget in contents.budgets:
         at_budget = rows[rows["budget"] == budget].sort_values("mean", ascending=False, kind="stable")
         if len(at_budget):
-            parts.append(f"at {contents.label(budget)} {_best(metric, at_budget)}")
+            parts.append(f"at {contents.label(budget)} {_best(contents, at_budget)}")
         if len(at_budget) > 1:
             last = at_budget.iloc[-1]
             below = last["mean"] < at_budget["mean"].iloc[0]
@@ -39,29 +44,41 @@ def quality(contents: Contents, stage: str) -> str:
     if not parts:
         return f"{STAGE_WORDS.get(stage, stage)} there is only the dense model."
     text = f"{STAGE_WORDS.get(stage, stage)}, highest test {metric}: {'; '.join(parts)}.{lowest}"
-    if has_intervals(rows) and len(set(rows["method"])) > 1:
-        text += " Level are those whose 95 % interval meets that of the highest."
+    if "ahead" in text:
+        text += NO_CLAIM if "in every seed" in text else CLAIM
     if len(dense):
         text += f" Dense: {quantity(metric, dense['mean'].iloc[0])}."
     return text + _of_seeds(rows)
 
 
-def _best(metric: str, rows: pd.DataFrame) -> str:
-    """The first of rows in falling order, those equal to it, and with how many of the others its interval overlaps."""
+def _best(contents: Contents, rows: pd.DataFrame) -> str:
+    """The first of rows in falling order, those equal to it, and how many of the others it is ahead of."""
     top = rows[rows["mean"] == rows["mean"].iloc[0]]
-    text = f"{listed(list(top['method']))}, {quantity(metric, top['mean'].iloc[0])}"
-    rivals = rows[len(top) :]
-    if not has_intervals(rows) or not len(rivals):
-        return text
-    return f"{text} ({_level(rows)} of {counted(len(rivals), 'rival')} level)"
+    return f"{listed(list(top['method']))}, {quantity(contents.metric, top['mean'].iloc[0])}{_ahead(contents, rows, 'rival')}"
 
 
-def _level(rows: pd.DataFrame) -> int:
-    """Of rows in falling order, how many below the first have an interval that meets its own; 0 without intervals."""
-    top, rivals = rows.iloc[0], rows[rows["mean"] < rows["mean"].iloc[0]]
-    if not has_intervals(rows):
-        return 0
-    return int(((rivals["high"] >= top["low"]) & (rivals["low"] <= top["high"])).sum())
+def _ahead(contents: Contents, rows: pd.DataFrame, noun: str) -> str:
+    """In brackets, how many below the first of rows in falling order it is ahead of, in the words that so many seeds allow;
+    empty where no pairs were compared.
+
+    Args:
+        contents: with the tests.
+        rows: of a stage and a budget.
+        noun: what the others are called.
+    """
+    tests, best = contents.statistics, rows.iloc[0]
+    if tests is None or not len(tests):
+        return ""
+    rivals = rows.loc[rows["mean"] < best["mean"], "method"]
+    here = (tests["stage"] == best["stage"]) & (tests["budget"] == best["budget"]) & (tests["method"] == best["method"])
+    pairs = tests[here & tests["rival"].isin(rivals)]
+    if not len(pairs):
+        return ""
+    seeds = int(pairs["seeds"].min())
+    if regime(seeds) == "few":
+        return f" (ahead of {int((pairs['ahead'] == pairs['seeds']).sum())} of {counted(len(pairs), noun)} in every seed)"
+    count = f"{int((pairs['p_holm'] < SIGNIFICANCE).sum())} of {counted(len(pairs), noun)}"
+    return f" (significantly ahead of {count}{' for this one seed' * (seeds == 1)})"
 
 
 def results(contents: Contents) -> str:
@@ -257,8 +274,7 @@ def his_against_entropy(his: Values, entropy: Values, kept: Values | None, metho
     else:
         found = spearmanr(his.values, entropy.values)
         word = "rise together" if found.statistic > 0 else "go against each other"
-        firm = "" if found.pvalue < 0.05 else ", which may be chance"
-        text += f"HIS and entropy {word} (Spearman's rho {found.statistic:.2f}, {p_value(found.pvalue)}{firm})."
+        text += f"HIS and entropy {word} (Spearman's rho {found.statistic:.2f})."
     if kept is not None and len(kept.values) == count:
         inside = kept.values >= 0.5
         highest = np.argsort(-his.values, kind="stable")[: inside.sum()]
@@ -309,8 +325,7 @@ def opening(contents: Contents) -> str:
             parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
     if len(dense):
         parts.append(f"the dense model{' has' * (not parts)} {quantity(metric, dense['mean'].iloc[0])}")
-    level, seed = _level(rows), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
-    beside = f" (level with {level} of {counted(len(rows) - len(best), 'other')})" if level else ""
+    beside, seed = _ahead(contents, rows, "other"), " (one seed)" if "seeds" in rows and rows["seeds"].max() == 1 else ""
     return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}{seed}."
 
 

@@ -14,7 +14,7 @@ from gates.errors import GateError, first_line
 from training.report.contents import COMBINATION, Contents, Course, Site, group_labels
 from training.runs.run_directory import UNFINISHED
 from training.stats.numbers import BOUNDS
-from training.stats.statistics import summarise
+from training.stats.statistics import TEST_COLUMNS, summarise
 from training.stats.verdict import is_dense
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
@@ -78,6 +78,12 @@ def _read_tables(contents: Contents) -> None:
     contents.statistics = _optional(contents, "statistics.csv", "differences between methods are not tested")
     contents.agreement = _optional(contents, "agreement.csv", "the agreement of methods is not shown")
     contents.verdict = _text(path, "verdict.md")
+    if contents.statistics is not None and len(contents.statistics) and not set(TEST_COLUMNS) <= set(contents.statistics):
+        contents.statistics = contents.verdict = None
+        contents.missing.append(
+            "statistics.csv and verdict.md are of an earlier version, whose tests over seeds were too sure, so they are not "
+            f"shown; write them anew with python -m training summary {path} --rewrite."
+        )
     summary = _optional(contents, "summary.csv", "means are shown without intervals")
     if summary is not None:
         contents.summary = _bounded(contents, summary)

@@ -8,10 +8,19 @@ from dataclasses import dataclass
 import pandas as pd
 
 from training.report.contents import Contents
+from training.stats.crossed import SEEDS_FOR_A_CLAIM
 from training.stats.numbers import NONE, duration, number, shown, slug, unit
+from training.stats.verdict import regime
 
 MAJORITY = "majority class"
 """Row of the answer that is always the most frequent class: what a model has to be above."""
+
+HOW_TESTED = {
+    "one": "Of one seed: paired bootstrap over test examples, so that intervals and p values are for this one seed.",
+    "few": f"Of 2 to {SEEDS_FOR_A_CLAIM - 1} seeds: not tested; the least and the most are differences of single seeds.",
+    "enough": "Tested over seeds and test examples; an interval is of its pair alone, a corrected p of all pairs.",
+}
+"""What is said of differences, by how many seeds they are of."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +152,19 @@ def cost_table(contents: Contents, caption: str) -> Table:
 
 
 def statistics_table(contents: Contents) -> Table:
-    """Differences between methods with their intervals and p values."""
-    assert contents.statistics is not None
+    """Differences between methods, seed by seed, with their intervals and p values as far as there are such."""
+    tests = contents.statistics
+    assert tests is not None
     titles = {
         "method": "method",
         "rival": "rival",
         "stage": "stage",
         "budget": f"{contents.unit}s",
+        "seeds": "seeds",
         "difference": f"difference{unit(contents.metric)}",
+        "ahead": "seeds ahead",
+        "least": "least of a seed",
+        "most": "most",
         "low": "95 % from",
         "high": "to",
         "p": "p",
@@ -158,11 +172,10 @@ def statistics_table(contents: Contents) -> Table:
     }
     texts = ("method", "rival", "stage")
     columns = [Column(name, title, numeric=name not in texts) for name, title in titles.items()]
-    caption = (
-        f"Test {contents.metric} of a method less that of its rival at the same budget: paired bootstrap over test examples "
-        "and seeds. Where the interval holds 0, neither is ahead."
+    caption = f"Test {contents.metric} of a method less that of its rival at the same budget. " + " ".join(
+        HOW_TESTED[name] for name in dict.fromkeys(map(regime, sorted(set(tests["seeds"]))))
     )
-    return plain_table("statistics", caption, "statistics.csv", columns, contents.statistics, contents.metric, shown=False)
+    return plain_table("statistics", caption, "statistics.csv", columns, tests, contents.metric, shown=False)
 
 
 def agreement_table(contents: Contents) -> Table:
@@ -206,8 +219,8 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
     match column.name:
         case "mean" | "low" | "high":
             text = number(metric, value)
-        case "std" | "difference":
-            text = f"{shown(metric, value):+.2f}" if column.name == "difference" else number(metric, value)
+        case "std" | "difference" | "least" | "most":
+            text = number(metric, value) if column.name == "std" else f"{shown(metric, value):+.2f}"
         case "seconds":
             text = duration(value)
         case "p" | "p_holm" | "bleu_p" | "chrf_p":

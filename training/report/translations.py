@@ -7,7 +7,7 @@ import pandas as pd
 from training.report.contents import Contents, is_dense
 from training.report.tables import Cell, Column, Table, plain_table
 from training.stats.numbers import counted, listed
-from training.stats.significance import SIGNIFICANCE
+from training.stats.significance import SIGNIFICANCE, holm
 
 SHOWN = 6
 """Sentences in the table; the file has more."""
@@ -71,10 +71,11 @@ def significance_table(rows: pd.DataFrame, metric: str) -> Table:
         columns += [Column(name, title), Column(f"{name}_interval", "± (95 %)"), Column(f"{name}_p", f"p of {title}")]
     parts = []
     for search, of_search in rows.groupby("search", sort=False):
-        p = pd.to_numeric(of_search["bleu_p"], errors="coerce").dropna()
+        p = pd.Series(holm(pd.to_numeric(of_search["bleu_p"], errors="coerce").dropna()))
         parts.append(f"{int((p < SIGNIFICANCE).sum())} of {counted(len(p), 'system')} ({search})")
     caption = (
-        f"Every system against {listed(sorted(set(map(str, rows['baseline']))))}: paired bootstrap (Koehn 2004), p not "
-        f"corrected for the number of systems. In BLEU p < {SIGNIFICANCE:g} for {' and '.join(parts)}."
+        f"Every system against {listed(sorted(set(map(str, rows['baseline']))))}: paired bootstrap over test sentences (Koehn "
+        f"2004), for this one seed. In BLEU p < {SIGNIFICANCE:g} for {' and '.join(parts)} after Holm's correction for their "
+        "number; the table has p without it."
     )
     return plain_table("significance", caption, "translations/significance.csv", columns, rows, metric, shown=False)

@@ -1,7 +1,7 @@
-"""The paired bootstrap of two systems over examples and seeds, for any metric. Pure functions on arrays.
+"""The paired bootstrap over test examples, for any metric. Pure functions on arrays.
 
-Predictions, class numbers or texts, are ``[seeds, examples]`` in one fixed order of examples, so that every difference is a
-paired one.
+Predictions, class numbers or texts, are ``[systems, examples]`` in one fixed order of examples, so that every difference is a
+paired one. What is said of several seeds is in :mod:`training.stats.crossed`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _aligned(predictions: ArrayLike, targets: ArrayLike) -> tuple[Integers, Inte
 
 
 class Difference(NamedTuple):
-    """A metric of a minus that of b, its percentile interval, and a two-sided p value."""
+    """A metric of a minus that of b, its interval, and a two-sided p value; NaN where none is claimed."""
 
     difference: float
     low: float
@@ -163,61 +163,17 @@ class Difference(NamedTuple):
     p: float
 
 
-def paired_bootstrap(
-    a: ArrayLike,
-    b: ArrayLike,
-    targets: ArrayLike,
-    metric: Metric = "accuracy",
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    level: float = LEVEL,
-) -> Difference:
-    """Whether system a is better than system b beyond the chance of examples and of seeds (Efron and Tibshirani 1993;
-    Koehn 2004 for systems on one test set; resampling both ways is the pigeonhole bootstrap of Owen 2007).
-
-    Examples are drawn with replacement, the same for both systems and all seeds; seeds are drawn in pairs. Of n > 1
-    seeds n - 1 are drawn, with which the variance of a mean of few is right (Rao and Wu 1988), where n would give
-    (n - 1) / n of it. One seed leaves the chance of examples alone.
-
-    Args:
-        a, b: predictions ``[examples]`` or ``[seeds, examples]``, the same seeds in the same order.
-        targets: ``[examples]``, or one row per seed.
-        metric: see :func:`metric_values`; functions are called once per resample, the others are fast.
-        resamples: of the bootstrap; the smallest p is ``2 / (resamples + 1)``.
-        seed: of the resampling.
-        level: of the interval.
-
-    Returns:
-        The difference of the means over seeds. The p value is of the difference being on the other side of 0, and below
-        ``1 - level`` where the interval does not hold 0.
-
-    Raises:
-        GateError: for shapes that do not fit.
-    """
-    first, second = np.atleast_2d(np.asarray(a)), np.atleast_2d(np.asarray(b))
-    if first.shape != second.shape:
-        raise GateError(
-            f"the predictions have shapes {list(first.shape)} and {list(second.shape)}; expected the same seeds and examples"
-        )
-    true = np.broadcast_to(np.asarray(targets), first.shape)
-    both, targets_of_both = np.concatenate([first, second]), np.concatenate([true, true])
-    values, replicates = resample_metric(both, targets_of_both, metric, resamples=resamples, seed=seed)
-    seeds = len(first)
-    return resampled_difference(
-        values[:seeds], values[seeds:], replicates[:, :seeds], replicates[:, seeds:], seed=seed, level=level
-    )
-
-
 def resample_metric(
     predictions: ArrayLike, targets: ArrayLike, metric: Metric = "accuracy", *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[Array, Array]:
-    """The metric of many systems on the same resamples of examples, for :func:`resampled_difference` of any two.
+    """The metric of many systems on the same resamples of examples, for paired differences of any two.
 
     Args:
         predictions: ``[systems, examples]``.
         targets: ``[examples]`` or ``[systems, examples]``.
-        metric, resamples, seed: see :func:`paired_bootstrap`.
+        metric: see :func:`metric_values`; functions are called once per resample, the others are fast.
+        resamples: of the examples, drawn with replacement, the same for all systems.
+        seed: of the resampling.
 
     Returns:
         Values ``[systems]`` and replicates ``[resamples, systems]``.
@@ -246,14 +202,22 @@ def resample_metric(
     return metric_values(rows, true, chosen), replicates
 
 
-def resampled_difference(
-    a: Array, b: Array, replicates_a: Array, replicates_b: Array, *, seed: int = 0, level: float = LEVEL
-) -> Difference:
-    """Difference of two systems over paired seeds, from their values ``[seeds]`` and replicates ``[resamples, seeds]``."""
-    resamples, seeds = replicates_a.shape
-    drawn = np.random.default_rng([seed, 1]).integers(seeds, size=(resamples, max(1, seeds - 1)))
-    differences = np.take_along_axis(replicates_a - replicates_b, drawn, axis=1).mean(axis=1)
-    differences[np.abs(differences) < 1e-12] = 0.0  # what rounding leaves of a tie
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
-    tail = min((differences <= 0).sum(), (differences >= 0).sum()) + 1
-    return Difference(float(np.mean(a - b)), float(low), float(high), float(min(1.0, 2 * tail / (resamples + 1))))
+def resampled_difference(difference: float, replicates: ArrayLike, *, level: float = LEVEL) -> Difference:
+    """Whether one system is better than another beyond the chance of examples (Efron and Tibshirani 1993; Koehn 2004).
+
+    It is of these two systems, as they are trained: how they would differ with other seeds it does not know.
+
+    Args:
+        difference: of their metric.
+        replicates: of the same on resamples of examples ``[resamples]``.
+        level: of the percentile interval.
+
+    Returns:
+        The p value is of the difference being on the other side of 0, at least ``2 / (resamples + 1)``, and below
+        ``1 - level`` where the interval does not hold 0.
+    """
+    drawn = np.array(replicates, dtype=float)
+    drawn[np.abs(drawn) < 1e-12] = 0.0  # what rounding leaves of a tie
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    tail = min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1
+    return Difference(difference, float(low), float(high), float(min(1.0, 2 * tail / (len(drawn) + 1))))

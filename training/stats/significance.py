@@ -13,6 +13,7 @@ from scipy.special import expit, logit
 
 from gates.errors import GateError
 from training.stats.bootstrap import LEVEL, Array
+from training.stats.numbers import counted
 
 SIGNIFICANCE = 0.05
 """Below it p is called significant."""
@@ -99,7 +100,7 @@ def holm(p_values: ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class RankTest:
-    """A test on ranks over blocks (budget and seed).
+    """A test on ranks over seeds, its blocks.
 
     Args:
         statistic, p: None where there are too few blocks.
@@ -117,13 +118,13 @@ class RankTest:
 
 def wilcoxon(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> RankTest:
     """Wilcoxon's signed-rank test (1945) of two methods over paired blocks ``[blocks]``: exact up to 13 blocks, then by random
-    signs. Cells in which both are equal do not count.
+    signs. Blocks in which both are equal do not count.
     """
     differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     differences = differences[np.abs(differences) > 1e-12]
     blocks = len(differences)
     if blocks < MINIMUM_BLOCKS:
-        reason = f"{blocks} blocks differ; the test needs at least {MINIMUM_BLOCKS} to reach p < 0.05"
+        reason = f"{counted(blocks, 'seed')} differ; the test needs at least {MINIMUM_BLOCKS} to reach p < {SIGNIFICANCE:g}"
         return RankTest(None, None, blocks, reason=reason)
     signs = stats.PermutationMethod(n_resamples=9_999, rng=np.random.default_rng(seed))
     found: Any = stats.wilcoxon(differences, method=signs)
@@ -134,21 +135,22 @@ def friedman(values: ArrayLike, *, seed: int = 0) -> RankTest:
     """Friedman's test (1937) of several methods over blocks, as recommended by Demsar (2006), with the p value by permuting
     methods within blocks, since the chi-square approximation needs more blocks than comparisons have.
 
-    Cells of one seed share a dense model, so that they are not quite independent: read the p value as a lower bound.
+    A block is what is independent of the others: a seed, whose budgets share a dense model and much of their training. So
+    methods are ranked in every cell, and the mean ranks of a block over its cells are permuted together.
 
     Args:
-        values: ``[blocks, methods]``, higher is better.
+        values: ``[blocks, methods]`` or, of blocks of several cells, ``[blocks, cells, methods]``; higher is better.
         seed: of the permutations.
     """
     table = np.asarray(values, dtype=float)
-    blocks, methods = table.shape
+    blocks, methods = table.shape[0], table.shape[-1]
     if not table.size:
-        return RankTest(None, None, blocks, reason="no block has all methods")
-    ranks = stats.rankdata(-table, axis=1)
+        return RankTest(None, None, blocks, reason="no seed has all methods")
+    ranks = stats.rankdata(-table, axis=-1).reshape(blocks, -1, methods).mean(axis=1)
     average = tuple(float(rank) for rank in ranks.mean(axis=0))
     if methods < 3 or blocks < MINIMUM_BLOCKS:
-        reason = f"{methods} methods and {blocks} blocks; the test needs at least 3 methods and {MINIMUM_BLOCKS} blocks"
-        return RankTest(None, None, blocks, average, reason)
+        reason = f"{counted(methods, 'method')} and {counted(blocks, 'seed')}; "
+        return RankTest(None, None, blocks, average, f"{reason}the test needs at least 3 methods and {MINIMUM_BLOCKS} seeds")
     # Friedman's statistic, tie-corrected; permutations leave the denominator as it is.
     spread = np.square(ranks - (methods + 1) / 2).sum() / (blocks * (methods - 1))
     random, draws = np.random.default_rng(seed), 9_999

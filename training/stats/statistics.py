@@ -1,11 +1,12 @@
 """The statistics of a comparison: tables over seeds, tests between methods, agreement of masks. Pure functions on tables.
 
-The tests themselves are in :mod:`training.stats.significance` and :mod:`training.stats.bootstrap`.
+The tests themselves are in :mod:`training.stats.crossed`, :mod:`training.stats.significance` and
+:mod:`training.stats.bootstrap`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -14,10 +15,19 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from gates.errors import GateError
-from training.stats.bootstrap import RESAMPLES, Metric, resample_metric, resampled_difference
+from training.stats.bootstrap import RESAMPLES, Metric, resample_metric
+from training.stats.crossed import SEEDS_FOR_A_CLAIM, paired_difference
 from training.stats.numbers import BOUNDS
 from training.stats.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
 from training.stats.verdict import are_dense, is_dense
+
+TEST_COLUMNS = [
+    "stage", "budget", "method", "rival", "seeds", "difference", "ahead", "behind", "least", "most",
+    "low", "high", "p", "p_holm",
+]  # fmt: skip
+"""Of ``statistics.csv``."""
+TIE = 1e-7
+"""Differences up to it are what rounding leaves of none, far less than one example."""
 
 
 def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
@@ -54,7 +64,7 @@ def compare_methods(
     *,
     resamples: int = RESAMPLES,
 ) -> pd.DataFrame:
-    """Paired bootstrap of methods against their rivals at the same stage and budget, over test examples and seeds.
+    """Methods against their rivals at the same stage and budget, seed by seed, and tested as far as so many seeds allow.
 
     The dense model, whatever its budget, is a rival at every budget of its stage.
 
@@ -65,47 +75,94 @@ def compare_methods(
         resamples: of the bootstrap.
 
     Returns:
-        Columns stage, budget, method, rival, seeds (that both have), difference, low, high, p and ``p_holm``, which is
-        corrected for all distinct pairs in this table at the same stage and budget.
+        Columns stage, budget, method, rival, seeds (that both have), the mean ``difference``, in how many seeds the method is
+        ``ahead`` and in how many ``behind``, the ``least`` and ``most`` difference of a seed; low, high and p as
+        :func:`training.stats.crossed.paired_difference` has them, and ``p_holm``, which is corrected for all distinct pairs
+        tested at the same stage and budget.
 
     Raises:
         GateError: if an experiment has no predictions, or some were tested on different examples.
     """
-    rows: list[dict[str, Any]] = []
+    tables = []
+    for stage, budget, cells in _rounds(comparison):
+        stacked, targets = _stacked(cells, predictions)
+        values, replicates = resample_metric(stacked, targets, metric, resamples=resamples)
+        rows = []
+        for pair, first, second in _pairs(cells):
+            found = paired_difference(
+                values[first], values[second], replicates[:, first], replicates[:, second], stacked.shape[-1]
+            )
+            rows.append({**_seed_by_seed(stage, budget, pair, values[first] - values[second]), **found._asdict()})
+        tables.append(_corrected(pd.DataFrame(rows, columns=TEST_COLUMNS)))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=TEST_COLUMNS)
+
+
+def restate(comparison: pd.DataFrame, earlier: pd.DataFrame, main_metric: str) -> pd.DataFrame:
+    """The table of :func:`compare_methods` without predictions: differences from the rows of a comparison, tests from the table
+    that it left, as far as they are claims still.
+
+    Tests of one seed are taken over, and those of :data:`training.stats.crossed.SEEDS_FOR_A_CLAIM` seeds where today's
+    procedure made them. A table without the column ``ahead`` is older: its p values over seeds were far too small.
+
+    Args:
+        comparison, main_metric: see :func:`summarise`.
+        earlier: what the comparison left as ``statistics.csv``.
+    """
+    column, rows = _metric_column(comparison, main_metric), []
+    for stage, budget, cells in _rounds(comparison):
+        values = cells[column].to_numpy(dtype=float)
+        rows += [_seed_by_seed(stage, budget, pair, values[first] - values[second]) for pair, first, second in _pairs(cells)]
+    keys, tests = ["stage", "budget", "method", "rival", "seeds"], ["low", "high", "p", "p_holm"]
+    few = SEEDS_FOR_A_CLAIM if "ahead" in earlier else np.inf
+    valid = earlier[(earlier["seeds"] == 1) | (earlier["seeds"] >= few)]
+    return pd.DataFrame(rows, columns=TEST_COLUMNS[:10]).merge(valid[keys + tests], on=keys, how="left")
+
+
+def _rounds(comparison: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
+    """Each stage and budget with the experiments that meet there: those of this budget, and of the dense model."""
     for stage, of_stage in comparison.groupby("stage", sort=False):
         dense = of_stage[are_dense(of_stage["method"])]
         for budget, own in of_stage[~are_dense(of_stage["method"])].groupby("budget", sort=False):
-            cells = pd.concat([own, dense]).drop_duplicates(["method", "seed"])
-            values, replicates = resample_metric(*_stacked(cells, predictions), metric, resamples=resamples)
-            place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
-            methods = list(dict.fromkeys(cells["method"]))
-            tested: list[dict[str, Any]] = []
-            for method in methods:
-                if is_dense(method):
-                    continue
-                for rival in (other for other in methods if other != method):
-                    seeds = [seed for name, seed in place if name == method and (rival, seed) in place]
-                    if not seeds:
-                        continue
-                    first, second = [place[method, seed] for seed in seeds], [place[rival, seed] for seed in seeds]
-                    found = resampled_difference(values[first], values[second], replicates[:, first], replicates[:, second])
-                    row = {"stage": stage, "budget": budget, "method": method, "rival": rival, "seeds": len(seeds)}
-                    tested.append({**row, **found._asdict()})
-            pairs: dict[frozenset[str], float] = {frozenset((row["method"], row["rival"])): row["p"] for row in tested}
-            corrected = dict(zip(pairs, holm(list(pairs.values())), strict=True))
-            rows += [{**row, "p_holm": corrected[frozenset((row["method"], row["rival"]))]} for row in tested]
-    names = ["stage", "budget", "method", "rival", "seeds", "difference", "low", "high", "p", "p_holm"]
-    return pd.DataFrame(rows, columns=names)
+            yield str(stage), int(str(budget)), pd.concat([own, dense]).drop_duplicates(["method", "seed"])
+
+
+def _pairs(cells: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[int], list[int]]]:
+    """Every method, but for dense ones, with each other one: their rows of the same seeds."""
+    place = {key: index for index, key in enumerate(zip(cells["method"], cells["seed"], strict=True))}
+    methods = list(dict.fromkeys(cells["method"]))
+    for method in methods:
+        for rival in methods:
+            seeds = [seed for name, seed in place if name == method != rival and (rival, seed) in place]
+            if seeds and not is_dense(method):
+                yield (method, rival), [place[method, seed] for seed in seeds], [place[rival, seed] for seed in seeds]
+
+
+def _seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: Any) -> dict[str, Any]:
+    """What the differences of a pair, one for each seed, are without any test."""
+    return {
+        "stage": stage, "budget": budget, "method": pair[0], "rival": pair[1], "seeds": len(differences),
+        "difference": differences.mean(), "ahead": int((differences > TIE).sum()),
+        "behind": int((differences < -TIE).sum()), "least": differences.min(), "most": differences.max(),
+    }  # fmt: skip
+
+
+def _corrected(tests: pd.DataFrame) -> pd.DataFrame:
+    """With ``p_holm``, corrected for the distinct pairs that were tested; a pair has two rows, one from either end."""
+    ends = [frozenset(pair) for pair in zip(tests["method"], tests["rival"], strict=True)]
+    known = {pair: p for pair, p in zip(ends, tests["p"], strict=True) if not np.isnan(p)}
+    corrected = dict(zip(known, holm(list(known.values())), strict=True))
+    return tests.assign(p_holm=[corrected.get(pair, np.nan) for pair in ends])
 
 
 def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[pd.DataFrame, RankTest]]:
-    """At each stage, Friedman's test of the methods, but for the dense model, over the blocks (budget and seed) that all
-    have; methods that miss half of the blocks or more are left out where two others do not. Then Wilcoxon's test of the one of
-    best average rank against each other.
+    """At each stage, Friedman's test of the methods, but for the dense model, over the seeds that have all of them at all
+    budgets; methods that miss half of the cells (budget and seed) or more are left out where two others do not. Then Wilcoxon's
+    test of the one of best average rank against each other, on the means of a seed over its budgets.
 
     Returns:
-        By stage: columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for their
-        number; NaN for the first, and where too few blocks differ), and Friedman's test.
+        By stage: columns method, ``average_rank`` (best first) and ``p_holm`` (of the Wilcoxon test, corrected for all pairs of
+        methods, since the first is the first by the same data; NaN for the first, and where too few seeds differ), and
+        Friedman's test.
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~are_dense(comparison["method"])]
@@ -114,19 +171,23 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[
 
 def _rank(rows: pd.DataFrame, column: str) -> tuple[pd.DataFrame, RankTest]:
     """Average ranks and tests of the methods of one stage."""
-    table = rows.pivot_table(index=["budget", "seed"], columns="method", values=column, sort=False)
+    table = rows.pivot_table(index=["seed", "budget"], columns="method", values=column, sort=False)
     most = table.notna().mean() > 0.5  # a given mask has one budget, and would take the others from all methods
     table = (table.loc[:, most] if most.sum() >= 2 else table).dropna()
-    test = friedman(table.to_numpy())
-    ranks = pd.DataFrame({"method": table.columns, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
+    budgets = table.groupby(level="seed", sort=False).size()
+    table = table[table.index.get_level_values("seed").isin(budgets.index[budgets == budgets.max()])].sort_index()
+    methods = list(table.columns)
+    blocks = table.to_numpy().reshape(-1, int(budgets.max()) if len(budgets) else 1, len(methods))
+    test = friedman(blocks)
+    ranks = pd.DataFrame({"method": methods, "average_rank": test.average_ranks or np.nan, "p_holm": np.nan})
     ranks = ranks.sort_values("average_rank", kind="stable", ignore_index=True)
-    p = {
-        place: found.p
-        for place, method in enumerate(ranks["method"])
-        if place > 0 and (found := wilcoxon(table[ranks.loc[0, "method"]], table[method])).p is not None
-    }
-    ranks.loc[list(p), "p_holm"] = holm(list(p.values()))
-    return ranks, test
+    means = dict(zip(methods, blocks.mean(axis=1).T, strict=True))
+    pairs = list(combinations(ranks["method"], 2))
+    p = [wilcoxon(means[name], means[other]).p for name, other in pairs]
+    corrected = np.where([one is None for one in p], np.nan, holm([1.0 if one is None else one for one in p]))
+    of_pair = dict(zip(pairs, corrected, strict=True))
+    first = ranks.loc[0, "method"]
+    return ranks.assign(p_holm=[of_pair.get((first, name), np.nan) for name in ranks["method"]]), test
 
 
 Mask = tuple[int, str, int]

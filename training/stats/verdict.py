@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from training.stats.crossed import SEEDS_FOR_A_CLAIM
 from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown
 from training.stats.significance import SIGNIFICANCE, RankTest
 
@@ -16,13 +18,26 @@ EQUAL = 1e-5
 """Means that differ by less are the same number, written with other digits."""
 LEVEL_MEANS = 0.05
 """Means that differ by less print as the same number."""
+INTERVALS = ", means over seeds, with 95 % intervals (Student's t over seeds, within the metric's bounds) in brackets. "
+CORRECTED = "corrected by Holm's method for all pairs of methods tested at that stage and budget"
 MEANS = {
-    True: ", means over seeds, with 95 % intervals (Student's t over seeds, within the metric's bounds) in brackets. "
-    f"Significant means p < {SIGNIFICANCE:g} in a paired bootstrap over test examples and seeds",
-    False: f" of one seed: the spread between seeds is unknown. Significant means p < {SIGNIFICANCE:g} in a paired bootstrap "
-    "over test examples alone",
+    "one": " of one seed: the spread between seeds is unknown, so no winner is claimed. What is called significant is so for "
+    f"this one seed: p < {SIGNIFICANCE:g} in a paired bootstrap over test examples, {CORRECTED}.",
+    "few": f"{INTERVALS}With fewer than {SEEDS_FOR_A_CLAIM} seeds nothing is called significant and no winner is claimed: it "
+    "is said in how many seeds a method is ahead, and the least and the largest difference of a seed.",
+    "enough": f"{INTERVALS}Significant means p < {SIGNIFICANCE:g} in a paired test over seeds and test examples, {CORRECTED}.",
 }
-"""What is said of numbers, by whether they are of several seeds."""
+"""What is said of numbers, by how many seeds they are of."""
+TITLES = [
+    "Significantly behind",
+    "Level, as far as this shows",
+    "For this one seed, significantly behind",
+    "For this one seed, level as far as this shows",
+    "Behind in every seed",
+    "Behind in the mean but not in every seed",
+    "Not tested against it",
+]
+"""How methods stand to the best one, in the order in which they are named."""
 CHOICE = {
     "select_mean": "The best of this project's own methods is the one of the highest mean on the selection split; it stands "
     "against the best rival on test.",
@@ -53,11 +68,13 @@ def verdict(
     unit: str = "head",
     majority: float | None = None,
 ) -> str:
-    """At each stage and budget, which method has the best mean, who is significantly behind and who is level.
+    """At each stage and budget, which method has the best mean, and how the others stand to it.
 
-    A winner is named only if every rival is significantly behind (paired bootstrap, Holm) *and* no interval over seeds
-    overlaps with its own. Of this project's own methods, which are tried in several forms, the one that does best on the
-    selection split stands against the best rival on test: a choice made on test would favour it.
+    Of :data:`training.stats.crossed.SEEDS_FOR_A_CLAIM` and more seeds it says who is significantly behind and who is level, and
+    names a winner only if every rival is significantly behind (Holm) *and* no interval over seeds overlaps with its own. Of 2
+    to 4 it says who is behind in every seed, by how much, and claims nothing. Of one seed it names no winner, and says of every
+    test that it is for this one seed. Of this project's own methods, which are tried in several forms, the one that does best
+    on the selection split stands against the best rival on test: a choice made on test would favour it.
 
     Args:
         summary: as :func:`training.stats.statistics.summarise` returns it; without ``select_mean``, for a comparison without a
@@ -76,12 +93,13 @@ def verdict(
     summary = summary.assign(**{name: shown(main_metric, summary[name]) for name in ("mean", "low", "high") if name in summary})
     has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
     chosen_by = "select_mean" if has_selection else "mean"
-    several = bool((summary["seeds"] > 1).any())
+    seeds = statistics["seeds"] if len(statistics) else summary["seeds"]
+    regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
     lines = [
         "# Verdict",
         "",
-        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{MEANS[several]}, corrected by Holm's "
-        f"method for all pairs of methods tested at that stage and budget. {CHOICE[chosen_by]}",
+        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}"
+        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} {CHOICE[chosen_by]}",
     ]
     if majority is not None:
         majority = shown(main_metric, majority)
@@ -99,7 +117,7 @@ def verdict(
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
-            at_budget = _BudgetVerdict(own, tests, dense, ours, chosen_by)
+            at_budget = _BudgetVerdict(own, tests, dense, ours, chosen_by, main_metric)
             label = budget_label(int(str(budget)), (kinds or {}).get(int(str(budget)), {}), unit)
             lines.append(f"- **{label}**: {' '.join(at_budget.sentences())}")
             if at_budget.own is not None and at_budget.rivals:
@@ -115,6 +133,11 @@ def verdict(
             f"The mean of the best of this project's own methods is at or above every rival's at {', '.join(counts)}.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def regime(seeds: int) -> str:
+    """What so many seeds allow to be said: ``one``, ``few`` or ``enough``."""
+    return "one" if seeds == 1 else "few" if seeds < SEEDS_FOR_A_CLAIM else "enough"
 
 
 def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") -> str:
@@ -135,18 +158,21 @@ def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") ->
 
 
 class _BudgetVerdict:
-    """What is said of one budget at one stage: the methods by their means, and the tests of pairs of them."""
+    """What is said of one budget at one stage: the methods by their means, and how pairs of them compare."""
 
     def __init__(
-        self, methods: pd.DataFrame, tests: pd.DataFrame, dense: pd.DataFrame, ours: Sequence[str], chosen_by: str
+        self,
+        methods: pd.DataFrame,
+        tests: pd.DataFrame,
+        dense: pd.DataFrame,
+        ours: Sequence[str],
+        chosen_by: str,
+        metric: str,
     ) -> None:
         self.methods = methods.sort_values("mean", ascending=False, kind="stable").set_index("method")
         self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
-        self.dense = dense
-        self.p = {
-            frozenset((str(row.method), str(row.rival))): float(row.p_holm)  # type: ignore[arg-type]
-            for row in tests.itertuples()
-        }
+        self.dense, self.metric = dense, metric
+        self.pairs: dict[tuple[str, str], Any] = {(str(row.method), str(row.rival)): row for row in tests.itertuples()}
         highest = max(self.mean.values())
         self.best = [name for name, mean in self.mean.items() if highest - mean < EQUAL]
         own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
@@ -166,59 +192,76 @@ class _BudgetVerdict:
             return [f"{best} alone was tried: {described}.", *self._against_dense(best)]
         share = "share the best mean" if len(self.best) > 1 else "has the best mean"
         found = [f"{listed(self.best)} {share}, {described}."]
-        groups: dict[str, list[str]] = {"behind": [], "level": [], "untested": []}
+        groups: dict[str, list[str]] = {}
         for name in self.mean:
             if name not in self.best:
-                groups[self._standing(best, name)].append(f"{name} ({self.mean[name] - self.mean[best]:+.1f})")
-        titles = {"behind": "Significantly behind", "level": "Level, as far as this shows", "untested": "Not tested against it"}
-        found += [f"{titles[group]}: {', '.join(names)}." for group, names in groups.items() if names]
-        found.append(self._winner(best, bool(groups["level"] or groups["untested"])))
+                title, text = self._standing(best, name)
+                groups.setdefault(title, []).append(text)
+        found += [f"{title}: {', '.join(groups[title])}." for title in sorted(groups, key=TITLES.index)]
+        found += self._winner(best, set(groups) == {TITLES[0]})
         found += self._own_against_rivals()
         return found + self._against_dense(best)
 
-    def _standing(self, best: str, other: str) -> str:
-        p = self.p.get(frozenset((best, other)))
-        return "untested" if p is None else "behind" if p < SIGNIFICANCE else "level"
+    def _standing(self, best: str, other: str) -> tuple[str, str]:
+        """The group that a method belongs to, and how it is named there."""
+        gap, pair = f"{self.mean[other] - self.mean[best]:+.1f}", self.pairs.get((best, other))
+        if pair is None:
+            return "Not tested against it", f"{other} ({gap})"
+        if not math.isnan(pair.p_holm):
+            return TITLES[2 * (pair.seeds == 1) + (pair.p_holm >= SIGNIFICANCE)], f"{other} ({gap})"
+        if pair.ahead < pair.seeds:
+            text = f"{other} ({gap}, in {pair.ahead} of {counted(pair.seeds, 'seed')})"
+            return "Behind in the mean but not in every seed", text
+        ends = " to ".join(f"{-shown(self.metric, float(end)):+.1f}" for end in (pair.most, pair.least))
+        return "Behind in every seed", f"{other} ({gap}, from {ends})"
 
-    def _winner(self, best: str, undecided: bool) -> str:
-        if undecided or len(self.best) > 1:
-            return "No method wins."
+    def _winner(self, best: str, all_behind: bool) -> list[str]:
+        """Where there are enough seeds for one."""
         own = self.methods.loc[best]
-        if own["seeds"] < 2:
-            return "With one seed the spread between seeds is unknown, so no winner is claimed."
+        if own["seeds"] < SEEDS_FOR_A_CLAIM:
+            return []
+        if not all_behind or len(self.best) > 1:
+            return ["No method wins."]
         overlapping = [
             name
             for name in self.mean
             if name != best and not float(self.methods.loc[name, "high"]) < float(own["low"])  # type: ignore[arg-type]
         ]
         if overlapping:
-            return f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."
-        return f"{best} wins."
+            return [f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."]
+        return [f"{best} wins."]
 
     def _own_against_rivals(self) -> list[str]:
         if self.own is None or not self.rivals:
             return []
         if self.own_holds:
-            gap = self.mean[self.own] - self.mean[self.rivals[0]]
-            where = "level with" if gap < EQUAL else f"{_gap(gap)} above"
-            return [f"The best of this project's own methods, {self.own}, is {where} the best rival, {self.rivals[0]}."]
+            rival = self.rivals[0]
+            gap = self.mean[self.own] - self.mean[rival]
+            level, above = f"level with the best rival, {rival}", f"{_gap(gap)} above the best rival, {rival}"
+            where = level if gap < EQUAL else above + self._certainty(self.own, rival)
+            return [f"The best of this project's own methods, {self.own}, is {where}."]
         ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + EQUAL]
-        rivals = [
-            f"{name} by {_gap(self.mean[name] - self.mean[self.own])}"
-            + (" (significantly)" if self.p.get(frozenset((name, self.own)), 1.0) < SIGNIFICANCE else "")
-            for name in ahead
-        ]
+        rivals = [f"{name} by {_gap(self.mean[name] - self.mean[self.own])}{self._certainty(name, self.own)}" for name in ahead]
         return [f"The best of this project's own methods, {self.own}, is below {', '.join(rivals)}."]
 
     def _against_dense(self, best: str) -> list[str]:
         if self.dense.empty:
             return []
         gap = self.mean[best] - float(self.dense["mean"].iloc[0])
-        p = self.p.get(frozenset((best, DENSE)))
-        certainty = "" if p is None else ", significantly" if p < SIGNIFICANCE else ", not significantly"
         if abs(gap) < LEVEL_MEANS:
             return ["The best mean is level with the dense model's."]
+        certainty = self._certainty(best, DENSE, below=gap < 0)
         return [f"The best mean is {abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
+
+    def _certainty(self, method: str, rival: str, *, below: bool = False) -> str:
+        """In brackets, how sure it is that a method is above its rival, or below."""
+        pair = self.pairs.get((method, rival))
+        if pair is None:
+            return ""
+        if math.isnan(pair.p_holm):
+            return f" (in {pair.behind if below else pair.ahead} of {counted(pair.seeds, 'seed')})"
+        significant = "significantly" if pair.p_holm < SIGNIFICANCE else "not significantly"
+        return f" ({significant}{' for this one seed' * (pair.seeds == 1)})"
 
 
 def _gap(gap: float) -> str:
@@ -240,8 +283,7 @@ def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:
         return f"Average ranks are not tested: {test.reason}." + (f" They are: {listed}." if test.average_ranks else "")
     behind = ranks.loc[ranks["p_holm"] < SIGNIFICANCE, "method"].tolist()
     return (
-        f"Average ranks over {counted(test.blocks, 'block')} (budget and seed; 1 is best): {listed}. Friedman's test that all "
-        f"methods are alike has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction {', '.join(behind) or 'none'} "
-        f"rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}. Both are optimistic, since blocks of one seed share "
-        "a dense model."
+        f"Average ranks over {counted(test.blocks, 'seed')} and their budgets (1 is best): {listed}. Friedman's test that all "
+        f"methods are alike, with seeds as its blocks, has p = {test.p:.2g}; by Wilcoxon's test with Holm's correction for all "
+        f"pairs {', '.join(behind) or 'none'} rank{'s' * (len(behind) < 2)} behind {ranks['method'].iloc[0]}."
     )

@@ -16,7 +16,7 @@ from training.analysis.model import DenseModel, gate_columns, head_importance, o
 from training.analysis.training import through_training
 from training.commands.table import run_command
 from training.fit import main as fit
-from training.stats.bootstrap import paired_bootstrap
+from training.stats.bootstrap import resample_metric, resampled_difference
 from training.stats.significance import holm, mcnemar
 
 BART = {
@@ -98,13 +98,15 @@ def test_each_head_alone_with_mcnemars_test(dense):
     np.testing.assert_allclose(table["p_holm"], holm(p))
     assert (table["low"] <= table["change"] + 1e-9).all()
     assert finding.numbers["significantly_worse"] == int(((holm(p) < 0.05) & (table["change"] < 0)).sum())
+    assert finding.sentences[0].startswith("In this one model, removing one head alone lowers test accuracy significantly")
     assert len(set(table["change"])) > 3  # or the test would show nothing
 
 
 def test_other_metrics_are_tested_by_the_bootstrap(dense, monkeypatch):
     monkeypatch.setattr(dense.pruner.task, "main_metric", "matthews")
     found = outcomes(dense, torch.stack([torch.ones(8), 1 - torch.eye(8)[3]]), "test")
-    expected = paired_bootstrap(found.predictions[1], found.predictions[0], found.targets, "matthews")
+    values, draws = resample_metric(found.predictions, found.targets, "matthews")
+    expected = resampled_difference(values[1] - values[0], draws[:, 1] - draws[:, 0])
     np.testing.assert_allclose(found.against_first()[0], expected)
 
 
@@ -242,6 +244,7 @@ def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
     found = json.loads((out / "metrics.json").read_text())
     assert found["experiments"]["domains"]["command"].endswith("--other_data.max_distractors 1 -- --data.test_rows=60")
     spoken = capsys.readouterr().out
+    assert "are over test examples, for this model" in text
     assert all(sentence in text and sentence in spoken for sentence in found["experiments"]["ablate"]["sentences"])
     counts = pd.read_csv(out / "ablate.csv")["metric"] * 60
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)  # the test split had the 60 rows asked for

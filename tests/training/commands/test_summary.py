@@ -154,3 +154,54 @@ def test_a_command_that_cannot_be_read_is_named(command, tmp_path, capsys):
     assert f"has the command '<!-- python -m training summary {command} -->', which cannot be read".replace("'", "") in (
         capsys.readouterr().err.replace("'", "").replace('"', "")
     )
+
+
+def finished(folder, seeds, **metrics):
+    """A comparison of three methods with the tests of an earlier version, which all claim something."""
+    folder.mkdir()
+    quality = {"dense": 0.9, "learned": 0.8, "his": 0.7}
+    rows = [
+        {"seed": seed, "method": method, "stage": "retrained", "budget": 8 if method == "dense" else 4, "heads": 4,
+         "test_accuracy": mean + 0.01 * seed * (method == "his")}
+        for seed in range(seeds)
+        for method, mean in quality.items()
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "comparison.csv", index=False)
+    pairs = [("learned", "his"), ("his", "learned"), ("learned", "dense"), ("his", "dense")]
+    tests = pd.DataFrame(pairs, columns=["method", "rival"]).assign(stage="retrained", budget=4, seeds=seeds, difference=0.1)
+    tests.assign(low=0.05, high=0.2, p=0.001, p_holm=0.003).to_csv(folder / "statistics.csv", index=False)
+    about = {"main_metric": "accuracy", "ours": ["learned"], "budgets_by_kind": {}, "unit": "head", "heads": 8}
+    (folder / "metrics.json").write_text(json.dumps({**about, **metrics}))
+    return folder
+
+
+def test_results_of_an_earlier_version_are_written_anew(tmp_path, capsys):
+    """Its tests of several seeds are no longer claims, those of one seed are."""
+    one, three = finished(tmp_path / "one", 1), finished(tmp_path / "three", 3, budgets_by_kind={"4": {"encoder": 2}})
+    assert main([str(one), str(three), "--rewrite"]) == 0
+    assert capsys.readouterr().out == ""
+    kept, gone = (pd.read_csv(folder / "statistics.csv").set_index(["method", "rival"]) for folder in (one, three))
+    assert (kept["p_holm"] == 0.003).all()
+    assert gone[["low", "high", "p", "p_holm"]].isna().all(axis=None)
+    row = gone.loc[("learned", "his")]
+    assert row[["difference", "ahead", "least", "most"]].tolist() == pytest.approx([0.09, 3, 0.08, 0.1])
+    assert "For this one seed, significantly behind: his (-10.0)." in (one / "verdict.md").read_text()
+    assert "**4 heads (encoder 2)**: learned has the best mean, 80.0" in (three / "verdict.md").read_text()
+    assert "Behind in every seed: his (-9.0, from -10.0 to -8.0)." in (three / "verdict.md").read_text()
+    assert pd.read_csv(three / "summary.csv")["mean"].tolist() == pytest.approx([0.9, 0.8, 0.71])
+    before = [path.read_bytes() for path in sorted(three.iterdir())]
+    assert main([str(three), "--rewrite"]) == 0
+    assert [path.read_bytes() for path in sorted(three.iterdir())] == before
+
+
+def test_what_cannot_be_written_anew_stays(tmp_path, capsys):
+    lacking, wrong = finished(tmp_path / "lacking", 3), finished(tmp_path / "wrong", 3, main_metric="bleu")
+    (lacking / "statistics.csv").unlink()
+    assert main([str(lacking), "--rewrite"]) == 2
+    assert "metrics.json, comparison.csv or statistics.csv is missing" in capsys.readouterr().err
+    assert main([str(wrong), "--rewrite"]) == 2
+    assert "the comparison has no metric 'bleu'" in capsys.readouterr().err
+    (wrong / "metrics.json").write_text('{"main_metric": "accuracy"}')
+    assert main([str(wrong), "--rewrite"]) == 2
+    assert "is not as training.fit or training compare writes it" in capsys.readouterr().err
+    assert not (wrong / "verdict.md").exists()

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from training.stats.statistics import restate
+
 METHODS = ("learned", "his", "random")
 GAIN = {"learned": 0.02, "his": 0.01, "random": -0.10}
 VERDICT = """**learned** has the best mean at both budgets, *retrained*.
@@ -114,16 +116,8 @@ def write_comparison(
         if i <= j
     ]  # fmt: skip
     pd.DataFrame(pairs).to_csv(folder / "agreement.csv", index=False)
-    differences = [
-        {
-            "stage": stage, "budget": budget, "method": methods[0], "rival": rival, "difference": 0.01 * index - 0.004,
-            "low": 0.01 * index - 0.02, "high": 0.01 * index + 0.012, "p": 0.0004 * 10**index,
-        }
-        for stage in ("post hoc", "retrained")
-        for budget in budgets
-        for index, rival in enumerate(methods[1:])
-    ]  # fmt: skip
-    pd.DataFrame(differences).to_csv(folder / "statistics.csv", index=False)
+    untested = pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds", "low", "high", "p", "p_holm"])
+    restate(comparison, untested, "accuracy").to_csv(folder / "statistics.csv", index=False)
     metrics = {
         "main_metric": "accuracy", "heads": gates, "budgets": list(budgets), "seeds": list(seeds), "methods": list(methods),
         "name": name, "command": "python -m training compare --config configs/default.yaml --budgets 4,2",

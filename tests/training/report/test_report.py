@@ -29,6 +29,7 @@ from training.report.drawing import frames_of
 from training.report.pictures import figures_for, pictures_of
 from training.report.player import gate_player
 from training.report.reading import read_contents
+from training.report.tables import statistics_table
 from training.report.translations import systems_shown
 from training.stats.numbers import NONE, duration, quantity
 
@@ -222,9 +223,15 @@ def test_the_opening_names_our_own_method_where_another_is_best():
         "Retrained with the mask, 4 heads of 8: his has the highest test accuracy, 80.00 %; learned has 70.00 % and the dense "
     )
     assert captions.opening(contents) == f"{said}model 90.00 % (one seed)."
-    bounds = {"low": summary["mean"] - 0.2, "high": summary["mean"] + 0.2}
-    contents.summary = summary.assign(**bounds)
-    assert "80.00 % (level with 1 of 1 other); learned" in captions.opening(contents)
+    for seeds, p, words in (
+        (1, 0.01, "significantly ahead of 1 of 1 other for this one seed"),
+        (3, np.nan, "ahead of 1 of 1 other in every seed"),
+        (5, 0.01, "significantly ahead of 1 of 1 other"),
+        (5, 0.05, "significantly ahead of 0 of 1 other"),
+    ):
+        pair = {"stage": "retrained", "budget": 4, "method": "his", "rival": "learned", "seeds": seeds, "ahead": seeds}
+        contents.statistics = pd.DataFrame([{**pair, "p_holm": p}])
+        assert f"80.00 % ({words}); learned" in captions.opening(contents)
     contents.summary = summary[:0]
     assert captions.opening(contents) == "There are no results yet."
 
@@ -304,21 +311,54 @@ def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_pat
     ]  # fmt: skip
 
 
-def test_the_caption_of_quality_names_the_best_and_who_is_level(comparison):
+def test_the_caption_of_quality_names_the_best_and_what_it_is_ahead_of(comparison):
     contents = read_contents(comparison)
     caption = captions.quality(contents, "retrained")
-    rows = contents.summary[(contents.summary["stage"] == "retrained") & (contents.summary["method"] != "dense")]
+    rows = contents.comparison[(contents.comparison["stage"] == "retrained") & (contents.comparison["method"] != "dense")]
     for budget in (4, 2):
-        at_budget = rows[rows["budget"] == budget].set_index("method")
-        best = at_budget["mean"].idxmax()
-        others = at_budget.drop(best)
-        level = sum(
-            not (row["high"] < at_budget["low"][best] or row["low"] > at_budget["high"][best]) for _, row in others.iterrows()
+        cells = rows[rows["budget"] == budget].pivot(index="seed", columns="method", values="test_accuracy")
+        best = cells.mean().idxmax()
+        ahead = sum((cells[best] > cells[other]).all() for other in cells if other != best)
+        assert (
+            f"at {budget} heads {best}, {100 * cells[best].mean():.2f} % (ahead of {ahead} of 2 rivals in every seed)"
+            in caption
         )
-        said = f"at {budget} heads {best}, {100 * at_budget['mean'][best]:.2f} % ({level} of 2 rivals level)"
-        assert said in caption
+    assert "With fewer than 5 seeds no difference is called significant." in caption
     assert f"Dense: {100 * contents.summary.loc[contents.summary['stage'] == 'retrained', 'mean'].iloc[0]:.2f} %" in caption
     assert "Lowest at 2 heads: random" in caption
+    contents.statistics = contents.statistics.assign(seeds=5, p_holm=0.04)
+    caption = captions.quality(contents, "retrained")
+    assert "(significantly ahead of 2 of 2 rivals)" in caption
+    assert "Significant means p < 0.05, corrected for all pairs of methods (Holm)." in caption
+    contents.statistics = contents.statistics.assign(seeds=1, p_holm=0.06)
+    assert "(significantly ahead of 0 of 2 rivals for this one seed)" in captions.quality(contents, "retrained")
+
+
+def test_the_table_of_tests_says_how_they_were_made(comparison, tmp_path):
+    """Of few seeds it has no p values at all."""
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    contents = read_contents(folder)
+    few = statistics_table(contents)
+    assert {"p", "p_holm", "low"}.isdisjoint(column.name for column in few.columns)
+    assert {"difference", "ahead", "least", "most", "seeds"} <= {column.name for column in few.columns}
+    assert "Of 2 to 4 seeds: not tested" in few.caption
+    for seeds, words in ((1, "for this one seed"), (5, "Tested over seeds and test examples")):
+        contents.statistics = contents.statistics.assign(seeds=seeds, p=0.01, p_holm=0.02)
+        found = statistics_table(contents)
+        assert words in found.caption
+        assert {"p", "p_holm"} <= {column.name for column in found.columns}
+
+
+def test_tests_of_an_earlier_version_are_not_shown(comparison, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(comparison, folder)
+    earlier = pd.read_csv(folder / "statistics.csv").drop(columns=["ahead", "behind", "least", "most"])
+    earlier.assign(p=0.001, p_holm=0.01).to_csv(folder / "statistics.csv", index=False)
+    contents = read_contents(folder)
+    assert contents.statistics is None
+    assert contents.verdict is None
+    assert f"python -m training summary {folder} --rewrite" in " ".join(contents.missing)
 
 
 def test_equal_means_share_the_first_place(tmp_path):
@@ -326,7 +366,7 @@ def test_equal_means_share_the_first_place(tmp_path):
     summary = pd.read_csv(folder / "summary.csv")
     summary.loc[summary["method"].isin(["learned", "his"]), ["mean", "low", "high"]] = [0.95, 0.94, 0.96]
     summary.to_csv(folder / "summary.csv", index=False)
-    assert "at 4 heads learned and his, 95.00 % (0 of 1 rival level)" in captions.quality(read_contents(folder), "retrained")
+    assert "at 4 heads learned and his, 95.00 % (ahead of " in captions.quality(read_contents(folder), "retrained")
 
 
 def test_the_caption_of_masks_counts_what_all_methods_agree_on(comparison):
@@ -477,7 +517,7 @@ def test_without_a_summary_means_are_shown_without_intervals(comparison, tmp_pat
     contents = read_contents(folder)
     assert contents.summary["mean"].tolist() == pytest.approx(expected["mean"].tolist())
     assert "low" not in contents.summary
-    assert "level" not in captions.quality(contents, "retrained")
+    assert "interval" not in captions.quality(contents, "retrained")
 
 
 def test_names_that_look_like_code_stay_text(tmp_path):
@@ -563,7 +603,7 @@ def test_translations_of_a_run_come_with_their_tests(tmp_path):
         "his.retrained": "0.200",
         "random.retrained": "< 0.001",
     }
-    assert "In BLEU p < 0.05 for 2 of 3 systems (greedy)." in page.text
+    assert "for this one seed. In BLEU p < 0.05 for 2 of 3 systems (greedy) after Holm's correction" in page.text
     assert "nrefs:1" in page.text
 
 

@@ -1,0 +1,57 @@
+"""``python -m training summary DIRECTORY... --rewrite``: summary, tests and verdict of finished comparisons, anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from gates.errors import GateError
+from gates.files import replacing
+from training.stats.statistics import rank_methods, restate, summarise
+from training.stats.verdict import verdict
+
+
+def rewrite(path: Path) -> None:
+    """Write ``summary.csv``, ``statistics.csv`` and ``verdict.md`` of a directory from its rows and the tests that it has.
+
+    Predictions are not needed, so tests are taken over where they are claims still, see
+    :func:`training.stats.statistics.restate`. The command that made the comparison makes all of them.
+
+    Args:
+        path: that ``training.fit`` or ``training compare`` wrote.
+
+    Raises:
+        GateError: if there is no finished comparison.
+    """
+    try:
+        metrics = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+        comparison, earlier = (pd.read_csv(path / name) for name in ("comparison.csv", "statistics.csv"))
+        metric = str(metrics["main_metric"])
+        summary, tests = summarise(comparison, metric), restate(comparison, earlier, metric)
+        said = verdict(
+            summary,
+            tests,
+            main_metric=metric,
+            ours=metrics["ours"],
+            ranks=rank_methods(comparison, metric),
+            kinds={int(budget): kinds for budget, kinds in metrics["budgets_by_kind"].items()},
+            unit=metrics["unit"],
+            majority=metrics.get("majority", {}).get(metric),
+        )
+    except GateError:  # says what is wrong better
+        raise
+    except OSError as error:
+        raise GateError(
+            f"{str(path)!r} does not hold a finished comparison: metrics.json, comparison.csv or statistics.csv is missing"
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise GateError(
+            f"metrics.json, comparison.csv or statistics.csv in {str(path)!r} is not as training.fit or training compare "
+            "writes it; start that command again"
+        ) from error
+    files = {"summary.csv": summary.to_csv(index=False), "statistics.csv": tests.to_csv(index=False), "verdict.md": said}
+    for name, text in files.items():
+        with replacing(path / name) as partial:
+            partial.write_text(text, encoding="utf-8")
