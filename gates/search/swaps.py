@@ -62,7 +62,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.minimum_per_layer > 0 and self.layer_index is None:
-            raise GateError(f"a minimum of {self.minimum_per_layer} heads per layer needs the layer of each gate; give layer_index")
+            raise GateError(
+                f"a minimum of {self.minimum_per_layer} heads per layer needs the layer of each gate; give layer_index"
+            )
 
     def allow(self, mask: Tensor) -> Tensor:
         """Whether each swap may be made, ``[gates to add, gates to give up]``, bool."""
