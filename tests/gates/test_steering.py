@@ -196,7 +196,7 @@ def test_gates_that_pay_a_price_are_slowed_beyond_their_ends():
 
 
 def test_a_progress_below_0_is_refused():
-    with pytest.raises(GateError, match="progress is -0.5; expected"):
+    with pytest.raises(GateError, match=r"progress is -0\.5; expected"):
         gated_model(budget=3).step_(-0.5)
 
 
