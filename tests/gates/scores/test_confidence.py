@@ -74,3 +74,16 @@ def test_a_model_that_computes_attention_on_its_own():
         found = model(**batch, output_attentions=True).attentions
     expected = torch.cat([matrix.amax(-1).mean((0, 2)) for matrix in found])
     torch.testing.assert_close(metric.compute(), expected.double(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_confidences_of_half_precision_are_computed_in_float32(dtype, more):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
+    half = {name: value.to(dtype) for name, value in more.items()}
+    found = attention_confidence(query, key, 0.3, **half)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, attention_confidence(query.float(), key.float(), 0.3, **more), atol=1e-6, rtol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention_confidence(query, key, 0.3, **half), found)
