@@ -195,5 +195,5 @@ def test_layers_alone_are_no_limit_and_a_minimum_needs_them():
     mask, layers = torch.tensor([1.0, 0, 1, 0]), torch.tensor([0, 0, 1, 1])
     assert torch.equal(Limits(layer_index=layers).allow(mask), Limits().allow(mask))
     assert int(Limits(layer_index=layers, minimum_per_layer=1).allow(mask).sum()) == 2
-    with pytest.raises(GateError, match="a minimum of 2 heads per layer needs the layer of each gate"):
-        Limits(minimum_per_layer=2)
+    with pytest.raises(GateError, match="a minimum of 1 heads per layer needs the layer of each gate"):
+        Limits(minimum_per_layer=1)
