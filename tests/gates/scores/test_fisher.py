@@ -205,7 +205,23 @@ def test_a_fit_is_trusted_up_to_ten_times_a_head_of_either_sign():
 
 
 def test_damping_draws_to_the_mask_in_proportion_to_the_heads():
-    """With the damping as large as the only head's square, half of the correction is made; at any scale."""
-    mask, kept = torch.tensor([1.0, 0]), torch.tensor([[1.0, 0], [0, 1]])
+    """With a damping as large as the mean square of the kept heads, half of a correction is made: at any scale, of any number
+    of heads."""
+    mask = torch.tensor([1.0, 0, 1, 1])
     for unit in (1e-6, 1.0, 1e6):
-        assert rescale(mask, unit * kept, unit * torch.tensor([3.0, 0]), damping=1.0).tolist() == pytest.approx([2.0, 0])
+        found = rescale(mask, unit * torch.eye(4), unit * torch.tensor([3.0, 7, 1, -1]), damping=1.0)
+        assert found.tolist() == pytest.approx([2.0, 0, 1, 0])
+
+
+def test_rescaling_leaves_the_mask_alone():
+    mask = torch.tensor([1.0, 0], dtype=torch.float64)
+    assert rescale(mask, torch.eye(2), torch.tensor([3.0, 0])).tolist() == pytest.approx([3.0, 0], abs=1e-4)
+    assert mask.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("subsets", [0, 20_000])
+def test_small_differences_between_large_costs_count(monkeypatch, subsets):
+    """Closing 0 and 1 costs 2^24 + 1, which float32 rounds to the 2^24 of closing 0 and 2."""
+    monkeypatch.setattr(module, "ALL_SUBSETS", subsets)
+    fisher = torch.tensor([[2.0**24, 0, 0], [0, 1, 2.0**25], [0, 2.0**25, 0]])
+    assert rearrange(torch.tensor([0.0, 0, 1]), fisher, torch.zeros(3, dtype=torch.long)).tolist() == [0, 1, 0]
