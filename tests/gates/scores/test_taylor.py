@@ -69,3 +69,12 @@ def test_scores_are_numbers_in_double_precision_without_a_graph():
     assert not scores.requires_grad
     expected = [weight.double().abs().sum(0).view(4, 8).sum(1) for weight in output_weights(gates)]
     torch.testing.assert_close(scores, torch.cat(expected).detach(), rtol=1e-13, atol=0)
+
+
+def test_gradients_that_are_missing_are_no_shorter_score():
+    gates = HeadGates(build("bert")).eval()
+    weights = output_weights(gates)
+    with pytest.raises(ValueError, match="shorter"):
+        weight_taylor(gates, weights[:1])
+    with pytest.raises(ValueError, match="shorter"):
+        MeanGradients(weights).update(weights[:1], 3)
