@@ -60,3 +60,23 @@ def test_a_site_without_queries_that_count_has_no_entropy():
     metric = AttentionEntropy(SITES)
     metric.update(0, VALUES, torch.ones(1, 1, 4))
     assert metric.compute().tolist() == [0.0] * 5
+
+
+def test_examples_may_see_different_numbers_of_keys():
+    metric = AttentionEntropy(SITES)
+    values = torch.tensor([0.2, 0.4, 0.6, 0.8]).view(4, 1, 1).expand(4, 2, 3)
+    visible = torch.tensor([[[2, 2, 2]], [[1, 1, 2]], [[1, 1, 1]], [[2, 0, 4]]])
+    metric.update(0, values, visible)
+    logs = torch.tensor([2.0, 2, 2, 2, 2, 4]).log()
+    expected = float((torch.tensor([0.2, 0.2, 0.2, 0.4, 0.8, 0.8]) / logs).mean())
+    assert metric.compute()[:2].tolist() == pytest.approx([expected] * 2)
+
+
+def test_a_single_query_is_its_own_mean_and_many_are_summed_in_double_precision():
+    metric = AttentionConfidence(SITES)
+    metric.update(0, torch.full((1, 2, 1), 0.75), torch.ones(1, 1, 1))
+    values = torch.rand(2, 3, 20_000, generator=torch.Generator().manual_seed(0)) + 100
+    metric.update(1, values, torch.ones(1, 1, 20_000))
+    assert metric.compute()[:2].tolist() == [0.75, 0.75]
+    torch.testing.assert_close(metric.compute()[2:], values.double().mean((0, 2)), rtol=1e-13, atol=0)
+    assert not metric.count.is_floating_point()  # a float would stop at 2^24 queries
