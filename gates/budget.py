@@ -169,7 +169,7 @@ def _count(value: object, heads: int, name: str) -> int:
         raise GateError(
             f"the {name} is {value!r}; expected a number of heads such as {max(1, heads // 4)} or a fraction such as 0.25"
         )
-    if isinstance(value, float) and (value == 1 or 0 < value * heads < 0.5):
+    if isinstance(value, float) and (value == 1 or 0 < value * heads <= 0.5):
         raise GateError(
             f"the {name} is {value!r}; write 1 for one head, {heads} for all of them, or a fraction that keeps at least one"
         )

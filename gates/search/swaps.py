@@ -51,11 +51,20 @@ class Limits:
             each kind has a budget of its own); None for no such limit.
         layer_index: layer of each gate ``[gates]``; needed with a minimum per layer.
         minimum_per_layer: number of heads that every layer keeps; a layer with so few swaps them only among its own.
+
+    Raises:
+        GateError: for a minimum per layer without layers.
     """
 
     within: Tensor | None = None
     layer_index: Tensor | None = None
     minimum_per_layer: int = 0
+
+    def __post_init__(self) -> None:
+        if self.minimum_per_layer > 0 and self.layer_index is None:
+            raise GateError(
+                f"a minimum of {self.minimum_per_layer} heads per layer needs the layer of each gate; give layer_index"
+            )
 
     def allow(self, mask: Tensor) -> Tensor:
         """Whether each swap may be made, ``[gates to add, gates to give up]``, bool."""
@@ -63,7 +72,7 @@ class Limits:
         if self.within is not None:
             within = self.within.to(mask.device)
             allowed &= within.unsqueeze(1) == within.unsqueeze(0)
-        if self.minimum_per_layer > 0 and self.layer_index is not None:
+        if self.layer_index is not None:
             layers = self.layer_index.to(mask.device)
             counts = torch.zeros(int(layers.max()) + 1, device=mask.device).index_add(0, layers, (mask > 0).float())
             spare = counts[layers] > self.minimum_per_layer

@@ -95,3 +95,63 @@ def test_a_minimum_per_layer_that_does_not_fit_into_the_budget_of_a_kind_names_i
     budget = Budget.parse({KINDS[0]: 1}, {KINDS[0]: 4, KINDS[1]: 4})
     with pytest.raises(GateError, match=f"needs 2 {KINDS[0]} heads, more than the {KINDS[0]} budget of 1;"):
         budget_mask(torch.arange(8.0), budget, kind_index=kinds, layer_index=layers, minimum_per_layer=1)
+
+
+def test_kinds_that_a_budget_leaves_whole_are_not_pruned():
+    assert Budget.parse({"encoder": 2, "cross": 12}, HEADS).pruned(HEADS) == {"encoder": 2}
+    assert Budget.parse(8, HEADS).pruned(HEADS) == {}
+
+
+def test_a_fraction_keeps_at_least_one_head_or_is_refused():
+    """Of 32 heads, 1/64 is half a head, which rounds to none; 0 asks for none outright."""
+    for value in (1 / 64, 0.01, -0.01):
+        with pytest.raises(GateError, match=f"the budget is {value}"):
+            Budget.parse(value, HEADS)
+    assert Budget.parse(0.04, HEADS).total == 1
+    assert Budget.parse(0.0, HEADS).total == 0
+    with pytest.raises(GateError, match="expected a whole number from 0 to 32"):
+        Budget.parse(-0.01, HEADS)
+
+
+def test_prices_are_real_numbers_and_may_be_nothing():
+    for price in (0, 1):
+        prices = parse_prices(price, HEADS)
+        assert prices.dtype == torch.float32
+        assert prices.tolist() == [price] * 3
+
+
+@pytest.mark.parametrize("minimum", [0, 1])
+def test_ties_go_to_the_earlier_head(minimum):
+    """Also among many, where a sort that is not told to be stable mixes them up."""
+    kinds, layers = torch.zeros(200, dtype=torch.long), torch.arange(200) % 2
+    for scores in (torch.ones(200), torch.arange(200) % 3):
+        mask = budget_mask(scores, Budget(50, {}), kind_index=kinds, layer_index=layers, minimum_per_layer=minimum)
+        kept = sorted(sorted(range(200), key=lambda head, scores=scores: -float(scores[head]))[:50])
+        assert mask.nonzero().flatten().tolist() == kept
+
+
+def test_a_minimum_takes_the_earlier_of_equal_heads():
+    layers = torch.arange(2).repeat_interleave(100)
+    scores = torch.tensor([9.0] * 100 + [1.0] * 100)
+    mask = budget_mask(scores, Budget(12, {}), kind_index=torch.zeros(200), layer_index=layers, minimum_per_layer=5)
+    assert mask.nonzero().flatten().tolist() == [*range(7), *range(100, 105)]
+
+
+def test_scores_are_read_only():
+    scores = torch.arange(12, dtype=torch.float64)
+    budget_mask(scores, Budget(6, {}), **THREE_LAYERS, minimum_per_layer=1)
+    assert torch.equal(scores, torch.arange(12, dtype=torch.float64))
+
+
+def test_a_mask_is_where_its_scores_are():
+    """The meta device stands for any that is not the processor."""
+    scores, kinds = torch.empty(32, device="meta"), KIND_INDEX.to("meta")
+    assert top_k_mask(scores, Budget(9, {"encoder": 1, "decoder": 0, "cross": 8}), kinds).device.type == "meta"
+
+
+def test_the_kind_that_lacks_heads_is_named_where_the_total_suffices():
+    """Four layers need four heads, just as many as there are; but two of them are of a kind of which one stays."""
+    kinds, layers = torch.tensor([0] * 4 + [1] * 6), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    budget = Budget.parse({KINDS[0]: 1, KINDS[1]: 4}, {KINDS[0]: 4, KINDS[1]: 6})
+    with pytest.raises(GateError, match=f"needs 2 {KINDS[0]} heads, more than the {KINDS[0]} budget of 1;"):
+        budget_mask(torch.arange(10.0), budget, kind_index=kinds, layer_index=layers, minimum_per_layer=1)

@@ -82,3 +82,57 @@ def test_a_projection_onto_the_present_expectation_changes_nothing():
     log_alpha = torch.randn(20, generator=torch.Generator().manual_seed(0))
     now = float(open_probability(log_alpha, Stretch()).sum())
     torch.testing.assert_close(project_to_budget(log_alpha, now, Stretch()), log_alpha, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("values", [[LOG_ALPHA_LIMIT] * 6, [-LOG_ALPHA_LIMIT] * 6, [0.0, 0.0, 10.0], [-10.0, 0.0, 0.0], [20.0]])
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_projection_reaches_both_ends_from_anywhere(values, share):
+    stretch = Stretch()
+    low, high = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch)
+    asked = len(values) * float(low + share * (high - low))
+    projected = project_to_budget(torch.tensor(values), asked, stretch)
+    assert open_probability(projected, stretch).sum() == pytest.approx(asked, abs=1e-3)
+
+
+def test_projection_is_for_the_gates_stretch():
+    for stretch in (Stretch(2 / 3), Stretch(0.5, -0.3, 1.2), Stretch(0.05)):
+        projected = project_to_budget(torch.linspace(-2, 2, 20), 7.0, stretch)
+        assert open_probability(projected, stretch).sum() == pytest.approx(7.0, abs=1e-3)
+
+
+def test_a_projection_of_half_precision_is_as_good_as_its_rounding():
+    log_alpha = torch.linspace(-3, 3, 2001).to(torch.bfloat16)
+    projected = project_to_budget(log_alpha, 700.0, Stretch())
+    assert projected.dtype == torch.bfloat16
+    assert float(open_probability(projected.float(), Stretch()).sum()) == pytest.approx(700.0, abs=0.25)
+
+
+def test_a_target_starts_without_a_price_and_its_multipliers_are_its_state():
+    target = TargetBudget(Budget(8, {"encoder": 2, "cross": 6}), HEADS, Stretch())
+    assert {name: tensor.tolist() for name, tensor in target.state_dict().items()} == {"lambda1": [0, 0], "lambda2": [0, 0]}
+
+
+def test_the_reachable_target_is_that_of_the_stretch():
+    stretch = Stretch(0.8, -0.4, 1.3)
+    closed, opened = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch).tolist()
+    target = TargetBudget(Budget(8, {}), HEADS, stretch)
+    assert float(target.target(1.0)) == pytest.approx((8 * opened + 24 * closed) / 32)
+
+
+def test_the_penalty_is_the_sum_over_kinds():
+    target = TargetBudget(Budget(8, {"encoder": 2, "cross": 6}), HEADS, Stretch(), start=0.9)
+    with torch.no_grad():
+        target.lambda1.copy_(torch.tensor([0.5, -2.0]))
+        target.lambda2.copy_(torch.tensor([3.0, 0.25]))
+    p = torch.linspace(0.05, 0.95, 32)
+    expected = 0.0
+    for kind, count, price, square in ((0, 8, 0.5, 3.0), (2, 12, -2.0, 0.25)):
+        excess = float(p[kind == KIND_INDEX].sum()) / count - 0.9
+        expected += price * excess + square * excess**2
+    assert float(target(p, KIND_INDEX, 0.0).detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_target_stays_at_its_ends():
+    target = TargetBudget(Budget(8, {}), HEADS, Stretch(), start=0.7)
+    assert float(target.target(-0.5)) == pytest.approx(0.7)
+    assert float(target.target(7.0)) == pytest.approx(float(target.target(1.0)))

@@ -6,7 +6,9 @@ import torch
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, open_probability
+from gates.head_gates import HeadGates
 from gates.model import GateConfig, get_gated_model
+from gates.options import TOP_K_FAMILIES
 from gates.steering import BudgetSteering, ramped, set_apart_
 from tests.models import build, inputs
 
@@ -151,3 +153,61 @@ def test_goals_are_those_that_a_step_reaches():
     assert steering.budget == Budget(2, {})
     steering.hold_(0.3)
     assert expected(gated) == pytest.approx(sum(steering.goals(0.3)), abs=1e-3)
+
+
+def steered(family="hard-concrete", **options):
+    gates = HeadGates(build("bert"), family=family, budget=3 if family in TOP_K_FAMILIES else None)
+    return gates, BudgetSteering(gates, 3, **options)
+
+
+def test_by_default_the_budget_is_reached_at_the_end_and_layers_have_no_minimum():
+    gates, steering = steered("straight-through-top-k")
+    steering.step_(0.5)
+    assert gates.learned.progress == 0.5
+    with torch.no_grad():
+        gates.log_alpha.copy_(torch.arange(8.0))
+    assert steering.mask().tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("family", ["relaxed-top-k", "clamped-linear"])
+def test_a_schedule_that_holds_no_gates_sets_out_from_all(family):
+    _, steering = steered(family)
+    assert not steering.projects
+    assert steering.goals(0.0) == pytest.approx([8.0])
+
+
+def test_at_a_ramp_of_0_gates_are_only_kept_within_their_limits():
+    """Also where the schedule sets out from elsewhere than the gates."""
+    gates, steering = steered(start=0.3)
+    wild = torch.tensor([-50.0, -1, 0, 1, 2, 3, 4, 50])
+    with torch.no_grad():
+        gates.log_alpha.copy_(wild)
+    steering.hold_(0.0)
+    assert torch.equal(gates.log_alpha.detach(), wild.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
+
+
+def test_gates_that_pay_a_price_are_slowed_beyond_their_ends():
+    gates, steering = steered("clamped-linear")
+    gates.train().learned()
+    with torch.no_grad():
+        gates.log_alpha.fill_(-3.0)
+    steering.hold_(1.0)
+    assert bool((gates.log_alpha.abs() < 1e-3).all())
+
+
+def test_a_progress_below_0_is_refused():
+    with pytest.raises(GateError, match=r"progress is -0\.5; expected"):
+        gated_model(budget=3).step_(-0.5)
+
+
+def test_heads_without_importance_start_low_and_equal_ones_together():
+    gates, _ = steered()
+    before = gates.log_alpha.detach().clone()
+    set_apart_(gates, torch.full((8,), 2.0), 1.5)
+    assert torch.equal(gates.log_alpha.detach(), before)
+    his = torch.tensor([0.0, 1, 2, 3, 0, 10, 20, 30])
+    set_apart_(gates, his, 0.5)
+    assert bool(gates.log_alpha.isfinite().all())
+    assert gates.log_alpha.argsort(stable=True)[:2].tolist() == [0, 4]
+    set_apart_(gates, his, 100.0)
+    assert float(gates.log_alpha.detach().abs().max()) == pytest.approx(LOG_ALPHA_LIMIT)

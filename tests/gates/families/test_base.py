@@ -1,5 +1,6 @@
 """What holds for every family of gates."""
 
+import math
 from typing import get_args
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from gates.budget import Budget, top_k_mask
 from gates.errors import GateError
-from gates.families.base import annealed
+from gates.families.base import LOG_ALPHA_LIMIT, LearnedGates, annealed, uniform_noise
 from gates.head_gates import HeadGates
 from gates.options import TOP_K_FAMILIES, GateFamily
 from tests.models import build, inputs, logits
@@ -121,3 +122,24 @@ def test_what_families_do_not_have_is_refused():
         HeadGates(build("bert"), family="soft")
     with pytest.raises(GateError, match="the budget is 99"):
         HeadGates(build("bert"), family="relaxed-top-k", budget=99)
+
+
+def test_the_limits_are_odds_of_a_hundred_to_one():
+    assert math.exp(LOG_ALPHA_LIMIT) == pytest.approx(100)
+
+
+def test_noise_stays_inside_the_unit_interval(monkeypatch):
+    """At the ends of what PyTorch draws, 0 and the last number below 1, it is a millionth away from 0 and 1."""
+    monkeypatch.setattr(torch, "rand", lambda shape, **more: torch.tensor([0.0, 1 - 2**-24]))
+    noise = uniform_noise(torch.zeros(2))
+    assert noise.tolist() == pytest.approx([1e-6, 1 - 1e-6], abs=1e-7)
+    assert noise.min() > 0
+    assert noise.max() < 1
+
+
+def test_noise_is_drawn_where_the_gates_are():
+    assert uniform_noise(torch.empty(3, device="meta"), draws=2).device.type == "meta"
+
+
+def test_a_start_may_be_a_whole_number():
+    assert LearnedGates(3, 1).log_alpha.tolist() == [1.0, 1.0, 1.0]

@@ -81,3 +81,29 @@ def test_inside_nothing_is_slowed():
     assert torch.equal(slowed(torch.tensor([-0.02, 1.03]), torch.tensor([-0.01, 1.01])), torch.tensor([-0.01, 1.01]))
     beyond = slowed(torch.tensor([-0.02, 1.03, 0.5, 0.5]), torch.tensor([-0.5, 2.0, -0.5, 2.0]))
     torch.testing.assert_close(beyond, torch.tensor([-0.0201, 1.0301, -0.0001, 1.0001]), atol=1e-6, rtol=0)
+
+
+def test_a_push_as_large_as_the_memory_goes_half_as_far():
+    before, push = torch.full((2,), 0.5, dtype=torch.float64), torch.tensor([1 + MEMORY, -MEMORY], dtype=torch.float64)
+    expected = torch.tensor([1 + MEMORY / 2, -MEMORY / 2], dtype=torch.float64)
+    torch.testing.assert_close(slowed(before, push), expected, rtol=0, atol=1e-12)
+
+
+def test_a_step_is_slowed_once():
+    gates = ClampedLinear(2).train()
+    gates()
+    with torch.no_grad():
+        gates.log_alpha.copy_(torch.tensor([-0.3, 1.4]))
+    gates.clamp_()
+    once = gates.log_alpha.detach().clone()
+    gates.clamp_()
+    assert torch.equal(gates.log_alpha.detach(), once)
+    with torch.no_grad():
+        gates.log_alpha.copy_(torch.tensor([-3.0, 4.0]))  # a checkpoint, not a step
+    gates.clamp_()
+    assert gates.log_alpha.tolist() == [-3.0, 4.0]
+
+
+def test_half_precision_gives_float32_gates():
+    gates = ClampedLinear(2).to(torch.bfloat16)
+    assert {values.dtype for values in (gates.train()(), gates.eval()(), gates.open_probability())} == {torch.float32}

@@ -41,3 +41,17 @@ def test_it_sorts_as_tuples_do():
     ranks = closing_ranking(closing, log_alpha)
     assert ranks.argsort().tolist() == expected
     assert sorted(ranks.tolist()) == list(range(50))
+
+
+def test_a_ranking_is_where_its_gates_are():
+    """The meta device stands for any that is not the processor."""
+    closing, log_alpha = torch.empty(5, dtype=torch.long, device="meta"), torch.empty(5, device="meta")
+    assert closing_ranking(closing, log_alpha).device.type == "meta"
+
+
+def test_a_gate_may_close_at_step_0():
+    closing = update_closing_step(torch.full((2,), NOT_CLOSED), torch.tensor([0.0, 0.5]), 0)
+    closing = update_closing_step(closing, torch.tensor([0.0, 0.0]), 1)
+    assert closing.tolist() == [0, 1]
+    opened = update_closing_step(closing, torch.tensor([0.0, 0.5]), 2)
+    assert closing_ranking(opened, torch.tensor([3.0, -3.0])).tolist() == [0.0, 1.0]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate
 
+from gates.errors import GateError
 from gates.families.hard_concrete import (
     LOG_ALPHA_LIMIT,
     HardConcrete,
@@ -187,3 +188,49 @@ def test_straight_through_gates_are_exactly_zero_or_one(draws):
     expected = soft.train()(torch.Generator().manual_seed(0), draws=draws)
     (gradient,) = torch.autograd.grad(found.sum(), gates.log_alpha)
     assert torch.equal(gradient, torch.autograd.grad(expected.sum(), soft.log_alpha)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_gates_of_a_half_precision_model_are_computed_in_float32(dtype, training):
+    half = HardConcrete(50, initial_log_alpha=0.3).train(training).to(dtype)
+    with torch.no_grad():
+        half.log_alpha.add_(torch.linspace(-2, 2, 50).to(dtype))
+    single = HardConcrete(50).train(training)
+    with torch.no_grad():
+        single.log_alpha.copy_(half.log_alpha)
+    values, expected = (gates(torch.Generator().manual_seed(0)) for gates in (half, single))
+    assert values.dtype == torch.float32
+    assert torch.equal(values, expected)
+    assert half.open_probability().dtype == torch.float32
+    assert torch.equal(half.open_probability(), single.open_probability())
+
+
+def test_evaluation_gates_are_those_of_their_stretch():
+    stretch, gates = Stretch(0.5, -0.3, 1.2), HardConcrete(5, stretch=Stretch(0.5, -0.3, 1.2)).eval()
+    with torch.no_grad():
+        gates.log_alpha.copy_(torch.linspace(-3, 3, 5))
+    unit = torch.sigmoid(gates.log_alpha.detach())
+    expected = (unit * (stretch.high - stretch.low) + stretch.low).clamp(0, 1)
+    torch.testing.assert_close(gates().detach(), expected)
+
+
+def test_gates_start_where_the_description_says():
+    assert HardConcrete(3).log_alpha.tolist() == [2.5] * 3
+    assert HardConcrete(3, initial_log_alpha=9).log_alpha.tolist() == pytest.approx([LOG_ALPHA_LIMIT] * 3)
+
+
+def test_courses_at_their_bounds():
+    assert HardConcrete(3, stretch=Stretch(0.5), anneal=0.5).stretch == Stretch(0.5)
+    rounded = HardConcrete(3, straight_through_from=0.0)
+    rounded.progress = 0.0
+    assert rounded.rounds
+    with pytest.raises(GateError, match=r"straight_through_from is -0\.5"):
+        HardConcrete(3, straight_through_from=-0.5)
+
+
+@pytest.mark.parametrize("arguments", [{"low": 0.0}, {"high": 1.0}])
+def test_a_stretch_that_only_touches_the_ends_is_refused(arguments):
+    """No gate would be 0, or 1, with a probability above 0."""
+    with pytest.raises(GateError, match="must contain"):
+        Stretch(**arguments)

@@ -164,3 +164,39 @@ def test_the_expectation_is_the_relaxation_without_noise():
     with torch.no_grad():
         gates.log_alpha.copy_(torch.linspace(-1, 1, 6))
     torch.testing.assert_close(gates.open_probability(), relaxed_top_k(torch.linspace(-1, 1, 6), 2, END_TEMPERATURE).float())
+
+
+def test_temperatures_are_those_that_the_description_justifies():
+    """The first is large beside the noise, whose standard deviation is pi / sqrt(6), the last small beside it."""
+    spread = math.pi / math.sqrt(6)
+    assert 5 * spread < START_TEMPERATURE == 10.0
+    assert spread / 5 > END_TEMPERATURE == 0.1
+
+
+@pytest.mark.parametrize(("gates", "count"), [(1, 0), (1, 1), (2, 0), (2, 2), (5, 5)])
+def test_all_or_none_are_exact_whatever_the_scores(gates, count):
+    scores = (10 * torch.randn(3, gates)).requires_grad_()
+    gates = relaxed_top_k(scores, count, 0.5)
+    assert torch.equal(gates, torch.full(scores.shape, float(count > 0), dtype=torch.float64))
+    gates.sum().backward()  # in the graph, so that a loss can be differentiated whatever the budget
+    assert bool(scores.grad.isfinite().all())
+
+
+def test_gates_start_equal_and_own_their_kinds():
+    kinds = torch.tensor([ENCODER, CROSS, CROSS])
+    gates = RelaxedTopK(Budget(2, {"encoder": 1, "cross": 1}), kinds)
+    assert gates.log_alpha.tolist() == [0.0] * 3
+    assert gates.sizes == {"encoder": 1, "cross": 2}
+    kinds.fill_(ENCODER)
+    assert gates.kind_index.tolist() == [ENCODER, CROSS, CROSS]
+
+
+def test_gates_of_a_kind_without_a_budget_of_its_own_are_shut():
+    gates = RelaxedTopK(Budget(1, {"cross": 1}), torch.tensor([ENCODER, CROSS, CROSS, ENCODER])).train()
+    drawn = gates(torch.Generator().manual_seed(0), draws=5)
+    assert bool((drawn[:, [0, 3]] == 0).all())
+
+
+def test_half_precision_gives_float32_gates():
+    gates = family().to(torch.bfloat16).train()
+    assert gates(torch.Generator().manual_seed(0), draws=3).dtype == torch.float32

@@ -210,3 +210,63 @@ def test_bad_input_is_named():
         pass
     with pytest.raises(GateError, match=r"\[32\]"), mean_replacement(gates.attach(), means[:1]):
         pass
+
+
+def test_the_mean_of_a_site_that_did_not_run_is_0_and_every_site_counts_for_itself():
+    metric = MeanHeadOutput(find_attention(build("bert")))
+    heads = torch.randn(2, 3, 32, requires_grad=True)
+    metric.update(0, heads)
+    metric.update(0, heads[:1] + 2)
+    first, second = metric.compute()
+    expected = torch.cat([heads, heads[:1] + 2]).double().mean((0, 1))
+    torch.testing.assert_close(first, expected.detach())
+    assert not first.requires_grad
+    assert second.tolist() == [0.0] * 32
+
+
+def test_replaced_heads_are_exact_where_gates_are_closed_by_hand():
+    """In half precision too, where taking a replacement away and adding it again would leave its rounding."""
+    model, batch = build("bert").to(torch.bfloat16), inputs("bert")
+    gates = HeadGates(model).eval().attach()
+    means = [torch.full((32,), 0.3), torch.linspace(-1, 1, 32)]
+    gates.set_mask_(torch.zeros(8))
+    seen = []
+    with mean_replacement(gates, means):
+        hook = gates.sites[1].output.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        logits(model, batch)
+        hook.remove()
+    assert torch.equal(seen[0], means[1].to(torch.bfloat16).expand_as(seen[0]))
+
+
+def test_uniform_attention_has_no_dropout():
+    model, batch = build("bert"), inputs("bert", padding=False)
+    for module in model.modules():
+        if hasattr(module, "attention_probs_dropout_prob"):
+            module.attention_probs_dropout_prob = 0.5
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.5
+    gates = HeadGates(model).attach()
+    gates.set_mask_(torch.zeros(8))
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout) and module.p != 0.5:
+            module.p = 0.0
+    with uniform_replacement(model, gates):
+        first, second = (model(**batch).logits for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("bias", "reason"), [(0.5, "adds a bias to the scores"), (0.0, None)])
+def test_a_mask_of_numbers_may_only_hide(bias, reason):
+    model, batch = build("bert"), inputs("bert", padding=False)
+    batch["attention_mask"] = torch.full((3, 1, 7, 7), bias).masked_fill(
+        torch.eye(7, dtype=torch.bool), torch.finfo(torch.float32).min
+    )
+    gates = HeadGates(model).eval().attach()
+    expected = logits(model, batch)
+    if reason is None:
+        with uniform_replacement(model, gates):
+            torch.testing.assert_close(logits(model, batch), expected)
+    else:
+        with pytest.raises(GateError, match=reason), uniform_replacement(model, gates):
+            logits(model, batch)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
@@ -101,3 +102,34 @@ def test_a_mask_of_another_size_is_refused():
     model = build("bert")
     with pytest.raises(GateError, match=r"\[3\]"):
         run("bert", model, HeadGates(model).eval(), torch.ones(3))
+
+
+@pytest.mark.parametrize(("mask", "sites"), [([1, 1, 1, 1, 1, 0, 0, 1], 2), ([0, 0, 0, 0, 1, 0, 1, 1], 1), ([0] * 8, 0)])
+def test_every_site_that_keeps_heads_is_fitted_and_no_other(mask, sites):
+    model, calls = build("bert"), []
+    gates, batch = HeadGates(model).eval(), inputs("bert")
+
+    def batches():
+        calls.append(1)
+        return [batch]
+
+    found = [
+        rescaled_gates(gates, torch.tensor(mask, dtype=dtype), batches, lambda one: logits(model, one), lambda one: {})
+        for dtype in (torch.float32, torch.bool)
+    ]
+    assert len(calls) == 2 * sites
+    assert torch.equal(*found)
+    for part, kept in zip(found[0].split(4), torch.tensor(mask).split(4), strict=True):
+        fitted = part[kept == 1]
+        assert bool((fitted != 0).all())
+        if 0 < len(fitted) < 4:
+            assert bool((fitted != 1).all())
+
+
+def test_heads_together_wider_than_the_model():
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 40, "vocab_size": 50}
+    model = LlamaModel(LlamaConfig(num_attention_heads=4, num_key_value_heads=4, head_dim=8, **sizes)).eval()
+    ids = torch.randint(50, (3, 7))
+    with torch.no_grad():
+        values = rescaled_gates(HeadGates(model), torch.tensor([1.0, 0, 1, 1]), lambda: [ids], model, lambda batch: {})
+    assert (values != 0).tolist() == [True, False, True, True]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from gates.hooks.observe import observe_attention
 from gates.scores import attention_metric as module
 from gates.scores.confidence import AttentionConfidence, attention_confidence
-from gates.scores.entropy import AttentionEntropy
+from gates.scores.entropy import AttentionEntropy, attention_entropy
 from gates.sites import find_attention
 from tests.models import FAMILIES, build, inputs, logits
 from training.coverage import architectures as zoo
@@ -74,3 +74,28 @@ def test_a_model_that_computes_attention_on_its_own():
         found = model(**batch, output_attentions=True).attentions
     expected = torch.cat([matrix.amax(-1).mean((0, 2)) for matrix in found])
     torch.testing.assert_close(metric.compute(), expected.double(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_confidences_of_half_precision_are_computed_in_float32(dtype, more):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
+    half = {name: value.to(dtype) for name, value in more.items()}
+    found = attention_confidence(query, key, 0.3, **half)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, attention_confidence(query.float(), key.float(), 0.3, **more), atol=1e-6, rtol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attention_confidence(query, key, 0.3, **half), found)
+
+
+@pytest.mark.parametrize("metric", [AttentionConfidence, AttentionEntropy])
+def test_caps_and_sinks_reach_the_measure(metric):
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, 3, 9, 8) * 3, torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
+    measure = {AttentionConfidence: attention_confidence, AttentionEntropy: attention_entropy}[metric]
+    observed, plain = metric(find_attention(build("bert"))), measure(query, key, 0.3)
+    for more in ({"softcap": 2.0}, {"sink": sink}):
+        found = observed.from_scores(query, key, 0.3, None, **more)
+        assert torch.equal(found, measure(query, key, 0.3, **more))
+        assert not torch.allclose(found, plain, atol=1e-2)

@@ -167,3 +167,60 @@ def test_attention_that_is_not_seen_is_an_error():
 )
 def test_the_route_by_architecture(name, route):
     assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route
+
+
+@pytest.mark.parametrize("keys", [1, 15, 16, 17, 40])
+def test_rows_of_an_aligned_bias_start_at_multiples_of_16(keys):
+    bias = torch.randn(2, 1, 5, keys)
+    found = module._aligned(bias)
+    assert torch.equal(found, bias)
+    assert found.stride(-2) == -(-keys // 16) * 16
+
+
+def test_the_measure_of_a_matrix_takes_its_zeros():
+    weights = torch.randn(2, 3, 5, 6).softmax(-1).masked_fill(torch.rand(2, 3, 5, 6) < 0.4, 0.0)
+    weights[..., 0] += 1 - weights.sum(-1)
+    entropy = AttentionEntropy(find_attention(build("bert"))).from_matrix(weights)
+    p = weights.double()
+    torch.testing.assert_close(entropy.double(), torch.special.entr(p).sum(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_normalised_entropy_by_hand():
+    entropy, visible = torch.full((1, 1, 4), math.log(2)), torch.tensor([[[0, 1, 2, 8]]])
+    assert normalised_entropy(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
+
+
+@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}, {"softcap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_entropies_of_half_precision_are_computed_in_float32(dtype, more):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
+    hidden = torch.rand(2, 1, 9, 7) < 0.3
+    hidden[..., 0] = False
+    half = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in more.items()}
+    for bias in (None, torch.zeros(2, 1, 9, 7, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)):
+        found = attention_entropy(query, key, 0.3, bias, **half)
+        whole = None if bias is None else torch.zeros(2, 1, 9, 7).masked_fill(hidden, -torch.inf)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(
+            found, attention_entropy(query.float(), key.float(), 0.3, whole, **more), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_to_a_single_key_has_no_entropy(monkeypatch, fused):
+    """Also not a tiny negative one, whatever the scores round to."""
+    if not fused:
+        monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+    torch.manual_seed(0)
+    entropy = attention_entropy(torch.randn(4, 3, 50, 8) * 200, torch.randn(4, 3, 20, 8), 1.0)
+    assert float(entropy.min()) == 0
+    assert float(entropy.median()) < 1e-3
+
+
+def test_a_bias_that_hides_keys_takes_the_fused_way_and_any_other_does_not():
+    """A finite bias, however large, moves the mean score."""
+    hides = torch.tensor([[0.0, -torch.inf, torch.finfo(torch.float32).min]])
+    assert module._is_binary(hides)
+    assert not module._is_binary(torch.tensor([[0.0, -1e4, -torch.inf]]))
+    assert not module._is_binary(torch.tensor([[0.0, 0.5]]))

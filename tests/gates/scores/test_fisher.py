@@ -1,3 +1,4 @@
+import math
 from itertools import combinations
 
 import pytest
@@ -147,3 +148,80 @@ def test_heads_that_do_nothing_or_go_wild_stay_as_they_are():
     twins = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
     values = rescale(mask, twins, torch.tensor([3.0, 3, 0]))
     assert values.tolist() == pytest.approx([1.5, 1.5, 0], abs=1e-4)
+
+
+def test_sums_of_float32_rows_are_exact():
+    rows = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)) + 100
+    metric = FisherInformation(4)
+    for part in rows.split(7):
+        metric.update(part)
+    torch.testing.assert_close(metric.compute(), rows.double().T @ rows.double() / 300, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("subsets", [0, 20_000])
+def test_of_equal_masks_the_given_one_stays(monkeypatch, subsets):
+    monkeypatch.setattr(module, "ALL_SUBSETS", subsets)
+    mask = torch.tensor([0.0, 1, 0, 1, 1, 1, 0, 0, 1, 0])
+    assert torch.equal(rearrange(mask, torch.eye(10), LAYERS), mask)
+    assert torch.equal(rearrange(mask, torch.zeros(10, 10), LAYERS), mask)
+
+
+def test_rearranging_gives_a_new_mask_of_the_same_kind():
+    fisher = torch.diag(torch.arange(10.0))
+    for mask in (torch.tensor([1.0, 0, 0, 0, 0] * 2), torch.tensor([True, False, False, False, False] * 2)):
+        before = mask.clone()
+        found = rearrange(mask, fisher, LAYERS)
+        assert found.dtype == mask.dtype
+        assert found.tolist() == [0, 0, 0, 0, 1] * 2
+        assert torch.equal(mask, before)
+
+
+def test_layers_of_up_to_16_gates_are_searched_whole():
+    assert math.comb(16, 8) <= module.ALL_SUBSETS < math.comb(17, 8)
+
+
+def test_inner_products_of_float32_weights_are_in_double_precision():
+    heads, weight, _ = contributions(0)
+    weight = weight.float()
+    found = gram_and_cross(heads.T @ heads, heads.T @ heads, weight, 4)
+    expected = gram_and_cross(heads.T @ heads, heads.T @ heads, weight.double(), 4)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-9)
+
+
+def test_moments_in_single_precision_are_fitted_in_double():
+    _, _, parts = contributions(2)
+    gram, cross, mask = (parts.T @ parts).float(), (parts.T @ parts.sum(1)).float(), torch.tensor([1.0, 0, 1, 1])
+    expected = rescale(mask, gram.double(), cross.double())
+    assert torch.equal(rescale(mask, gram, cross), expected)
+
+
+def test_a_fit_is_trusted_up_to_ten_times_a_head_of_either_sign():
+    mask = torch.tensor([1.0, 1, 0])
+    for scale in (9.9, -9.9):
+        assert rescale(mask, torch.eye(3), torch.tensor([scale, 1, 0])).tolist() == pytest.approx([scale, 1, 0], abs=1e-4)
+    for scale in (10.1, -10.1):
+        assert rescale(mask, torch.eye(3), torch.tensor([scale, 1, 0])).tolist() == [1, 1, 0]
+
+
+def test_damping_draws_to_the_mask_in_proportion_to_the_heads():
+    """With a damping as large as the mean square of the kept heads, half of a correction is made: at any scale, of any number
+    of heads."""
+    mask = torch.tensor([1.0, 0, 1, 1])
+    for unit in (1e-6, 1.0, 1e6):
+        found = rescale(mask, unit * torch.eye(4), unit * torch.tensor([3.0, 7, 1, -1]), damping=1.0)
+        assert found.tolist() == pytest.approx([2.0, 0, 1, 0])
+
+
+def test_rescaling_leaves_the_mask_alone():
+    mask = torch.tensor([1.0, 0], dtype=torch.float64)
+    assert rescale(mask, torch.eye(2), torch.tensor([3.0, 0])).tolist() == pytest.approx([3.0, 0], abs=1e-4)
+    assert mask.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("subsets", [0, 20_000])
+def test_small_differences_between_large_costs_count(monkeypatch, subsets):
+    """Closing 0 and 1 costs 2^24 + 1, which float32 rounds to the 2^24 of closing 0 and 2."""
+    monkeypatch.setattr(module, "ALL_SUBSETS", subsets)
+    fisher = torch.tensor([[2.0**24, 0, 0], [0, 1, 2.0**25], [0, 2.0**25, 0]])
+    assert rearrange(torch.tensor([0.0, 0, 1]), fisher, torch.zeros(3, dtype=torch.long)).tolist() == [0, 1, 0]

@@ -61,3 +61,46 @@ def test_agreement():
     a, b = torch.tensor([1.0, 1, 0, 0]), torch.tensor([1.0, 0, 1, 0])
     assert jaccard(a, b) == pytest.approx(1 / 3)
     assert jaccard(torch.zeros(4), torch.zeros(4)) == 1.0
+
+
+def test_rank_sum_prefers_high_importance_and_low_entropy():
+    his, entropy = torch.tensor([0.1, 0.9, 0.5, 0.5, 0.3]), torch.tensor([0.8, 0.1, 0.2, 0.6, 0.6])
+    found = ranking_scores("rank-sum", his=his, entropy=entropy, layer_index=torch.zeros(5, dtype=torch.long))
+    expected = stats.rankdata(his.numpy()) - stats.rankdata(entropy.numpy())
+    assert (found - found.mean()).tolist() == pytest.approx((expected - expected.mean()).tolist())
+    assert found.argmax() == 1
+    assert found.argmin() == 0
+
+
+def test_hies_is_the_published_formula():
+    his, entropy = torch.rand(12, dtype=torch.float64) + 2, torch.rand(12, dtype=torch.float64) + 1
+    scaled = [(x - min(x)) / (max(x) - min(x)) for x in (his.numpy(), entropy.numpy())]
+    for alpha in (0.0, 0.3, 1.0):
+        expected = alpha * scaled[0] + (1 - alpha) * (1 - scaled[1])
+        assert hies(his, entropy, alpha).tolist() == pytest.approx(expected.tolist())
+    with pytest.raises(GateError, match=r"-0\.1"):
+        hies(his, entropy, -0.1)
+
+
+def test_in_hies_equal_scores_say_nothing():
+    """Scores without a spread are no division by 0: the other score alone decides."""
+    some, equal = torch.tensor([0.2, 0.9, 0.4]), torch.full((3,), 0.7)
+    assert hies(some, equal, 0.5).argsort().tolist() == some.argsort().tolist()
+    assert hies(equal, some, 0.5).argsort().tolist() == (-some).argsort().tolist()
+    torch.testing.assert_close(hies(equal, some, 1.0), torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["his", "his-inverted", "entropy-low-first", "entropy-high-first", "hies", "random"])
+def test_rankings_that_are_no_sums_of_ranks_are_in_double_precision(name):
+    assert scores(name).dtype == torch.float64
+
+
+def test_the_seed_is_0_by_default():
+    assert torch.equal(scores("random"), scores("random", seed=0))
+
+
+def test_agreement_of_small_masks_is_a_plain_number():
+    one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0.0, 0, 0])
+    for value, expected in ((jaccard(one, one), 1.0), (jaccard(one, other), 0.0), (jaccard(other, one), 0.0)):
+        assert type(value) is float
+        assert value == expected

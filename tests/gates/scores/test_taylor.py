@@ -53,3 +53,28 @@ def test_frozen_weights_are_frozen_again():
     gradients, _ = gradients_of(gates, model, [batch])
     assert all(float(gradient.abs().sum()) > 0 for gradient in gradients)
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
+
+
+def test_gradients_of_batches_count_by_their_examples():
+    metric = MeanGradients([torch.zeros(2), torch.zeros(1, 2)])
+    metric.update([torch.tensor([1.0, 2.0]), torch.tensor([[4.0, 0.0]])], 3)
+    metric.update([torch.tensor([5.0, -2.0]), torch.tensor([[0.0, 8.0]])], 1)
+    assert [gradient.tolist() for gradient in metric.compute()] == [[2.0, 1.0], [[3.0, 2.0]]]
+
+
+def test_scores_are_numbers_in_double_precision_without_a_graph():
+    gates = HeadGates(build("bert")).eval()
+    scores = weight_taylor(gates, [torch.ones_like(weight) for weight in output_weights(gates)])
+    assert scores.dtype == torch.float64
+    assert not scores.requires_grad
+    expected = [weight.double().abs().sum(0).view(4, 8).sum(1) for weight in output_weights(gates)]
+    torch.testing.assert_close(scores, torch.cat(expected).detach(), rtol=1e-13, atol=0)
+
+
+def test_gradients_that_are_missing_are_no_shorter_score():
+    gates = HeadGates(build("bert")).eval()
+    weights = output_weights(gates)
+    with pytest.raises(ValueError, match="shorter"):
+        weight_taylor(gates, weights[:1])
+    with pytest.raises(ValueError, match="shorter"):
+        MeanGradients(weights).update(weights[:1], 3)

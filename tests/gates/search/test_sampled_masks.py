@@ -112,3 +112,20 @@ def test_the_start_stays_among_equals_and_passes_are_counted():
     assert torch.equal(found.mask, start)
     assert found.passes == pytest.approx(sum(shares))
     assert sum(shares) == pytest.approx(1 + len(others) / 8 + 8 / 4 + 4)
+
+
+def test_two_ranks_are_the_ends_of_the_range():
+    assert spread_ranks(torch.tensor([7.0, 3.0])).tolist() == [LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]
+
+
+def test_scores_of_half_precision_are_divided_without_overflow():
+    scores, budget = torch.linspace(-4, 4, 16)[torch.randperm(16)].half(), Budget(5, {})
+    (only,) = draws(scores, budget, temperature=1e-6)
+    assert torch.equal(only, budget_mask(scores, budget, kind_index=KINDS, layer_index=LAYERS))
+
+
+def test_the_best_mask_shares_nothing_with_the_one_to_start_from():
+    start = torch.ones(4, requires_grad=True)
+    found = best_draw(start, [], loss=lambda mask, share: 1.0)
+    assert not found.mask.requires_grad
+    assert found.mask.data_ptr() != start.data_ptr()

@@ -1,13 +1,13 @@
 """Swaps against exhaustive search on small quadratic losses."""
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 import torch
 
 from gates.errors import GateError
 from gates.options import LEAST_PASSES
-from gates.search.swaps import Limits, refine_by_swaps
+from gates.search.swaps import CANDIDATES, Limits, refine_by_swaps
 
 
 def quadratic(seed: int, size: int):
@@ -134,3 +134,66 @@ def test_the_shortest_search_tries_a_swap():
     )
     assert len(found.swaps) == 1
     assert found.passes == LEAST_PASSES
+
+
+def test_a_swap_that_changes_nothing_is_not_taken():
+    start = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    slope = torch.tensor([0.0, -1.0, 0.0, -1.0])
+    found = refine_by_swaps(start, loss=lambda mask, share: 1.0, gradient=lambda mask: slope)
+    assert found.swaps == ()
+    assert found.losses == (1.0,)
+    assert torch.equal(found.mask, start)
+
+
+def test_only_swaps_that_lower_the_loss_to_first_order_are_tried():
+    tried = []
+
+    def loss(mask, share):
+        tried.append(mask.tolist())
+        return float(len(tried))
+
+    start = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    found = refine_by_swaps(start, loss=loss, gradient=lambda mask: torch.tensor([-1.0, -0.5, -1.0, -0.75]))
+    assert found.passes == 1 + len(tried[1:]) == 3
+    assert sorted(tried[1:]) == [[1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]]
+    tried.clear()
+    assert refine_by_swaps(start, loss=loss, gradient=lambda mask: torch.zeros(4)).passes == 1
+
+
+@pytest.mark.parametrize("levels", [1, 3, 50])
+def test_the_most_promising_pairs_race_and_no_head_is_in_more_than_two(levels):
+    """Of equally promising ones, the earlier head to add goes first, then the earlier to give up."""
+    start = torch.tensor([1.0] * 25 + [0.0] * 25)
+    slope = torch.arange(50) % levels - 100.0 * (start == 0)
+    tried = []
+
+    def loss(mask, share):
+        if share == 1 / 8:
+            tried.append((int((mask > start).nonzero()), int((mask < start).nonzero())))
+        return 1.0
+
+    refine_by_swaps(start, loss=loss, gradient=lambda mask: slope)
+    assert len(tried) == CANDIDATES
+    better = {}
+    for pair in sorted(product(range(25, 50), range(25)), key=lambda pair: (float(slope[pair[0]] - slope[pair[1]]), *pair)):
+        if pair in tried:
+            assert pair == tried[sum(better.values()) // 2]
+            better |= {gate: better.get(gate, 0) + 1 for gate in pair}
+        elif sum(better.values()) < 2 * CANDIDATES:
+            assert any(better.get(gate) == 2 for gate in pair)
+    assert max(better.values()) == 2
+
+
+def test_a_refinement_shares_nothing_with_the_mask_it_came_from():
+    start = torch.ones(4, requires_grad=True)
+    found = refine_by_swaps(start, loss=lambda mask, share: 1.0, gradient=torch.zeros_like)
+    assert not found.mask.requires_grad
+    assert found.mask.data_ptr() != start.data_ptr()
+
+
+def test_layers_alone_are_no_limit_and_a_minimum_needs_them():
+    mask, layers = torch.tensor([1.0, 0, 1, 0]), torch.tensor([0, 0, 1, 1])
+    assert torch.equal(Limits(layer_index=layers).allow(mask), Limits().allow(mask))
+    assert int(Limits(layer_index=layers, minimum_per_layer=1).allow(mask).sum()) == 2
+    with pytest.raises(GateError, match="a minimum of 1 heads per layer needs the layer of each gate"):
+        Limits(minimum_per_layer=1)

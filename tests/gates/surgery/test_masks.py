@@ -102,3 +102,17 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     path.write_text(path.read_text().replace("[0, 1, 2, 3]", "[0, 9]"))
     with pytest.raises(GateError, match="keeps head 9"):
         load_mask(path, sites)
+
+
+@pytest.mark.parametrize(
+    "content", [[[0, 1, 0, 0], [True, False, False, True]], [0, 1, 0, 0, 1, 0, 0, 1], {"0": [1], "1": [3, 0]}]
+)
+def test_masks_are_float32_whatever_the_form(content, tmp_path):
+    (tmp_path / "mask.json").write_text(json.dumps(content))
+    assert load_mask(tmp_path / "mask.json", SITES).dtype == torch.float32
+
+
+def test_a_line_for_each_field_and_each_site(tmp_path):
+    save_mask(tmp_path / "mask.json", random_mask("bert"), SITES, method="his")
+    lines = (tmp_path / "mask.json").read_text().splitlines()
+    assert [line[: len(line) - len(line.lstrip())] for line in lines] == ["", "  ", "  ", "  ", "  ", "    ", "    ", "  ", ""]

@@ -1,0 +1,77 @@
+"""What holds for every Metric of the library: two processes that see a part of the data each come to what one finds in all."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gates.hooks.replacement import MeanHeadOutput
+from gates.recovery.rescale import ReconstructionMoments
+from gates.scores.confidence import AttentionConfidence
+from gates.scores.entropy import AttentionEntropy
+from gates.scores.fisher import FisherInformation
+from gates.scores.importance import HeadImportance
+from gates.scores.taylor import MeanGradients
+
+SITES = (SimpleNamespace(heads=2, head_dim=4), SimpleNamespace(heads=3, head_dim=4))
+VISIBLE = torch.full((1, 1, 6), 5)
+
+
+def tensor(seed, *shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def of_attention(seed):
+    return [(0, tensor(seed, 3, 2, 6), VISIBLE), (1, tensor(seed, 2, 3, 6), VISIBLE)]
+
+
+METRICS = {
+    "importance": (lambda **more: HeadImportance(4, **more), lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)]),
+    "fisher": (lambda **more: FisherInformation(4, **more), lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)]),
+    "gradients": (
+        lambda **more: MeanGradients([torch.zeros(2), torch.zeros(3, 2)], **more),
+        lambda seed: [([tensor(seed, 2), tensor(seed, 3, 2)], 2 + seed)],
+    ),
+    "entropy": (lambda **more: AttentionEntropy(SITES, **more), of_attention),
+    "confidence": (lambda **more: AttentionConfidence(SITES, **more), of_attention),
+    "means": (
+        lambda **more: MeanHeadOutput(SITES, **more),
+        lambda seed: [(0, tensor(seed, 2, 6, 8)), (1, tensor(seed, 3, 6, 12))],
+    ),
+    "moments": (
+        lambda **more: ReconstructionMoments(4, **more),
+        lambda seed: [(tensor(seed, 2, 6, 4), tensor(seed + 10, 2, 6, 4))],
+    ),
+}
+
+
+def flat(result):
+    """All numbers of a result, which is a tensor or holds tensors."""
+    return torch.cat([part.double().flatten() for part in ([result] if isinstance(result, torch.Tensor) else result)])
+
+
+def fed(name, *seeds):
+    build, batches = METRICS[name]
+    metric = build()
+    for seed in seeds:
+        for batch in batches(seed):
+            metric.update(*batch)
+    return metric
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_parts_come_together_to_the_whole(name):
+    whole, first = fed(name, 1, 2, 3), fed(name, 1, 3)
+    first.merge_state(fed(name, 2))
+    torch.testing.assert_close(flat(first.compute()), flat(whole.compute()))
+    assert not torch.allclose(flat(whole.compute()), flat(fed(name, 1, 3).compute()))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_forgets_and_takes_the_arguments_of_its_kind(name):
+    metric = fed(name, 1)
+    metric.reset()
+    for batch in METRICS[name][1](2):
+        metric.update(*batch)
+    torch.testing.assert_close(flat(metric.compute()), flat(fed(name, 2).compute()))
+    assert METRICS[name][0](sync_on_compute=False).sync_on_compute is False
