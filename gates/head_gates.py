@@ -129,6 +129,11 @@ class HeadGates(nn.Module):
     # -- attaching ---------------------------------------------------------------------------------------------
 
     @property
+    def model(self) -> nn.Module:
+        """The model whose heads these gates scale; no submodule of theirs."""
+        return self._hooks.model
+
+    @property
     def is_attached(self) -> bool:
         return self._hooks.is_attached
 

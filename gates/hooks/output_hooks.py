@@ -23,7 +23,7 @@ class OutputHooks:
     """
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
-        self._model = model
+        self.model = model
         self._sites = sites
         self._handles: list[RemovableHandle] = []
         self._fired: set[int] = set()
@@ -48,8 +48,8 @@ class OutputHooks:
             raise GateError("these gates are attached already; detach() them before attaching again")
         taken = [site.name for site in self._sites if getattr(site.output, "_head_gates", False)]
         if taken:
-            raise GateError(f"{type(self._model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
-        self._handles.append(self._model.register_forward_pre_hook(before_call, with_kwargs=True))
+            raise GateError(f"{type(self.model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
         for index, site in enumerate(self._sites):
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
             self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index)))
