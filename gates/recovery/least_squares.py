@@ -18,13 +18,13 @@ class Moments(NamedTuple):
     """Sums over positions of inputs x ``[in]`` and targets y ``[out]``, all float64.
 
     Args:
-        count: of positions.
+        positions: their number.
         x, y: sums, ``[in]`` and ``[out]``.
         xx, xy: ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
         yy: ``sum |y|^2``.
     """
 
-    count: Tensor
+    positions: Tensor
     x: Tensor
     y: Tensor
     xx: Tensor
@@ -37,11 +37,11 @@ class Moments(NamedTuple):
         Args:
             features: indices of inputs.
         """
-        return Moments(self.count, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
+        return Moments(self.positions, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
 
     def centred(self) -> tuple[Tensor, Tensor]:
         """``xx`` and ``xy`` about the means."""
-        return self.xx - torch.outer(self.x, self.x) / self.count, self.xy - torch.outer(self.x, self.y) / self.count
+        return self.xx - torch.outer(self.x, self.x) / self.positions, self.xy - torch.outer(self.x, self.y) / self.positions
 
 
 class ProjectionMoments(Metric):
@@ -54,7 +54,7 @@ class ProjectionMoments(Metric):
     """
 
     full_state_update = False
-    count: Tensor
+    positions: Tensor
     x: Tensor
     y: Tensor
     xx: Tensor
@@ -63,7 +63,14 @@ class ProjectionMoments(Metric):
 
     def __init__(self, features: int, outputs: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        shapes = {"count": (), "x": (features,), "y": (outputs,), "xx": (features,) * 2, "xy": (features, outputs), "yy": ()}
+        shapes = {
+            "positions": (),
+            "x": (features,),
+            "y": (outputs,),
+            "xx": (features,) * 2,
+            "xy": (features, outputs),
+            "yy": (),
+        }
         for name, shape in shapes.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -75,7 +82,7 @@ class ProjectionMoments(Metric):
             targets: ``[positions, out]``.
         """
         x, y = inputs.double(), targets.double()
-        self.count += len(x)
+        self.positions += len(x)
         self.x += x.sum(0)
         self.y += y.sum(0)
         self.xx += x.T @ x
@@ -84,7 +91,7 @@ class ProjectionMoments(Metric):
 
     def compute(self) -> Moments:
         """The sums."""
-        return Moments(self.count, self.x, self.y, self.xx, self.xy, self.yy)
+        return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
 
 
 def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -111,7 +118,7 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
     """
     if not ridge > 0:
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.01")
-    if moments.count == 0:
+    if moments.positions == 0:
         raise GateError("there is nothing to fit to; expected batches with at least one position that is not padding")
     before = weight.double()
     xx, xy = moments.centred() if has_bias else (moments.xx, moments.xy)
@@ -119,7 +126,7 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
     if scale > 0:
         damped = xx + ridge * scale * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
         before = before + torch.cholesky_solve(xy - xx @ before.T, torch.linalg.cholesky(damped)).T
-    bias = (moments.y - before @ moments.x) / moments.count if has_bias else None
+    bias = (moments.y - before @ moments.x) / moments.positions if has_bias else None
     return before, bias
 
 
@@ -135,5 +142,5 @@ def squared_error(moments: Moments, weight: Tensor, bias: Tensor | None) -> Tens
     error = moments.yy - 2 * (w.T * moments.xy).sum() + (w @ moments.xx * w).sum()
     if bias is not None:
         b = bias.double()
-        error = error + moments.count * b.square().sum() + 2 * b @ (w @ moments.x - moments.y)
+        error = error + moments.positions * b.square().sum() + 2 * b @ (w @ moments.x - moments.y)
     return error.clamp(min=0.0)

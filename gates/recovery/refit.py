@@ -130,11 +130,11 @@ def refit_(
             whole = weight.clone()
             whole[:, kept] = new.to(weight)
             refitted[writer.module] = whole, None if new_bias is None else new_bias.to(weight)
-            numbers = float(moments.count) * len(whole)
+            numbers = float(moments.positions) * len(whole)
             errors = (squared_error(among, weight[:, kept], bias), squared_error(among, new, new_bias))
             done.append(Refitted(writer.name, *(float(error) / numbers for error in errors)))
-    for projection, (weight, bias) in refitted.items():
-        _put_(projection, weight, bias)
+    for projection, (whole, new_bias) in refitted.items():
+        _put_(projection, whole, new_bias)
     return done
 
 
@@ -224,8 +224,9 @@ def _gather(moments: ProjectionMoments, dense: Written, pruned: Written, valid: 
 @contextmanager
 def _in_force(refitted: Mapping[Projection, tuple[Tensor, Tensor | None]]) -> Iterator[None]:
     """Other weights for the length of a ``with`` block."""
-    before = {module: (weight_by_output(module).clone(), module.bias) for module in refitted}
-    before = {module: (weight, None if bias is None else bias.clone()) for module, (weight, bias) in before.items()}
+    before: dict[Projection, tuple[Tensor, Tensor | None]] = {}
+    for module in refitted:
+        before[module] = weight_by_output(module).clone(), None if module.bias is None else module.bias.clone()
     try:
         for module, (weight, bias) in refitted.items():
             _put_(module, weight, bias)

@@ -57,13 +57,13 @@ def watch_writers(projections: Mapping[str, Projection], *, enough: int | None =
         for name, module in projections.items():
             stack.callback(module.register_forward_hook(partial(called, name)).remove)
         stack.enter_context(additions)
-        stack.enter_context(suppress(_EnoughSeen))
+        stack.enter_context(suppress(_SeenEnoughError))
         yield written
     for call, stream in additions.streams.items():
         written[call] = Written(written[call].name, written[call].inputs, written[call].output, stream)
 
 
-class _EnoughSeen(Exception):
+class _SeenEnoughError(Exception):
     """What ends a forward pass that nothing more is wanted of."""
 
 
@@ -72,7 +72,7 @@ class _Sum:
     """A tensor that outputs of projections have been added up to, and of each of them the rest of the sum."""
 
     tensor: Tensor
-    rests: dict[int, Tensor | None] = field(default_factory=dict)
+    rests: Mapping[int, Tensor | None] = field(default_factory=dict)
 
 
 class _Additions(TorchDispatchMode):
@@ -83,7 +83,7 @@ class _Additions(TorchDispatchMode):
     no stream: activation functions add such terms.
 
     Args:
-        enough: streams after which :class:`_EnoughSeen` is raised.
+        enough: streams after which :class:`_SeenEnoughError` is raised.
 
     Attributes:
         streams: by the number of a call, what its output was added to.
@@ -123,7 +123,7 @@ class _Additions(TorchDispatchMode):
         """
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
-            rests = {call: _plus(rest, other) for call, rest in first.rests.items()}
+            rests: dict[int, Tensor | None] = {call: _plus(rest, other) for call, rest in first.rests.items()}
             rests |= {call: _plus(rest, before) for call, rest in second.rests.items()}
             self._sums.append(_Sum(result, rests))
             return
@@ -132,7 +132,7 @@ class _Additions(TorchDispatchMode):
                 if self._made.get(id(beside), 0) <= self._called[call]:
                     self.streams[call] = _plus(rest, content)
         if self.enough is not None and len(self.streams) >= self.enough:
-            raise _EnoughSeen
+            raise _SeenEnoughError
 
     def _take(self, tensor: Tensor) -> _Sum | None:
         found = next((position for position, sum_ in enumerate(self._sums) if sum_.tensor is tensor), None)
