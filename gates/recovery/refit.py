@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
@@ -70,6 +71,7 @@ def refit_(
     *,
     ridge: float = 0.01,
     feed_forward: bool = True,
+    dense: Mapping[str, Tensor] | None = None,
 ) -> list[Refitted]:
     """Change the weights and biases of a model's output projections so that it does without the closed heads.
 
@@ -88,6 +90,8 @@ def refit_(
         valid: function from a batch to its queries that are not padding, ``[batch, query]`` for each kind; none if all count.
         ridge: see :func:`gates.recovery.least_squares.fit`.
         feed_forward: whether the second projections of feed-forward layers are refitted too.
+        dense: parameters of the dense model by their names in this one, where it has others: the weights before they were
+            trained with gates, for example.
 
     Returns:
         What was refitted, in order.
@@ -108,7 +112,7 @@ def refit_(
     if gates.model.training:
         raise GateError(f"{type(gates.model).__name__} is in training mode, where dropout is on; call eval() on it first")
     values, done = mask.to(gates.mask), []
-    refitted: dict[Projection, tuple[Tensor, Tensor | None]] = {}
+    refitted: dict[str, Tensor] = {}
     with torch.no_grad(), gates.attached():
         writers = _writers(gates, next(iter(batches()), None), forward)
         for writer in _behind_the_first_loss(writers, values.split(gates.sizes)):
@@ -118,23 +122,25 @@ def refit_(
             weight, bias = weight_by_output(writer.module), writer.module.bias
             gathered = ProjectionMoments(weight.shape[1], weight.shape[0]).to(values.device)
             for batch in batches():
-                with gates.use(torch.ones_like(values)):
-                    dense = _calls(writer, batch, forward)
-                with gates.use(values), _in_force(refitted):
-                    pruned = _calls(writer, batch, forward)
-                for of_dense, of_pruned in zip(dense, pruned, strict=True):
+                with gates.use(torch.ones_like(values)), _in_force(gates.model, dense or {}):
+                    aims = _calls(writer, batch, forward)
+                with gates.use(values), _in_force(gates.model, refitted):
+                    calls = _calls(writer, batch, forward)
+                for of_dense, of_pruned in zip(aims, calls, strict=True):
                     _gather(gathered, of_dense, of_pruned, valid(batch).get(writer.kind))
             moments: Moments = gathered.compute()
             among = moments.of(kept)
             new, new_bias = fit(among, weight[:, kept], ridge=ridge, has_bias=bias is not None)
             whole = weight.clone()
             whole[:, kept] = new.to(weight)
-            refitted[writer.module] = whole, None if new_bias is None else new_bias.to(weight)
+            refitted[f"{writer.name}.weight"] = whole.T.contiguous() if isinstance(writer.module, Conv1D) else whole
+            if new_bias is not None:
+                refitted[f"{writer.name}.bias"] = new_bias.to(weight)
             numbers = float(moments.positions) * len(whole)
             errors = (squared_error(among, weight[:, kept], bias), squared_error(among, new, new_bias))
             done.append(Refitted(writer.name, *(float(error) / numbers for error in errors)))
-    for projection, (whole, new_bias) in refitted.items():
-        _put_(projection, whole, new_bias)
+    for name, tensor in refitted.items():
+        gates.model.get_parameter(name).data.copy_(tensor)
     return done
 
 
@@ -222,21 +228,13 @@ def _gather(moments: ProjectionMoments, dense: Written, pruned: Written, valid: 
 
 
 @contextmanager
-def _in_force(refitted: Mapping[Projection, tuple[Tensor, Tensor | None]]) -> Iterator[None]:
-    """Other weights for the length of a ``with`` block."""
-    before: dict[Projection, tuple[Tensor, Tensor | None]] = {}
-    for module in refitted:
-        before[module] = weight_by_output(module).clone(), None if module.bias is None else module.bias.clone()
+def _in_force(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other values of some parameters for the length of a ``with`` block, without copying them."""
+    before = {name: model.get_parameter(name).data for name in values}
     try:
-        for module, (weight, bias) in refitted.items():
-            _put_(module, weight, bias)
+        for name, value in values.items():
+            model.get_parameter(name).data = value
         yield
     finally:
-        for module, (weight, bias) in before.items():
-            _put_(module, weight, bias)
-
-
-def _put_(projection: Projection, weight: Tensor, bias: Tensor | None) -> None:
-    weight_by_output(projection).data.copy_(weight)
-    if bias is not None and projection.bias is not None:
-        projection.bias.data.copy_(bias)
+        for name, value in before.items():
+            model.get_parameter(name).data = value

@@ -86,7 +86,7 @@ def test_parts_add_up_and_features_are_chosen():
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
 def test_a_ridge_is_above_0(ridge):
     x, y, weight = sample()
-    with pytest.raises(GateError, match="ridge is .*; expected a number above 0"):
+    with pytest.raises(GateError, match=r"ridge is .*; expected a number above 0"):
         fit(moments_of(x, y), weight, ridge=ridge, has_bias=True)
 
 

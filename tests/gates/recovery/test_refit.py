@@ -104,6 +104,28 @@ def test_nothing_is_changed_before_the_first_closed_head_nor_without_one():
     assert changed == {f"{one.name}.{part}" for one in done for part in ("weight", "bias")}
 
 
+def test_weights_that_moved_are_fitted_to_the_dense_ones():
+    """Where only output projections moved, the old ones are found again."""
+    model = build("bert").eval()
+    dense = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    expected = masked("bert", model, torch.ones(8))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.bert.encoder.layer[0].attention.output.dense.weight.add_(torch.randn(32, 32) / 5)
+    mask = torch.ones(8)
+    assert refitted("bert", model, mask, dense=dense) == []  # no head is closed
+    mask[3] = 0
+    far = distance(masked("bert", model, mask), expected)
+    refitted("bert", model, mask, dense=dense, ridge=1e-6)
+    near = distance(masked("bert", model, mask), expected)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(dense[name])
+    refitted("bert", model, mask, ridge=1e-6)
+    assert near < 0.2 * far
+    assert near < 1.5 * distance(masked("bert", model, mask), expected)
+
+
 def test_a_site_without_heads_gets_a_bias():
     model = build("bert").eval()
     dense, mask = masked("bert", model, torch.ones(8)), torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0])
