@@ -120,6 +120,8 @@ def refit_(
                 continue
             kept = _kept_features(writer, values.split(gates.sizes))
             weight, bias = weight_by_output(writer.module), writer.module.bias
+            if len(kept) == 0 and bias is None:
+                continue
             gathered = ProjectionMoments(weight.shape[1], weight.shape[0]).to(values.device)
             for batch in batches():
                 with gates.use(torch.ones_like(values)), _in_force(gates.model, dense or {}):
