@@ -138,6 +138,11 @@ class HeadGates(nn.Module):
     # -- attaching ---------------------------------------------------------------------------------------------
 
     @property
+    def model(self) -> nn.Module:
+        """The model whose heads these gates scale; no submodule of theirs."""
+        return self._hooks.model
+
+    @property
     def is_attached(self) -> bool:
         return self._hooks.is_attached
 
@@ -162,11 +167,6 @@ class HeadGates(nn.Module):
         finally:
             if not was_attached:
                 self.detach()
-
-    @property
-    def model(self) -> nn.Module:
-        """The model whose heads are gated."""
-        return self._hooks.model
 
     # -- values ------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser
 
 from training.cli.run_parser import build_parser
-from training.config import ComparisonOptions, DistilWeights, DrawSearch, SwapSearch
+from training.config import ComparisonOptions, DistilWeights, DrawSearch, RefitSearch, SwapSearch
 
 COMPARISON_GROUPS: tuple[tuple[type, str], ...] = (
     (ComparisonOptions, ""),
     (SwapSearch, "swap."),
     (DrawSearch, "draws."),
+    (RefitSearch, "refit."),
     (DistilWeights, "distil."),
 )
 OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")

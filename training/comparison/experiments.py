@@ -5,6 +5,7 @@ dense        fine-tuning, from which everything else starts
 learn        the prune phase of a learned method
 draw         the best of masks drawn around a ranking
 swap         refinement of a mask by swaps
+refit        weights refitted to a mask by least squares
 post hoc     evaluation of the dense model with a mask
 retrain      training on with a fixed mask, to the end of the schedule
 from scratch training of a new model of the same shape, with the mask throughout
@@ -31,7 +32,7 @@ from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
-from training.config import DrawSearch, PrunerOptions, SwapSearch
+from training.config import DrawSearch, PrunerOptions, RefitSearch, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
 from training.pruner.evaluation import SPLITS, evaluate
@@ -40,7 +41,7 @@ from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
 from training.scoring.mask_search import draw, refined_by_swaps
-from training.scoring.outputs import mean_outputs
+from training.scoring.outputs import mean_outputs, refit
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
 
@@ -158,12 +159,49 @@ class Experiments:
         name = f"swapping among {int(mask.sum())} heads"
         return self._experiment(name, self.swap_is(mask, budget, search, start=start), make)
 
-    def post_hoc_is(self, values: Tensor, splits: Sequence[str] = SPLITS) -> dict[str, Any]:
-        """The identity of :meth:`post_hoc`, without a replacement."""
+    def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
+        """Weights of the dense experiment or of a learned one, refitted to a mask ``[gates]``: ``weights.ckpt``. The aim is the
+        dense model; of several ridges the one whose model does best on the selection split is taken."""
         dense = self.dense()
-        return {"experiment": "post hoc", "dense": dense.key, "values": values.tolist(), "splits": list(splits)}
+        determined_by = {
+            "experiment": "refit", "dense": dense.key, "start": start.key, "mask": mask.tolist(), "search": asdict(search)
+        }  # fmt: skip
 
-    def post_hoc(self, values: Tensor, splits: Sequence[str] = SPLITS, *, replacement: Replacement = "zero") -> Experiment:
+        def make(folder: Path) -> dict[str, Any]:
+            pruner, metric = self.with_weights(start, changes), f"select_{self.pruner.task.main_metric}"
+            subject = Subject(pruner, self.data, self.trainer())
+            aim = read_weights(_weights_of(dense))
+            tried: dict[float, float] = {}
+            best: dict[str, Tensor] = {}
+            with measured(subject.device) as cost:
+                for ridge in search.ridges:
+                    pruner.load_state_dict(read_weights(_weights_of(start)))
+                    refit(subject, mask, aim, ridge=ridge, batches=search.batches, feed_forward=search.feed_forward)
+                    with pruner.fixed_to(mask):
+                        tried[ridge] = evaluate(self.trainer(), pruner, self.data, ("select",))[metric]
+                    if tried[ridge] == max(tried.values()):
+                        best = {name: tensor.detach().cpu().clone() for name, tensor in pruner.backbone.named_parameters()}
+            if processes.is_first():
+                content = torch.load(_weights_of(start), map_location="cpu", weights_only=True)
+                content["state_dict"] |= {f"backbone.{name}": tensor for name, tensor in best.items()}
+                torch.save(content, folder / WEIGHTS)
+            return cost.as_row() | {"ridge": max(tried, key=lambda ridge: tried[ridge]), "tried": list(tried.values())}
+
+        return self._experiment(f"refitting {int(mask.sum())} heads", determined_by, make)
+
+    def post_hoc_is(self, values: Tensor, splits: Sequence[str] = SPLITS, *, start: Experiment | None = None) -> dict[str, Any]:
+        """The identity of :meth:`post_hoc`, without a replacement."""
+        weights = start or self.dense()
+        return {"experiment": "post hoc", "dense": weights.key, "values": values.tolist(), "splits": list(splits)}
+
+    def post_hoc(
+        self,
+        values: Tensor,
+        splits: Sequence[str] = SPLITS,
+        *,
+        replacement: Replacement = "zero",
+        start: Experiment | None = None,
+    ) -> Experiment:
         """Metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask.
 
         Args:
@@ -171,11 +209,14 @@ class Experiments:
             splits: to evaluate on.
             replacement: what takes the place of closed heads: nothing, their mean output on training data, or what they
                 would read with uniform attention.
+            start: whose weights; the dense experiment's by default.
         """
-        determined_by = self.post_hoc_is(values, splits) | ({} if replacement == "zero" else {"replacement": replacement})
+        determined_by = self.post_hoc_is(values, splits, start=start) | (
+            {} if replacement == "zero" else {"replacement": replacement}
+        )
 
         def make(folder: Path) -> dict[str, Any]:
-            pruner = self.with_weights(self.dense(), {})
+            pruner = self.with_weights(start or self.dense(), {})
             with self._replaced(Subject(pruner, self.data, self.trainer()), replacement):
                 return self._evaluate(pruner, folder, values, splits)
 

@@ -35,6 +35,7 @@ from training.config import (
     DistilWeights,
     DrawSearch,
     PrunerOptions,
+    RefitSearch,
     Setup,
     SwapSearch,
     group_of,
@@ -87,7 +88,11 @@ def compare(line: CommandLine) -> RunDirectory | None:
             "--model.steering multipliers keeps multipliers with the dense model, from which all methods start; a comparison "
             "needs --model.steering projection"
         )
-    swaps, draws = SwapSearch(**config.swap.as_dict()), DrawSearch(**config.draws.as_dict())
+    searches: dict[str, Any] = {
+        "swaps": SwapSearch(**config.swap.as_dict()),
+        "draws": DrawSearch(**config.draws.as_dict()),
+        "refits": RefitSearch(**config.refit.as_dict()),
+    }
     cache = ExperimentCache(Path(options.experiments) if options.experiments else run.path / "experiments")
     resolved = line.parser.dump(config, skip_unset=False)
     processes.start(make_trainer(setup))
@@ -97,7 +102,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
         for seed in seeds:
             of_seed = setup.with_seed(seed)
             experiments = Experiments(of_seed, open_data(of_seed), cache=cache)
-            selector = MaskSelector(experiments, budgets, swaps=swaps, draws=draws, distil=distil, prices=options.all_prices)
+            selector = MaskSelector(experiments, budgets, **searches, distil=distil, prices=options.all_prices)
             check_budgets(budgets, selector.sizes)
             for budget in budgets:  # raises where the minimum per layer does not fit
                 experiments.pruner.steering.mask_within(
@@ -153,6 +158,7 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
         "--prices": (any(method.is_learned and method.learned.decides == "price" for method in methods), "lambda to --methods"),
         "--swap.": ("swap" in modifiers, "+swap to a method"),
         "--draws.": ("draws" in modifiers, "+draws to a method"),
+        "--refit.": ("refit" in modifiers, "+refit to a method"),
         "--distil.": ("distil" in modifiers, "+distil to a method"),
         "--from_scratch_": ("from scratch" in stages, "from scratch to --stages"),
     }

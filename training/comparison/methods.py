@@ -117,6 +117,7 @@ MODIFIERS = {
     "draws": "the best of masks drawn around the ranking, by training data, without training",
     "swap": "the mask is refined by swaps on training data, without training",
     "rescale": "kept heads are rescaled by least squares (Kwon et al. 2022)",
+    "refit": "the weights behind the heads are refitted by least squares, without training",
     "distil": "trained with distillation from the dense model",
 }
 
@@ -158,6 +159,8 @@ class Method:
             )
         if base == "dense" and set(modifiers) - {"distil"}:
             raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
+        if {"rescale", "refit"} <= set(modifiers):
+            raise GateError(f"the method {name!r} rescales what it refits; give +refit alone, which can do what +rescale does")
         if "draws" in modifiers and (method.is_given or (base in SCORERS and not SCORERS[base].ranks)):
             raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
         return method

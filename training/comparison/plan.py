@@ -43,7 +43,8 @@ class Planned:
 def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]) -> Iterator[Planned]:
     """What is done for each seed: the dense model first, then every method at every budget, each with its stages, and last the
     given masks, each at its own number of heads. From scratch are trained the dense structure and those that were learned, as
-    Voita et al. 2019 did, or given."""
+    Voita et al. 2019 did, or given. Weights are refitted to heads that are zero, so that the stages which put something else in
+    their place are for masks without ``+refit``."""
     controls = [DENSE, *(method for method in methods if method.base == "dense" and method != DENSE)]
     given = [method for method in methods if method.is_given]
     everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
@@ -51,7 +52,10 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption
     everything += [(method, 1) for method in given]
     for method, budget in everything:
         trains_anew = method.is_learned or method.is_given or method == DENSE
-        yield Planned(method, budget, tuple(stage for stage in stages if stage != FROM_SCRATCH or trains_anew))
+        own = [stage for stage in stages if stage != FROM_SCRATCH or trains_anew]
+        if "refit" in method.modifiers:
+            own = [stage for stage in own if stage in (POST_HOC, RETRAINED)]
+        yield Planned(method, budget, tuple(own))
 
 
 def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Planned]:
@@ -195,13 +199,13 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
 
 def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Experiment:
     if stage == POST_HOC:
-        return experiments.post_hoc(selection.values)
+        return experiments.post_hoc(selection.values, start=selection.refit)
     if stage == "post hoc with means":
         return experiments.post_hoc(selection.values, replacement="mean")
     if stage == "post hoc with uniform attention":
         return experiments.post_hoc(selection.values, replacement="uniform")
     if stage == RETRAINED:
-        return experiments.retrain(selection.values, start=selection.start, changes=selection.changes)
+        return experiments.retrain(selection.values, start=selection.refit or selection.start, changes=selection.changes)
     return experiments.from_scratch(selection.mask)
 
 

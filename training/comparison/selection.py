@@ -17,7 +17,7 @@ from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import given_mask, own_budget
 from training.comparison.methods import LEARNED, Learned, Method
-from training.config import BudgetOption, DrawSearch, PriceOption, SwapSearch
+from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, SwapSearch
 from training.runs.cost import Cost, measured
 from training.scoring.outputs import rescale
 from training.scoring.own_score import own_score, run_own_score
@@ -38,6 +38,7 @@ class Selection:
         ranking: scores behind the mask ``[gates]``, higher kept first; None for a search without a ranking.
         steps, seconds, peak_memory_mb: what deciding cost.
         alpha: weight of HIS, of a method that has it.
+        refit: whose weights are refitted to the mask; None where the weights stay as they are.
     """
 
     mask: Tensor
@@ -49,6 +50,7 @@ class Selection:
     seconds: float = 0.0
     peak_memory_mb: float | None = None
     alpha: float | None = None
+    refit: Experiment | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class MaskSelector:
         experiments: of the seed.
         budgets: all budgets of the comparison, as options of the module.
         swaps, draws: how better masks are searched.
+        refits: how weights are refitted.
         distil: options of the module that ``+distil`` stands for.
         prices: of open heads, from which methods that train with a price choose; by default the setup's alone.
         as_configured: the learned method whose options are the setup's own, as in a run of its own; elsewhere a learned method
@@ -86,11 +89,13 @@ class MaskSelector:
         *,
         swaps: SwapSearch | None = None,
         draws: DrawSearch | None = None,
+        refits: RefitSearch | None = None,
         distil: Mapping[str, float] | None = None,
         prices: Sequence[PriceOption] = (),
         as_configured: str | None = None,
     ) -> None:
         self.experiments, self.swaps, self.draws = experiments, swaps or SwapSearch(), draws or DrawSearch()
+        self.refits = refits or RefitSearch()
         self.distil, self.prices, self.as_configured = dict(distil or {}), list(prices), as_configured
         self.priced: dict[str, Priced] = {}
         self.budgets, gates = list(budgets), experiments.pruner.gates
@@ -126,6 +131,8 @@ class MaskSelector:
             selection = self._swapped(selection, budget, post_hoc=post_hoc)
         if "rescale" in method.modifiers:
             selection = self._rescaled(selection)
+        if "refit" in method.modifiers:
+            selection = self._refitted(selection, post_hoc=post_hoc)
         return selection
 
     def mask_of(self, ranking: Tensor, budget: BudgetOption, minimum_per_layer: int | None = None) -> Tensor:
@@ -286,6 +293,11 @@ class MaskSelector:
         start, changes = self._weights(selection, post_hoc)
         at = Budget.parse(budget, self.sizes)
         return _searched(selection, self.experiments.swap(selection.mask, at, self.swaps, start=start, changes=changes))
+
+    def _refitted(self, selection: Selection, *, post_hoc: bool) -> Selection:
+        start, changes = self._weights(selection, post_hoc)
+        refit = self.experiments.refit(selection.mask, self.refits, start=start, changes=changes)
+        return replace(_with_cost(selection, refit), refit=refit)
 
     def _weights(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
         """The experiment that a search takes its weights from, and the changes of options that go with them."""

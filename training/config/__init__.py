@@ -18,7 +18,7 @@ from training.config.model import (
     Source,
 )
 from training.config.run import LARGEST_SEED, EndOfRun, Existing, RunOptions, ScratchTraining, WeightsKept
-from training.config.search import DistilWeights, DrawSearch, SwapSearch
+from training.config.search import DistilWeights, DrawSearch, RefitSearch, SwapSearch
 from training.config.setup import Setup, group_of
 from training.config.tracking import WandbOptions
 
@@ -37,6 +37,7 @@ __all__ = [
     "Phases",
     "PriceOption",
     "PrunerOptions",
+    "RefitSearch",
     "RunOptions",
     "ScratchTraining",
     "Setup",

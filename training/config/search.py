@@ -1,8 +1,10 @@
-"""Searches for a better mask within its budget: the options ``--swap.NAME``, ``--draws.NAME`` and ``--distil.NAME``."""
+"""What the modifiers of methods are told: the options ``--swap.NAME``, ``--draws.NAME``, ``--refit.NAME`` and
+``--distil.NAME``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from gates.errors import GateError
 from gates.options import LEAST_PASSES
@@ -46,6 +48,27 @@ class DrawSearch:
                 raise GateError(f"--draws.{name} is {getattr(self, name)}; expected at least {least}")
         if not self.temperature > 0:
             raise GateError(f"--draws.temperature is {self.temperature}; expected a number above 0")
+
+
+@dataclass(frozen=True)
+class RefitSearch:
+    """How weights are refitted to a mask.
+
+    Args:
+        ridges: prices of leaving the old weights, of which the best on the selection split is taken.
+        batches: of the scoring data to fit on in each process, at least, spread over all lengths.
+        feed_forward: whether the second projections of feed-forward layers are refitted beside those of attention.
+    """
+
+    ridges: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
+    batches: int = 16
+    feed_forward: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.ridges or not all(0 < ridge < math.inf for ridge in self.ridges):
+            raise GateError(f"--refit.ridges is {self.ridges}; expected numbers above 0, such as [0.01,0.1]")
+        if self.batches < 1:
+            raise GateError(f"--refit.batches is {self.batches}; expected at least 1")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""What heads put out on training data: their mean, and the gate values that make up for closed ones."""
+"""What heads put out on training data: their mean, and the gate values or weights that make up for closed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import MeanHeadOutput
+from gates.recovery.refit import Refitted, refit_
 from gates.recovery.rescale import rescaled_gates
 from training.scoring.subject import Batch, Subject
 
@@ -27,16 +29,47 @@ def rescale(subject: Subject, mask: Tensor, *, batches: int = 16) -> Tensor:
         ``[gates]``, float64 on the CPU; 0 where the mask is.
     """
 
-    def calibration() -> Iterator[Batch]:
-        loader = subject.data.score_dataloader()
-        every = max(1, len(loader) // batches)
-        return islice(subject.on_device(loader, "rescaling", bar=False), 0, None, every)  # a bar per site would be many
-
-    def run(batch: Batch) -> object:
-        return subject.task.losses(subject.backbone, batch)
-
     with subject.at_rest():
-        return rescaled_gates(subject.gates, mask, calibration, run, subject.task.valid_queries)
+        return rescaled_gates(
+            subject.gates, mask, partial(_calibration, subject, batches), partial(_run, subject), subject.task.valid_queries
+        )
+
+
+def refit(
+    subject: Subject, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, batches: int, feed_forward: bool
+) -> list[Refitted]:
+    """Change the weights behind the heads so that the model does without the closed ones (see
+    :func:`gates.recovery.refit.refit_`).
+
+    Args:
+        subject: with the weights that the mask is for; they are changed.
+        mask: 0/1 ``[gates]``.
+        dense: state dict of the dense model's module.
+        ridge, batches, feed_forward: see :class:`training.config.search.RefitSearch`.
+    """
+    names = [name for name, _ in subject.backbone.named_parameters()]
+    aim = {name: dense[f"backbone.{name}"].to(subject.device) for name in names}
+    with subject.at_rest():
+        return refit_(
+            subject.gates,
+            mask,
+            partial(_calibration, subject, batches),
+            partial(_run, subject),
+            subject.task.valid_queries,
+            ridge=ridge,
+            feed_forward=feed_forward,
+            dense=aim,
+        )
+
+
+def _calibration(subject: Subject, batches: int) -> Iterator[Batch]:
+    loader = subject.data.score_dataloader()
+    every = max(1, len(loader) // batches)
+    return islice(subject.on_device(loader, "calibration", bar=False), 0, None, every)  # a bar per site would be many
+
+
+def _run(subject: Subject, batch: Batch) -> object:
+    return subject.task.losses(subject.backbone, batch)
 
 
 def mean_outputs(subject: Subject) -> list[Tensor]:

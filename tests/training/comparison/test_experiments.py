@@ -12,7 +12,7 @@ from gates.errors import GateError
 from tests.training.runs import MODEL, make_data, make_setup
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, read_weights
-from training.config import ScratchTraining
+from training.config import RefitSearch, ScratchTraining
 from training.pruner.averaging import AverageWeights
 from training.pruner.callbacks import CostInCheckpoints
 from training.runs.cost import Cost
@@ -167,6 +167,27 @@ def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments)
     assert only.key != found[0].key
     assert only.result["select_loss"] == found[0].result["select_loss"]
     assert "test_loss" not in only.result
+
+
+def test_refitted_weights_are_for_their_mask_and_what_they_start_from(experiments):
+    dense, learned = experiments.dense(), experiments.learn({"budget": 3})
+    search = RefitSearch(ridges=[0.01, 1.0], batches=2)
+    refits = [experiments.refit(MASK, search, start=start, changes={"budget": 3}) for start in (dense, learned)]
+    refits += [experiments.refit(1 - MASK, search, start=dense, changes={})]
+    assert len({refit.key for refit in refits}) == 3
+    assert experiments.refit(MASK, search, start=dense, changes={}).key == refits[0].key
+    for refit, start in zip(refits, (dense, learned, dense), strict=True):
+        before, after = (read_weights(one.path / WEIGHTS) for one in (start, refit))
+        changed = {name for name in after if torch.is_tensor(after[name]) and not torch.equal(after[name], before[name])}
+        assert changed
+        assert {name.rsplit(".", 2)[-2] for name in changed} == {"dense"}  # the outputs of attention and of feed-forward
+        assert refit.result["ridge"] in search.ridges
+        assert max(refit.result["tried"]) == refit.result["tried"][search.ridges.index(refit.result["ridge"])]
+    plain, refitted = experiments.post_hoc(MASK), experiments.post_hoc(MASK, start=refits[0])
+    assert plain.key != refitted.key
+    assert plain.result["test_loss"] != refitted.result["test_loss"]
+    trained = experiments.retrain(MASK, start=refits[0], changes={})
+    assert trained.result["steps"] == experiments.retrain(MASK, start=dense, changes={}).result["steps"]
 
 
 def test_weights_that_a_run_did_not_keep_are_named(experiments, tmp_path):

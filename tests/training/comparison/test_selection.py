@@ -11,6 +11,7 @@ from tests.training.runs import make_pruner
 from training.comparison.cache import Experiment
 from training.comparison.methods import LEARNED, Method
 from training.comparison.selection import MaskSelector
+from training.config import RefitSearch
 
 CLOSING = {
     0.01: [1, 2, 3, 4, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED],
@@ -46,6 +47,10 @@ class GivenExperiments:
 
     def swap(self, mask, budget, search, *, start, changes):
         return self._searched("swap", mask, None, start.key)
+
+    def refit(self, mask, search, *, start, changes):
+        self.searched.append(("refit", kept(mask), search.batches, start.key))
+        return Experiment("refitted", Path(), {"ridge": 0.1, "steps": 0, "seconds": 7.0, "peak_memory_mb": None})
 
     def _searched(self, how, mask, scores, start):
         """Another mask: the same, turned by one place."""
@@ -179,3 +184,18 @@ def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_
     MaskSelector(experiments, [4, 2], as_configured="learned-pipelined").select(Method(name), 4)
     assert own.items() <= changes.items()
     assert changes.get("budget") == {"learned": 4, "dsp": 4, "linear-l1": 2, "lambda": None}[name]
+
+
+@pytest.mark.parametrize("post_hoc", [True, False])
+def test_weights_are_refitted_to_the_final_mask(post_hoc):
+    """After any search, on the dense weights where the mask is used on them."""
+    experiments = GivenExperiments(lambda mask: 1.0)
+    selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(batches=3))
+    plain = selector.select(Method.parse("learned+swap"), 4, post_hoc=post_hoc)
+    found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
+    weights = "dense" if post_hoc else plain.start.key
+    assert experiments.searched[-1] == ("refit", kept(plain.mask), 3, weights)
+    assert (found.refit.key, plain.refit) == ("refitted", None)
+    assert torch.equal(found.mask, plain.mask)
+    assert found.start.key == plain.start.key
+    assert found.seconds == plain.seconds + 7

@@ -1,0 +1,146 @@
+"""Least squares of a projection from second moments. Pure functions, with a Metric that gathers the moments.
+
+``sum |W x + b - y|^2 + ridge * mean(diag(X'X)) * |W - W0|^2``, with x and y centred where there is a bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from gates.errors import GateError
+
+
+class Moments(NamedTuple):
+    """Sums over positions of inputs x ``[in]`` and targets y ``[out]``, all float64.
+
+    Args:
+        positions: their number.
+        x, y: sums, ``[in]`` and ``[out]``.
+        xx, xy: ``sum x x^T`` ``[in, in]`` and ``sum x y^T`` ``[in, out]``.
+        yy: ``sum |y|^2``.
+    """
+
+    positions: Tensor
+    x: Tensor
+    y: Tensor
+    xx: Tensor
+    xy: Tensor
+    yy: Tensor
+
+    def of(self, features: Tensor) -> Moments:
+        """Those of some inputs alone.
+
+        Args:
+            features: indices of inputs.
+        """
+        return Moments(self.positions, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
+
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """``xx`` and ``xy`` about the means."""
+        return self.xx - torch.outer(self.x, self.x) / self.positions, self.xy - torch.outer(self.x, self.y) / self.positions
+
+
+class ProjectionMoments(Metric):
+    """Gathers :class:`Moments`, of any number of processes.
+
+    Args:
+        features: inputs of the projection.
+        outputs: of the projection.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    positions: Tensor
+    x: Tensor
+    y: Tensor
+    xx: Tensor
+    xy: Tensor
+    yy: Tensor
+
+    def __init__(self, features: int, outputs: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        shapes = {
+            "positions": (),
+            "x": (features,),
+            "y": (outputs,),
+            "xx": (features,) * 2,
+            "xy": (features, outputs),
+            "yy": (),
+        }
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add positions.
+
+        Args:
+            inputs: ``[positions, in]``.
+            targets: ``[positions, out]``.
+        """
+        x, y = inputs.double(), targets.double()
+        self.positions += len(x)
+        self.x += x.sum(0)
+        self.y += y.sum(0)
+        self.xx += x.T @ x
+        self.xy += x.T @ y
+        self.yy += y.square().sum()
+
+    def compute(self) -> Moments:
+        """The sums."""
+        return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
+
+
+def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias of least squares, near the weight that there was.
+
+    Args:
+        moments: of inputs and targets.
+        weight: before, ``[out, in]``.
+        ridge: price of leaving it, in units of the mean second moment of an input; above 0.
+        has_bias: whether there is a bias to be fitted; it costs nothing.
+
+    Returns:
+        Weight ``[out, in]`` and bias ``[out]`` or None, float64.
+
+    Raises:
+        GateError: for a ridge that is not above 0, or no positions.
+
+    >>> x = torch.tensor([[1.0, 0], [2, 1], [3, 1]])
+    >>> gathered = ProjectionMoments(2, 2)
+    >>> gathered.update(x, 2 * x + 1)
+    >>> weight, bias = fit(gathered.compute(), torch.zeros(2, 2), ridge=1e-9, has_bias=True)
+    >>> weight.round(decimals=4).tolist(), bias.round(decimals=4).tolist()
+    ([[2.0, 0.0], [0.0, 2.0]], [1.0, 1.0])
+    """
+    if not ridge > 0:
+        raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.01")
+    if moments.positions == 0:
+        raise GateError("there is nothing to fit to; expected batches with at least one position that is not padding")
+    before = weight.double()
+    xx, xy = moments.centred() if has_bias else (moments.xx, moments.xy)
+    scale = xx.diagonal().mean() if len(xx) else xx.new_zeros(())
+    if scale > 0:
+        damped = xx + ridge * scale * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
+        before = before + torch.cholesky_solve(xy - xx @ before.T, torch.linalg.cholesky(damped)).T
+    bias = (moments.y - before @ moments.x) / moments.positions if has_bias else None
+    return before, bias
+
+
+def squared_error(moments: Moments, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``sum |W x + b - y|^2``, a scalar.
+
+    Args:
+        moments: of inputs and targets.
+        weight: ``[out, in]``.
+        bias: ``[out]`` or None.
+    """
+    w = weight.double()
+    error = moments.yy - 2 * (w.T * moments.xy).sum() + (w @ moments.xx * w).sum()
+    if bias is not None:
+        b = bias.double()
+        error = error + moments.positions * b.square().sum() + 2 * b @ (w @ moments.x - moments.y)
+    return error.clamp(min=0.0)

@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.recovery.least_squares import ProjectionMoments, fit, squared_error
+
+
+def sample(positions=200, features=5, outputs=3):
+    torch.manual_seed(0)
+    x = torch.randn(positions, features, dtype=torch.float64) @ torch.randn(features, features, dtype=torch.float64) + 2
+    y = x @ torch.randn(features, outputs, dtype=torch.float64) + torch.randn(positions, outputs, dtype=torch.float64) - 1
+    return x, y, torch.randn(outputs, features, dtype=torch.float64)
+
+
+def moments_of(x, y):
+    gathered = ProjectionMoments(x.shape[1], y.shape[1])
+    gathered.update(x, y)
+    return gathered.compute()
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
+def test_the_fit_is_that_of_a_stacked_system(ridge):
+    """Ridge as further rows that ask for the old weight, without a bias."""
+    x, y, weight = sample()
+    price = (ridge * x.square().sum(0).mean()).sqrt()
+    rows, targets = torch.cat([x, price * torch.eye(5, dtype=torch.float64)]), torch.cat([y, price * weight.T])
+    expected = torch.linalg.lstsq(rows, targets).solution.T
+    found, bias = fit(moments_of(x, y), weight, ridge=ridge, has_bias=False)
+    assert bias is None
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 0.1, 10.0])
+def test_a_bias_is_fitted_without_a_price(ridge):
+    """As a stacked system on centred data, whose bias is what is left of the means."""
+    x, y, weight = sample()
+    centred, left = x - x.mean(0), y - y.mean(0)
+    price = (ridge * centred.square().sum(0).mean()).sqrt()
+    expected = torch.linalg.lstsq(
+        torch.cat([centred, price * torch.eye(5, dtype=torch.float64)]), torch.cat([left, price * weight.T])
+    ).solution.T
+    found, bias = fit(moments_of(x, y), weight, ridge=ridge, has_bias=True)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(bias, y.mean(0) - expected @ x.mean(0), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close((x @ found.T + bias).mean(0), y.mean(0))
+
+
+def test_inputs_that_follow_from_others_are_no_obstacle():
+    x, y, weight = sample()
+    found, bias = fit(moments_of(torch.cat([x, x], 1), y), torch.cat([weight, weight], 1), ridge=1e-6, has_bias=True)
+    alone, _ = fit(moments_of(x, y), 2 * weight, ridge=1e-6, has_bias=True)
+    torch.testing.assert_close(found[:, :5] + found[:, 5:], alone, rtol=1e-4, atol=1e-4)
+    assert bias.isfinite().all()
+
+
+def test_no_inputs_and_inputs_of_zero():
+    x, y, weight = sample()
+    found, bias = fit(moments_of(x, y).of(torch.arange(0)), weight[:, :0], ridge=0.1, has_bias=True)
+    assert found.shape == (3, 0)
+    torch.testing.assert_close(bias, y.mean(0))
+    found, bias = fit(moments_of(0 * x, y), weight, ridge=0.1, has_bias=True)
+    assert torch.equal(found, weight)
+    torch.testing.assert_close(bias, y.mean(0))
+
+
+def test_errors_are_those_of_the_predictions():
+    x, y, weight = sample()
+    bias = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    expected = (x @ weight.T + bias - y).square().sum()
+    torch.testing.assert_close(squared_error(moments_of(x, y), weight, bias), expected)
+    torch.testing.assert_close(squared_error(moments_of(x, y), weight, None), (x @ weight.T - y).square().sum())
+
+
+def test_parts_add_up_and_features_are_chosen():
+    x, y, _ = sample()
+    gathered = ProjectionMoments(5, 3)
+    for part in (slice(0, 10), slice(10, 11), slice(11, None)):
+        gathered.update(x[part], y[part])
+    for part, whole in zip(gathered.compute(), moments_of(x, y), strict=True):
+        torch.testing.assert_close(part, whole)
+    kept = torch.tensor([0, 3])
+    for part, whole in zip(moments_of(x, y).of(kept), moments_of(x[:, kept], y), strict=True):
+        torch.testing.assert_close(part, whole)
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
+def test_a_ridge_is_above_0(ridge):
+    x, y, weight = sample()
+    with pytest.raises(GateError, match=r"ridge is .*; expected a number above 0"):
+        fit(moments_of(x, y), weight, ridge=ridge, has_bias=True)
+
+
+def test_there_has_to_be_something_to_fit_to():
+    with pytest.raises(GateError, match="at least one position"):
+        fit(moments_of(torch.zeros(0, 2), torch.zeros(0, 2)), torch.zeros(2, 2), ridge=0.1, has_bias=True)

@@ -1,0 +1,241 @@
+import copy
+
+import pytest
+import torch
+import transformers as t
+
+from gates.errors import GateError
+from gates.export.checkpoint import load_pruned, save_pruned
+from gates.head_gates import HeadGates
+from gates.recovery.refit import refit_
+from gates.surgery.remove import remove_heads_
+from tests.models import FAMILIES, build, inputs, logits
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 60}
+MASK = torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0])
+
+
+def batches_of(name):
+    return [inputs(name, batch=8, seed=seed) for seed in (1, 2)]
+
+
+def refitted(name, model, mask, **more):
+    return refit_(
+        HeadGates(model), mask, lambda: batches_of(name), lambda batch: logits(model, batch), lambda batch: {}, **more
+    )
+
+
+def masked(name, model, mask):
+    gates = HeadGates(model).eval()
+    with gates.attached(), gates.use(mask), torch.no_grad():
+        return [logits(model, batch) for batch in batches_of(name)]
+
+
+def distance(one, other):
+    return float(sum((a - b).square().sum() for a, b in zip(one, other, strict=True)))
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("feed_forward", [True, False])
+def test_outputs_come_nearer_to_the_dense_models(name, feed_forward):
+    torch.manual_seed(1)
+    model = build(name).eval()
+    mask = (torch.rand(HeadGates(model).size) < 0.5).float()
+    dense, pruned = masked(name, model, torch.ones_like(mask)), masked(name, model, mask)
+    done = refitted(name, model, mask, feed_forward=feed_forward, ridge=1e-4)
+    assert done
+    assert all(one.after <= one.before for one in done)
+    assert distance(masked(name, model, mask), dense) < 0.7 * distance(pruned, dense)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+def test_a_projection_is_the_least_squares_fit_to_the_dense_stream(name):
+    """By an independent route: the stream from the model's own modules, the fit by a stacked system."""
+    model = build(name).eval()
+    dense, reference = copy.deepcopy(model), copy.deepcopy(model)
+    mask = torch.tensor([1.0, 0, 1, 1, 1, 1, 1, 1])
+    path = FAMILIES[name].output_paths[0]
+    inputs_, streams, targets = [], [], []
+    for own, which in ((dense, targets), (reference, streams)):
+        own.get_submodule(path).register_forward_hook(lambda m, a, out, which=which: which.append(out.flatten(0, -2)))
+    reference.get_submodule(path).register_forward_pre_hook(lambda m, a: inputs_.append(a[0].flatten(0, -2)))
+    masked(name, dense, torch.ones(8))
+    masked(name, reference, mask)
+    x, y = torch.cat(inputs_).double(), torch.cat(targets).double()  # the streams before the first site are equal
+    kept = mask[:4].repeat_interleave(8).bool()
+    weight = model.get_submodule(path).weight.detach().double()
+    weight = weight if name != "gpt2" else weight.T
+    has_bias = model.get_submodule(path).bias is not None
+    xc, yc = (x - x.mean(0), y - y.mean(0)) if has_bias else (x, y)
+    xc = xc[:, kept]
+    price = (0.01 * xc.square().sum(0).mean()).sqrt()
+    rows = torch.cat([xc, price * torch.eye(int(kept.sum()), dtype=torch.float64)])
+    expected = torch.linalg.lstsq(rows, torch.cat([yc, price * weight[:, kept].T])).solution.T
+    refitted(name, model, mask, ridge=0.01)
+    found = model.get_submodule(path).weight.detach().double()
+    found = found if name != "gpt2" else found.T
+    torch.testing.assert_close(found[:, kept], expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[:, ~kept], weight[:, ~kept])
+
+
+@torch.no_grad()
+def test_a_removed_twin_is_made_up_for_exactly():
+    """The second head of the first site is made a copy of the first, so that nothing is lost without it."""
+    model = build("bert").eval()
+    attention = model.bert.encoder.layer[0].attention
+    for projection in (attention.self.query, attention.self.key, attention.self.value):
+        projection.weight[8:16], projection.bias[8:16] = projection.weight[:8], projection.bias[:8]
+    mask = torch.ones(8)
+    dense = masked("bert", model, mask)
+    mask[1] = 0
+    before = distance(masked("bert", model, mask), dense)
+    refitted("bert", model, mask, ridge=1e-9)
+    assert distance(masked("bert", model, mask), dense) < 1e-6 * before
+
+
+def test_nothing_is_changed_before_the_first_closed_head_nor_without_one():
+    model = build("bert").eval()
+    before = copy.deepcopy(model.state_dict())
+    assert refitted("bert", model, torch.ones(8)) == []
+    mask = torch.tensor([1.0, 1, 1, 1, 0, 1, 1, 1])
+    done = refitted("bert", model, mask)
+    assert [one.name for one in done] == ["bert.encoder.layer.1.attention.output.dense", "bert.encoder.layer.1.output.dense"]
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {f"{one.name}.{part}" for one in done for part in ("weight", "bias")}
+
+
+def test_weights_that_moved_are_fitted_to_the_dense_ones():
+    """Where only output projections moved, the old ones are found again."""
+    model = build("bert").eval()
+    dense = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    expected = masked("bert", model, torch.ones(8))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.bert.encoder.layer[0].attention.output.dense.weight.add_(torch.randn(32, 32) / 5)
+    mask = torch.ones(8)
+    assert refitted("bert", model, mask, dense=dense) == []  # no head is closed
+    mask[3] = 0
+    far = distance(masked("bert", model, mask), expected)
+    refitted("bert", model, mask, dense=dense, ridge=1e-6)
+    near = distance(masked("bert", model, mask), expected)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(dense[name])
+    refitted("bert", model, mask, ridge=1e-6)
+    assert near < 0.2 * far
+    assert near < 1.5 * distance(masked("bert", model, mask), expected)
+
+
+def test_a_site_without_heads_gets_a_bias():
+    model = build("bert").eval()
+    dense, mask = masked("bert", model, torch.ones(8)), torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0])
+    pruned = masked("bert", model, mask)
+    done = refitted("bert", model, mask)
+    assert done[0].after < done[0].before
+    assert distance(masked("bert", model, mask), dense) < distance(pruned, dense)
+    llama = build("llama").eval()  # without biases
+    refitted("llama", llama, mask)
+    assert all("bias" not in name for name in llama.state_dict())
+
+
+def test_padding_does_not_count():
+    """Queries that are not valid may hold anything."""
+    model = build("bert").eval()
+    ids, valid = torch.randint(3, 40, (8, 9)), torch.ones(8, 9, dtype=torch.long)
+    valid[:4, 5:] = 0
+    results = []
+    for filler in (0, 7):
+        own = copy.deepcopy(model)
+        batch = {"input_ids": torch.where(valid.bool(), ids, filler), "attention_mask": valid}
+        refit_(HeadGates(own), MASK, lambda batch=batch: [batch], lambda b, own=own: own(**b), lambda b: {"encoder": valid})
+        results.append(own.state_dict())
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], rtol=1e-4, atol=1e-5)
+    with pytest.raises(GateError, match=r"has shape \[8, 3\], but the heads' outputs have \[8, 9\]"):
+        refit_(HeadGates(model), MASK, lambda: [batch], lambda b: model(**b), lambda b: {"encoder": valid[:, :3]})
+
+
+def test_a_model_in_training_mode_is_fitted_without_dropout():
+    one, other = build("bert").eval(), build("bert").train()
+    refitted("bert", one, MASK)
+    refitted("bert", other, MASK)
+    assert other.training
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+
+
+def test_a_failure_changes_nothing():
+    model = build("bert").eval()
+    before, seen = copy.deepcopy(model.state_dict()), []
+
+    def forward(batch):
+        seen.append(1)
+        if len(seen) > 12:
+            raise ZeroDivisionError
+        return logits(model, batch)
+
+    with pytest.raises(ZeroDivisionError):
+        refit_(HeadGates(model), MASK, lambda: batches_of("bert"), forward, lambda batch: {})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("make", "heads"),
+    [
+        (lambda: t.AlbertModel(t.AlbertConfig(**SIZES, embedding_size=16)), 4),  # one module for all layers
+        (lambda: t.Gemma2Model(t.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)), 8),  # a norm comes between
+        (lambda: t.GPTNeoXModel(t.GPTNeoXConfig(**SIZES)), 8),  # side by side, fused
+    ],
+)
+def test_layouts_of_other_kinds(make, heads):
+    torch.manual_seed(0)
+    model = make().eval()
+    batches = [torch.randint(3, 60, (8, 7)) for _ in range(2)]
+    gates = HeadGates(model).eval().attach()
+    mask = torch.ones(heads)
+    mask[::2] = 0
+
+    def states(values):
+        with gates.use(values), torch.no_grad():
+            return [model(batch).last_hidden_state for batch in batches]
+
+    dense, pruned = states(torch.ones(heads)), states(mask)
+    refit_(gates, mask, lambda: batches, model, lambda batch: {}, ridge=1e-4)
+    assert gates.is_attached
+    assert distance(states(mask), dense) < 0.8 * distance(pruned, dense)
+
+
+def test_groups():
+    model = build("llama").eval()
+    mask = torch.tensor([1.0, 0, 1, 0])
+    gates = HeadGates(model, "group").eval()
+    dense, heads = masked("llama", model, torch.ones(8)), gates.to_heads(mask)
+    before = distance(masked("llama", model, heads), dense)
+    refit_(gates, mask, lambda: batches_of("llama"), lambda batch: logits(model, batch), lambda batch: {}, ridge=1e-4)
+    assert distance(masked("llama", model, heads), dense) < 0.7 * before
+
+
+def test_refitted_heads_are_removed_and_reload(tmp_path):
+    for name in ("bert", "bart", "gpt2"):
+        model = build(name).eval()
+        mask = torch.ones(HeadGates(model).size)
+        mask[:4] = 0
+        mask[5] = 0
+        refitted(name, model, mask)
+        expected = masked(name, model, mask)
+        save_pruned(model, tmp_path / name, mask, tokenizer=None)
+        for smaller in (load_pruned(tmp_path / name), remove_heads_(model, mask)):
+            with torch.no_grad():
+                found = [logits(smaller, batch) for batch in batches_of(name)]
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_refitted():
+    model = build("bert").eval()
+    with pytest.raises(GateError, match=r"the mask has shape \[3\]; this model has 8 heads to gate"):
+        refitted("bert", model, torch.ones(3))
+    with pytest.raises(GateError, match="expected at least one batch"):
+        refit_(HeadGates(model), MASK, list, model, lambda batch: {})
+    model.bert.encoder.layer[1].output.dense.weight = model.bert.encoder.layer[0].output.dense.weight
+    with pytest.raises(GateError, match="share one weight"):
+        refitted("bert", model, MASK)
