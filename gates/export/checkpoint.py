@@ -29,13 +29,13 @@ from gates.export.cost import count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
 from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
 from gates.export.stock import relative_difference, stock_model
+from gates.export.vocabulary import check_vocabulary
 from gates.head_gates import HeadGates
 from gates.sites import AttentionSite, find_attention
 from gates.surgery import pruned
 from gates.surgery.masks import save_mask
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_, zero_heads_
-from gates.vocabulary import check_vocabulary
 
 Form = Literal["pruned", "stock", "masked"]
 
