@@ -31,12 +31,12 @@ from gates.export.example_inputs import example_inputs
 from gates.export.reloaded import check_same_outputs, check_same_weights, of_dtype, tolerance_of
 from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
 from gates.export.stock import stock_model
+from gates.export.vocabulary import check_vocabulary
 from gates.sites import AttentionSite, find_attention
 from gates.surgery import pruned
 from gates.surgery.masks import save_mask
 from gates.surgery.modeling_file import auto_classes, save_pruned_shape
 from gates.surgery.remove import remove_heads_, zero_heads_
-from gates.vocabulary import check_vocabulary
 
 Form = Literal["pruned", "stock", "masked"]
 

@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from gates.artefact import GateConfig
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError
+from gates.export.vocabulary import check_vocabulary
 from gates.head_gates import HeadGates
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
-from gates.vocabulary import check_vocabulary
 from training.comparison.methods import file_name, own_method
 from training.config import PrunerOptions
 from training.pruner.checkpoints import read_checkpoint

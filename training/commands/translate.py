@@ -18,8 +18,8 @@ from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
+from gates.export.vocabulary import check_known, check_vocabulary
 from gates.files import replacing
-from gates.vocabulary import check_known, check_vocabulary
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.config.checks import check_positive

@@ -32,6 +32,7 @@ from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
+from training.comparison.refits import best_refit
 from training.config import DrawSearch, PrunerOptions, RefitSearch, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
@@ -41,7 +42,7 @@ from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
 from training.scoring.mask_search import draw, refined_by_swaps
-from training.scoring.outputs import mean_outputs, refit
+from training.scoring.outputs import mean_outputs
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
 
@@ -168,24 +169,14 @@ class Experiments:
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
-            pruner, metric = self.with_weights(start, changes), f"select_{self.pruner.task.main_metric}"
-            subject = Subject(pruner, self.data, self.trainer())
-            aim = read_weights(_weights_of(dense))
-            tried: dict[float, float] = {}
-            best: dict[str, Tensor] = {}
-            with measured(subject.device) as cost:
-                for ridge in search.ridges:
-                    pruner.load_state_dict(read_weights(_weights_of(start)))
-                    refit(subject, mask, aim, ridge=ridge, batches=search.batches, feed_forward=search.feed_forward)
-                    with pruner.fixed_to(mask):
-                        tried[ridge] = evaluate(self.trainer(), pruner, self.data, ("select",))[metric]
-                    if tried[ridge] == max(tried.values()):
-                        best = {name: tensor.detach().cpu().clone() for name, tensor in pruner.backbone.named_parameters()}
+            pruner, checkpoint = self.with_weights(start, changes), _weights_of(start)
+            with measured(self.trainer().strategy.root_device) as cost:
+                subject = Subject(pruner, self.data, self.trainer())
+                best = best_refit(subject, mask, search, read_weights(_weights_of(dense)), read_weights(checkpoint))
             if processes.is_first():
-                content = torch.load(_weights_of(start), map_location="cpu", weights_only=True)
-                content["state_dict"] |= {f"backbone.{name}": tensor for name, tensor in best.items()}
-                torch.save(content, folder / WEIGHTS)
-            return cost.as_row() | {"ridge": max(tried, key=lambda ridge: tried[ridge]), "tried": list(tried.values())}
+                content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+                torch.save(content | {"state_dict": content["state_dict"] | best.weights}, folder / WEIGHTS)
+            return cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
 
         return self._experiment(f"refitting {int(mask.sum())} heads", determined_by, make)
 

@@ -9,7 +9,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from gates.vocabulary import check_known
+from gates.export.vocabulary import check_known
 from training.config.data import ClassificationOptions
 from training.data.base import SPLITS, TaskData
 from training.data.batches import RunBatches

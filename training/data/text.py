@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from gates.vocabulary import check_vocabulary
+from gates.export.vocabulary import check_vocabulary
 from training.config.data import Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from gates.vocabulary import check_known, check_vocabulary
+from gates.export.vocabulary import check_known, check_vocabulary
 from training.config.data import TranslationOptions
 from training.data.base import SPLITS, TaskData
 from training.data.languages import language_token, set_languages
