@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from gates.errors import GateError
-from gates.sites import DIFFERENCE, SPARSE, AttentionSite
+from gates.sites import DIFFERENCE, AttentionSite
+from gates.surgery.layouts import SPARSE
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 
