@@ -1,19 +1,15 @@
 """Find every attention module of a Transformer: its kind, layer, heads and projections.
 
-Model families are data: one table of projection names. A module is an attention site when it has all the
-projections of exactly one row; head counts follow from the shapes of the weights.
+Model families are data: one table of projection names, :data:`gates.surgery.layouts.LAYOUTS`. A module is an attention site
+when it has all the projections of exactly one row; head counts follow from the shapes of the weights.
 
-The kind of a site follows, without running the model, from its own name and attributes and from the masks that the model around
-it makes. :func:`gates.hooks.probe.seen_kinds` finds it by changing tokens; the coverage table and the tests hold both together.
+The kind of a site follows without running the model: see :mod:`gates.hooks.kinds`.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from dataclasses import dataclass
-from types import CodeType
 from typing import Literal
 
 from torch import Tensor, nn
@@ -21,139 +17,15 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gates.errors import GateError
+from gates.hooks.kinds import is_causal, is_cross
 from gates.surgery.adapters import without_adapter
+from gates.surgery.layouts import LAYOUTS, SPARSE, Layout
 from gates.surgery.pruned import Headless, Selected
 
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
 
-
-Fusion = Literal["blocks", "groups", "quarters"]
-"""How one projection holds query, key and value: one after another (``blocks``); for each key/value head its queries, its
-key and its value (``groups``); or in four equal parts of query, value and key each (``quarters``)."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a family keeps its projections, as paths below the attention module.
-
-    Args:
-        query, key, value: one path each, or the same path for weights fused in one projection.
-        output: the output projection.
-        core: the submodule that computes attention, when it is not the attention module itself.
-        fusion: how a fused projection holds its parts.
-        with_query, with_key: further projections with the same rows as query or key, where the module has them.
-        arguments: inputs of the core that have an axis of heads (position biases), which a pruned site has to select.
-        adds: what the module adds to its output itself: ``residual`` (an argument) or the path of the norm over the sum with
-            its input; empty if the caller does it.
-        gate_only: why heads of such attention cannot be removed, only gated; empty if they can.
-        narrowed_by: attribute of the core that says how many times narrower its heads are than the core's head size.
-        beside: a second stream of heads in the same module, with projections and gates of its own.
-    """
-
-    query: str
-    key: str
-    value: str
-    output: str
-    core: str = ""
-    fusion: Fusion = "blocks"
-    with_query: tuple[str, ...] = ()
-    with_key: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    adds: str = ""
-    gate_only: str = ""
-    narrowed_by: str = ""
-    beside: Layout | None = None
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
-
-    @property
-    def streams(self) -> tuple[Layout, ...]:
-        """The layouts of all streams of heads that the module has."""
-        return (self,) if self.beside is None else (self, *self.beside.streams)
-
-
-LATENT = "multi-head latent attention shares one compressed key and value between all heads"
-SPARSE = "its block-sparse pattern has projections and buffers of its own"
-STREAMS = "the heads of its two streams add their scores, so each needs the queries and keys of the other"
-
-LAYOUTS: tuple[Layout, ...] = (
-    # LED's encoder
-    Layout(
-        "longformer_self_attn.query",
-        "longformer_self_attn.key",
-        "longformer_self_attn.value",
-        "output",
-        core="longformer_self_attn",
-        gate_only=SPARSE,
-    ),
-    # LiLT: text and layout, listed before BERT, whose paths it contains
-    Layout(
-        "self.query",
-        "self.key",
-        "self.value",
-        "output.dense",
-        core="self",
-        gate_only=STREAMS,
-        beside=Layout(
-            "self.layout_query",
-            "self.layout_key",
-            "self.layout_value",
-            "layout_output.dense",
-            core="self",
-            gate_only=STREAMS,
-            narrowed_by="channel_shrink_ratio",
-        ),
-    ),
-    # BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ERNIE, ESM, MegatronBERT, RoFormer, LayoutLM, RemBERT, Data2VecText, ...
-    Layout("self.query", "self.key", "self.value", "output.dense", core="self"),
-    # DeBERTa-v2
-    Layout(
-        "self.query_proj",
-        "self.key_proj",
-        "self.value_proj",
-        "output.dense",
-        core="self",
-        with_query=("self.pos_query_proj",),
-        with_key=("self.pos_key_proj",),
-    ),
-    # ALBERT (one module for all its passes)
-    Layout("query", "key", "value", "dense", adds="LayerNorm"),
-    # DistilBERT, XLM, FlauBERT
-    Layout("q_lin", "k_lin", "v_lin", "out_lin"),
-    # Llama, Mistral, Qwen, Gemma, OLMo2, SmolLM3, Granite, GPT-OSS, Mixtral, NomicBERT, EuroBERT, ViT, DeiT, DINOv2, ...
-    Layout("q_proj", "k_proj", "v_proj", "o_proj"),
-    # BART, mBART, Marian, Pegasus, M2M100, Whisper, OPT, GPT-J, GPT-Neo, CLIP, Wav2Vec2, BioGPT, XGLM, ...
-    Layout("q_proj", "k_proj", "v_proj", "out_proj"),
-    # Phi
-    Layout("q_proj", "k_proj", "v_proj", "dense"),
-    # T5, mT5, UMT5, Switch, MPNet
-    Layout("q", "k", "v", "o", arguments=("position_bias",)),
-    # DeepSeek V2 and V3, with and without a compressed query
-    Layout("q_b_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
-    Layout("q_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
-    # ModernBERT
-    Layout("Wqkv", "Wqkv", "Wqkv", "Wo"),
-    # Phi-3
-    Layout("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
-    # CodeGen
-    Layout("qkv_proj", "qkv_proj", "qkv_proj", "out_proj", fusion="quarters"),
-    # GPT-NeoX, BLOOM, Falcon
-    Layout(*("query_key_value",) * 3, output="dense", fusion="groups", arguments=("alibi", "attention_mask"), adds="residual"),
-    # GPT-2 cross-attention (listed before self-attention, whose paths it contains)
-    Layout("q_attn", "c_attn", "c_attn", "c_proj"),
-    # GPT-2
-    Layout("c_attn", "c_attn", "c_attn", "c_proj"),
-)
-
 HEAD_DIM_NAMES = ("v_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
-CROSS_NAMES = re.compile(r"cross_?att(n|ention)|encoder_att(n|ention)|EncDecAttention")
-MASKS = re.compile(r"create_\w*(causal|bidirectional)\w*_mask")
-"""Transformers' functions that make the masks of attention; most of their names say which kind of mask."""
-CAUSAL_CLASSES = ("BloomAttention", "CodeGenAttention")
-"""Causal attention that does not say so, in models that make their masks on their own."""
 DIFFERENCE = "each of its heads is the difference of two"
 RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
 WIDTH = "it takes the width of its input for that of its heads together"
@@ -276,12 +148,12 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
         raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another model")
     if uncovered:
         raise GateError(
-            f"{type(model).__name__} has attention modules of unknown structure ({', '.join(uncovered)}), so its heads "
-            "cannot all be gated; use a model whose attention is in gates.sites.LAYOUTS or add its projection names there"
+            f"{type(model).__name__} has attention modules of unknown structure ({', '.join(uncovered)}), so its heads cannot "
+            "all be gated; use a model whose attention is in gates.surgery.layouts.LAYOUTS or add its projection names there"
         )
     if not sites:
         raise GateError(
-            f"{type(model).__name__} has no attention module that gates.sites.LAYOUTS describes; "
+            f"{type(model).__name__} has no attention module that gates.surgery.layouts.LAYOUTS describes; "
             "use a Transformer with multi-head attention or add its projection names there"
         )
     return sites
@@ -387,42 +259,7 @@ def _feeds(module: nn.Module, layout: Layout, heads: int, kv_heads: int, head_di
 
 
 def _kind(model: nn.Module, name: str, core: nn.Module) -> Kind:
-    """By what attention is called, what it says of itself, the masks it is given, and last by where it is."""
-    parts = name.split(".")
-    if any(CROSS_NAMES.fullmatch(part) for part in parts):
+    if is_cross(name):
         return "cross"
-    said = [getattr(core, attribute) for attribute in ("is_causal", "is_decoder") if hasattr(core, attribute)]
-    if any(said) or type(core).__name__ in CAUSAL_CLASSES:
-        return "decoder"
     owner = next((part for part in reversed(_ancestors(model, name)) if isinstance(part, PreTrainedModel)), None)
-    masks = _masks_for(core, owner)
-    if masks == {"causal"}:  # also CLIP's text model, whose attention calls itself bidirectional
-        return "encoder" if _is_bidirectional(getattr(owner, "config", None)) else "decoder"
-    return "decoder" if not said and not masks and "decoder" in parts else "encoder"
-
-
-def _masks_for(core: nn.Module, owner: PreTrainedModel | None) -> frozenset[str]:
-    """The kinds of masks that the model around an attention module makes; none if the module is configured by another."""
-    own = getattr(core, "config", None)
-    if owner is None or (own is not None and type(own) is not type(owner.config)):
-        return frozenset()
-    return _masks(type(owner))  # type: ignore[arg-type]
-
-
-def _is_bidirectional(config: object) -> bool:
-    """Whether a configuration makes a causal model bidirectional."""
-    return getattr(config, "use_bidirectional_attention", None) is True or getattr(config, "is_causal", None) is False
-
-
-@functools.cache
-def _masks(model: type[nn.Module]) -> frozenset[str]:
-    """The kinds of masks, ``causal`` and ``bidirectional``, that the methods of a class make, as their code says."""
-    functions = [inspect.unwrap(value) for part in model.__mro__ for value in vars(part).values() if inspect.isfunction(value)]
-    names = {name for function in functions for name in _names(function.__code__)}
-    return frozenset(found[1] for name in names if (found := MASKS.fullmatch(name)))
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names that a function refers to, with those of the functions in it."""
-    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*inner)
+    return "decoder" if is_causal(name, core, owner) else "encoder"

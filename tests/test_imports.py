@@ -25,8 +25,8 @@ LAYERS = (
 )
 """Packages and modules from top to bottom: a file imports from its own layer and from those below."""
 LONGEST = 350
-LONGER_FILES = {"gates/head_gates.py", "training/coverage/architectures.py"}
-"""The one hook with its checks, and a table."""
+LONGER_FILES = {"gates/head_gates.py", "gates/surgery/pruned.py", "training/coverage/architectures.py"}
+"""The one hook with its checks, the file that every export carries whole, and a table."""
 
 
 def name_of(path):

@@ -15,7 +15,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from gates.hooks.evaluating import evaluating
 from gates.hooks.output_hooks import gates_on
-from gates.sites import DIFFERENCE, SPARSE, AttentionSite
+from gates.sites import DIFFERENCE, AttentionSite
+from gates.surgery.layouts import SPARSE
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
 

@@ -128,5 +128,5 @@ class OutputHooks:
             raise GateError(
                 f"{type(module).__name__} at {self._sites[index].name!r} hands on attention that does not pass the gates of "
                 f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
-                "another model or describe all its streams of heads in gates.sites.LAYOUTS"
+                "another model or describe all its streams of heads in gates.surgery.layouts.LAYOUTS"
             )

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gates.sites import AttentionSite, Fusion, find_module, weight_by_output
+from gates.sites import AttentionSite, find_module, weight_by_output
+from gates.surgery.layouts import Fusion
 from gates.surgery.pruned import Selected
 
 COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")

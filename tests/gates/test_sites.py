@@ -47,6 +47,7 @@ BUILT = {
     "bidirectional Gemma 3": lambda: t.Gemma3TextModel(
         t.Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True)
     ),
+    "ImageGPT": lambda: t.ImageGPTModel(t.ImageGPTConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=51, n_positions=48)),
     "BERT as a decoder": lambda: t.BertLMHeadModel(t.BertConfig(**SIZES, is_decoder=True)),
 }
 ROWS = ("NllbMoe", "SeamlessM4T", "SeamlessM4Tv2", "GPTNeoXJapanese", "Doge", "CLIP")

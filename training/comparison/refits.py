@@ -44,7 +44,8 @@ def best_refit(
     """
     pruner = subject.module
     assert isinstance(pruner, HeadPruner)
-    metric, tried = f"select_{pruner.task.main_metric}", []
+    metric = f"select_{pruner.task.main_metric}"
+    tried: list[float] = []
     weights: dict[str, Tensor] = {}
     for ridge in search.ridges:
         pruner.load_state_dict(dict(start))
