@@ -83,7 +83,7 @@ class ExampleAxes:
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
         """Put some examples into the place of others, and see which rows change."""
         if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
-            return  # the model would fill it
+            return  # the model fills it, and has begun to
 
         def heads_with(group: Tensor | None) -> Reached:
             own, named = (args, kwargs) if group is None else replaced((args, kwargs), group)
