@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from gates.budget import Budget
-from gates.errors import GateError
 from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
 from training.comparison.refits import best_refit
+from training.comparison.weights import WEIGHTS, read_weights, weights_of
 from training.config import DrawSearch, PrunerOptions, RefitSearch, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
@@ -46,7 +46,7 @@ from training.scoring.outputs import mean_outputs
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
 
-WEIGHTS, PREDICTIONS, GATES_OVER_TIME = "weights.ckpt", "predictions.npz", "gates_over_time.csv"
+PREDICTIONS, GATES_OVER_TIME = "predictions.npz", "gates_over_time.csv"
 Replacement = Literal["zero", "mean", "uniform"]
 
 
@@ -169,10 +169,10 @@ class Experiments:
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
-            pruner, checkpoint = self.with_weights(start, changes), _weights_of(start)
+            pruner, checkpoint = self.with_weights(start, changes), weights_of(start)
             with measured(self.trainer().strategy.root_device) as cost:
                 subject = Subject(pruner, self.data, self.trainer())
-                best = best_refit(subject, mask, search, read_weights(_weights_of(dense)), read_weights(checkpoint))
+                best = best_refit(subject, mask, search, read_weights(weights_of(dense)), read_weights(checkpoint))
             if processes.is_first():
                 content = torch.load(checkpoint, map_location="cpu", weights_only=True)
                 torch.save(content | {"state_dict": content["state_dict"] | best.weights}, folder / WEIGHTS)
@@ -233,7 +233,7 @@ class Experiments:
         def make(folder: Path) -> dict[str, Any]:
             pruner = self._pruner(replace(self.options, **changes))
             with pruner.fixed_to(values):
-                cost = self._train(pruner, folder, start=_weights_of(start))
+                cost = self._train(pruner, folder, start=weights_of(start))
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
         determined_by = self.retrain_is(values, start=start, changes=changes)
@@ -292,7 +292,7 @@ class Experiments:
     def with_weights(self, start: Experiment, changes: Mapping[str, Any]) -> HeadPruner:
         """A module with changed options and the weights of a dense or learned experiment."""
         pruner = self._pruner(replace(self.options, **changes))
-        pruner.load_state_dict(read_weights(_weights_of(start)))
+        pruner.load_state_dict(read_weights(weights_of(start)))
         return pruner
 
     def subject(self, start: Experiment, changes: Mapping[str, Any]) -> Subject:
@@ -341,23 +341,3 @@ def learned_result(pruner: HeadPruner) -> dict[str, Any]:
         "closing_step": pruner.closing_step.tolist(),
         "mask": pruner.steering.learned_mask().tolist(),
     }
-
-
-def read_weights(checkpoint: Path) -> dict[str, Any]:
-    """The state dict of a checkpoint, on the CPU."""
-    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-    return content
-
-
-def _weights_of(experiment: Experiment) -> Path:
-    """The checkpoint that an experiment left.
-
-    Raises:
-        GateError: if it kept none, as the prune phase within a run of training.fit does not.
-    """
-    if not (experiment.path / WEIGHTS).is_file():
-        raise GateError(
-            f"{str(experiment.path)!r} holds no weights: a run does not keep those of the end of its prune phase; give the "
-            "comparison another --experiments"
-        )
-    return experiment.path / WEIGHTS

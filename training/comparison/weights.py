@@ -1,0 +1,33 @@
+"""The weights that an experiment left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gates.errors import GateError
+from training.comparison.cache import Experiment
+
+WEIGHTS = "weights.ckpt"
+
+
+def read_weights(checkpoint: Path) -> dict[str, Any]:
+    """The state dict of a checkpoint, on the CPU."""
+    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    return content
+
+
+def weights_of(experiment: Experiment) -> Path:
+    """The checkpoint that an experiment left.
+
+    Raises:
+        GateError: if it kept none, as the prune phase within a run of training.fit does not.
+    """
+    if not (experiment.path / WEIGHTS).is_file():
+        raise GateError(
+            f"{str(experiment.path)!r} holds no weights: a run does not keep those of the end of its prune phase; give the "
+            "comparison another --experiments"
+        )
+    return experiment.path / WEIGHTS
