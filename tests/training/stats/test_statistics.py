@@ -282,6 +282,7 @@ def test_friedman_against_scipy():
     assert np.argmin(found.average_ranks) == values.mean(0).argmax()
     assert friedman(values[:5]).reason.startswith("4 methods and 5 seeds")
     assert friedman(np.ones((8, 3))).p == 1.0
+    assert friedman(np.tile(np.arange(5), (12, 1))).p == 1 / 10_000  # the data are one of the permutations
     cells = random.normal(size=(7, 3, 4))
     ranks = stats.rankdata(-cells, axis=-1).mean(axis=1)
     assert friedman(cells).average_ranks == pytest.approx(ranks.mean(axis=0))
@@ -449,6 +450,14 @@ def test_two_to_four_seeds_are_described_and_not_tested(seeds):
     assert row["difference"] == pytest.approx((cells["his"] - cells["random"]).mean())
     assert (row["least"], row["most"]) == pytest.approx(((cells["his"] - cells["random"]).agg(["min", "max"])).tolist())
     assert row["seeds"] == seeds
+
+
+def test_a_seed_without_a_difference_is_neither_ahead_nor_behind():
+    table, _ = comparison({"learned": 0.9, "his": 0.8}, seeds=3)
+    table["test_accuracy"] = [0.8, 0.8, 0.9, 0.8, 0.8 + 1e-9, 0.7]
+    found = restate(table, pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds"]).assign(**NO_TESTS), "accuracy")
+    row = of(found, "learned", "his")
+    assert (row["ahead"], row["behind"]) == (1, 0)
 
 
 def test_a_pair_is_tested_on_the_seeds_that_both_have():
