@@ -3,6 +3,8 @@ import torch
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.hooks.output_hooks import OutputHooks
+from gates.sites import find_attention
 from tests.models import build, inputs, logits
 
 
@@ -57,3 +59,37 @@ def test_attention_that_goes_round_its_output_projection_is_an_error():
     gates = HeadGates(model)
     with gates.attached(), pytest.raises(GateError, match=r"encoder\.layer\.1.*goes round its output projection"):
         logits(model, inputs("bert"))
+
+
+def test_what_was_reached_is_forgotten_with_the_hooks():
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model)
+    with gates.attached():
+        logits(model, batch)
+        assert gates.unreached() == []
+    with gates.attached():
+        assert len(gates.unreached()) == len(gates.sites)
+
+
+def test_every_call_has_to_pass_the_output_projection():
+    """Not the first one alone."""
+    model = build("bert")
+    attention = model.bert.encoder.layer[1].attention
+    with HeadGates(model).attached():
+        logits(model, inputs("bert"))
+        attention.output.forward = lambda heads, residual: residual + heads @ attention.output.dense.weight.T
+        with pytest.raises(GateError, match="goes round its output projection"):
+            logits(model, inputs("bert"))
+
+
+def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
+    model, batch, calls = build("bert"), inputs("bert"), []
+    sites = find_attention(model)
+    hooks = OutputHooks(model, sites)
+    expected = logits(model, batch)
+    hooks.attach(lambda module, args, kwargs: calls.append((module, sorted(kwargs))), lambda site, heads: heads * site)
+    assert not torch.allclose(logits(model, batch), expected)
+    assert calls == [(model, sorted(batch))]
+    hooks.detach()
+    assert torch.equal(logits(model, batch), expected)
+    assert len(calls) == 1
