@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from gates.hooks.evaluating import evaluating
 from gates.sites import AttentionSite, Kind
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -112,7 +113,7 @@ def _again(
         return change(value) if value is first or (closed and _is_stream(value)) else value
 
     args, kwargs = arguments
-    with torch.no_grad(), _without_hooks(module), _at_rest(module), ExitStack() as stack:
+    with torch.no_grad(), _without_hooks(module), evaluating(module), ExitStack() as stack:
         for projection in closed:
             handle = projection.register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))
             stack.callback(handle.remove)
@@ -149,19 +150,6 @@ def _moved(token: int) -> Callable[[Tensor], Tensor]:
         return stream
 
     return change
-
-
-@contextmanager
-def _at_rest(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while, for each submodule on its own."""
-    training = [part for part in module.modules() if part.training]
-    try:
-        for part in training:
-            part.training = False
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 @contextmanager

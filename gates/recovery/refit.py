@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from gates.adapters import check_merged
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
 from gates.recovery.least_squares import Moments, ProjectionMoments, fit, squared_error
 from gates.recovery.residual import Written, watch_writers
 from gates.sites import Kind, Projection, weight_by_output
+from gates.surgery.adapters import check_merged
 
 Batch = TypeVar("Batch")
 Valid = Mapping[str, Tensor | None]

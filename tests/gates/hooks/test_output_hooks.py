@@ -6,6 +6,8 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks import output_hooks
 from gates.hooks.intercept import observe_head_outputs
+from gates.hooks.output_hooks import OutputHooks
+from gates.sites import find_attention
 from tests.models import build, inputs, logits
 from training.coverage import architectures as zoo
 
@@ -99,8 +101,42 @@ def test_probing_changes_neither_outputs_nor_what_is_observed():
     model, batch = build("bert"), inputs("bert")
     expected = logits(model, batch)
     gates, seen = HeadGates(model), []
-    with gates.attached(), observe_head_outputs(gates.sites, lambda site, heads: seen.append(heads)):
+    with gates.attached(), observe_head_outputs(model, gates.sites, lambda site, heads: seen.append(heads)):
         gates.mode = "open"
         assert torch.equal(logits(model, batch), expected)
     assert len(seen) == len(gates.sites)
     assert all(heads.isfinite().all() for heads in seen)
+
+
+def test_what_was_reached_is_forgotten_with_the_hooks():
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model)
+    with gates.attached():
+        logits(model, batch)
+        assert gates.unreached() == []
+    with gates.attached():
+        assert len(gates.unreached()) == len(gates.sites)
+
+
+def test_every_call_has_to_pass_the_output_projection():
+    """Not the first one alone."""
+    model = build("bert")
+    attention = model.bert.encoder.layer[1].attention
+    with HeadGates(model).attached():
+        logits(model, inputs("bert"))
+        attention.output.forward = lambda heads, residual: residual + heads @ attention.output.dense.weight.T
+        with pytest.raises(GateError, match="goes round its output projection"):
+            logits(model, inputs("bert"))
+
+
+def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
+    model, batch, calls = build("bert"), inputs("bert"), []
+    sites = find_attention(model)
+    hooks = OutputHooks(model, sites)
+    expected = logits(model, batch)
+    hooks.attach(lambda module, args, kwargs: calls.append((module, sorted(kwargs))), lambda site, heads: heads * site)
+    assert not torch.allclose(logits(model, batch), expected)
+    assert calls == [(model, sorted(batch))]
+    hooks.detach()
+    assert torch.equal(logits(model, batch), expected)
+    assert len(calls) == 1

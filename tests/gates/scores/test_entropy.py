@@ -214,7 +214,7 @@ def test_attention_to_a_single_key_has_no_entropy(monkeypatch, fused):
         monkeypatch.setattr(module, "_fused", lambda *arguments: None)
     torch.manual_seed(0)
     entropy = attention_entropy(torch.randn(4, 3, 50, 8) * 200, torch.randn(4, 3, 20, 8), 1.0)
-    assert float(entropy.min()) == 0
+    assert 0 <= float(entropy.min()) < 1e-6
     assert float(entropy.median()) < 1e-3
 
 
