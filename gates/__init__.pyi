@@ -16,6 +16,7 @@ from gates.hooks.observe import observe_entropy as observe_entropy
 from gates.model import GatedModel as GatedModel
 from gates.model import get_gated_model as get_gated_model
 from gates.objective import l0_penalty as l0_penalty
+from gates.recovery.refit import refit_ as refit_
 from gates.recovery.rescale import rescaled_gates as rescaled_gates
 from gates.scores.confidence import AttentionConfidence as AttentionConfidence
 from gates.scores.entropy import AttentionEntropy as AttentionEntropy
