@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from yaml import YAMLError
 
 from gates.export.cost import Cost, count_parameters
-from gates.export.labels import site_labels
 from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
 from gates.files import replacing
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
+from gates.surgery.labels import site_labels
 
 CardForm = Literal["pruned", "stock", "masked", "onnx"]
 FORMS: dict[str, str] = {

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from gates.errors import GateError
 from gates.export.reloaded import relative_difference
 from gates.sites import AttentionSite, find_attention
+from gates.surgery.labels import site_labels
 
 STACK_FIELDS = {
     "encoder": ("encoder_attention_heads", "num_encoder_attention_heads"),
@@ -82,10 +83,11 @@ def _stock_config(cut: PreTrainedModel, dense: PreTrainedModel) -> tuple[Any, st
     config = copy.deepcopy(dense.config)
     left = {site.name: site for site in find_attention(cut)}
     values: dict[tuple[str, str], dict[str, int]] = {}
-    for site in find_attention(dense):
+    sites = find_attention(dense)
+    for site, label in zip(sites, site_labels(sites), strict=True):
         part = _part(dense, site)
         for field, value in _fields(getattr(config, part, config), site, left.get(site.name)).items():
-            values.setdefault((part, field), {})[site.label] = value
+            values.setdefault((part, field), {})[label] = value
     settings = []
     for (part, field), counts in values.items():
         low, high = (pick(counts.items(), key=lambda item: item[1]) for pick in (min, max))

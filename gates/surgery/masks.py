@@ -14,6 +14,7 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.files import replacing
 from gates.sites import AttentionSite
+from gates.surgery.labels import site_labels
 
 
 def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:
@@ -128,23 +129,25 @@ def _of_kept(kept: dict[str, Any], sites: tuple[AttentionSite, ...], source: str
     """From the heads that each site keeps."""
     layers = [site.layer for site in sites]
     by_layer = {str(site.layer): site.name for site in sites} if len(set(layers)) == len(sites) else {}
-    names = by_layer | {site.label: site.name for site in sites} | {site.name: site.name for site in sites}
-    example = next(iter(by_layer), sites[0].label)
+    labels = site_labels(sites)
+    by_label = {label: site.name for label, site in zip(labels, sites, strict=True)}
+    names = by_layer | by_label | {site.name: site.name for site in sites}
+    example = next(iter(by_layer), labels[0])
     heads: dict[str, Any] = {}
     for key, indices in kept.items():
         if key not in names:
             raise GateError(
                 f"the mask file {source!r} names the layer {key!r}; this model has {len(sites)}, from {example!r} to "
-                f"{str(sites[-1].layer) if by_layer else sites[-1].label!r}"
+                f"{str(sites[-1].layer) if by_layer else labels[-1]!r}"
             )
         if names[key] in heads:
             raise GateError(f"the mask file {source!r} names {names[key]!r} twice, once as {key!r}; name each layer once")
         heads[names[key]] = indices
     mask = []
-    for site in sites:
+    for site, label in zip(sites, labels, strict=True):
         if site.name not in heads:
             raise GateError(
-                f"the mask file {source!r} says nothing of {site.label!r}; give the heads kept in each of {len(sites)} layers, "
+                f"the mask file {source!r} says nothing of {label!r}; give the heads kept in each of {len(sites)} layers, "
                 "[] where there are none"
             )
         mask.append(_row_of(heads[site.name], site, source))

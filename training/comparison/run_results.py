@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gates.export.card import ModelCard, update_results
 from gates.export.checkpoint import save_pruned
+from gates.surgery.labels import site_labels
 from gates.surgery.masks import save_mask
 from training.comparison.methods import Method, file_name
 from training.comparison.tables import Results
@@ -114,7 +115,7 @@ def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: 
         "method": own.name,
         "kept": gates.open_heads(mask),
         "data": source_of(results.data) if results.data is not None else {},
-        "by_site": {site.label: int(part.sum()) for site, part in zip(gates.sites, kept, strict=True)},
+        "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), kept, strict=True)},
         "result": rows_of(own.name)[stage],
         "dense": rows_of("dense"),
         "hies_alpha": next(iter(results.alphas.values()), None),

@@ -12,6 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from gates.budget import Budget
+from gates.surgery.labels import site_labels
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector
@@ -66,10 +67,11 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
     """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
     smallest = Budget.parse(selector.smallest, selector.sizes).total
     gates = experiments.pruner.gates
+    labels = site_labels(gates.sites)
     columns: dict[str, Any] = {
         "seed": experiments.seed,
         "gate": range(gates.size),
-        "site": [site.label for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
+        "site": [label for label, size in zip(labels, gates.sizes, strict=True) for _ in range(size)],
         "kind": [site.kind for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "layer": [site.layer for site, size in zip(gates.sites, gates.sizes, strict=True) for _ in range(size)],
         "head": [head for size in gates.sizes for head in range(size)],
@@ -87,7 +89,7 @@ def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame
     rows = []
     for one in selector.priced.values():
         left = [int(part.sum()) for part in one.mask.split(gates.sizes)]
-        by_site = {site.label: count for site, count in zip(gates.sites, left, strict=True)}
+        by_site = dict(zip(site_labels(gates.sites), left, strict=True))
         price = " ".join(f"{kind} {value:g}" for kind, value in one.price.items()) if isinstance(one.price, dict) else one.price
         rows.append({"seed": experiments.seed, "method": one.method, "price": price, "open": sum(left), **by_site})
     return pd.DataFrame(rows)
@@ -188,8 +190,8 @@ def write_tables(
     run.write_json(
         "sites.json",
         [
-            {"label": site.label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
-            for site, size in zip(gates.sites, gates.sizes, strict=True)
+            {"label": label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
+            for label, site, size in zip(site_labels(gates.sites), gates.sites, gates.sizes, strict=True)
         ],
     )
     run.write_json(

@@ -11,6 +11,7 @@ from pytorch_lightning.loggers import WandbLogger
 from torch import Tensor
 
 from gates.sites import KINDS
+from gates.surgery.labels import site_labels
 from training.plotting import figure_image, gate_heat_map
 from training.pruner.module import HeadPruner
 
@@ -61,8 +62,8 @@ class GateLog(pl.Callback):
             for index, kind in enumerate(KINDS):
                 if bool((kinds == index).any()):
                     logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
-            for site, part in zip(gates.sites, counts.split(gates.sizes), strict=True):
-                logged[f"{name}/{site.label}"] = float(part.sum())
+            for label, part in zip(site_labels(gates.sites), counts.split(gates.sizes), strict=True):
+                logged[f"{name}/{label}"] = float(part.sum())
         if pruner.steering.target is not None:
             target, goals = pruner.steering.target, pruner.goals(step - 1)  # which the step that is done aimed at
             logged["heads/target"] = float(sum(goals))
@@ -98,6 +99,6 @@ class GateLog(pl.Callback):
     def table(self, pruner: HeadPruner) -> pd.DataFrame:
         """One row per recorded step and one column per gate, such as ``encoder.3.11``."""
         gates = pruner.gates
-        names = [f"{site.label}.{i}" for site, size in zip(gates.sites, gates.sizes, strict=True) for i in range(size)]
+        names = [f"{label}.{i}" for label, size in zip(site_labels(gates.sites), gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
         return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})

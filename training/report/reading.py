@@ -157,7 +157,7 @@ def _course(rows: pd.DataFrame) -> Course:
     """The mean over seeds at every step; columns are named like ``encoder.3.11``."""
     gates = rows.drop(columns=["seed", "method", "budget"]).set_index("step").dropna(axis="columns", how="all")
     values, is_open = gates.groupby(level="step").mean(), (gates > 0).astype(float).groupby(level="step").mean()
-    sites = group_labels([".".join(str(name).split(".")[:2]) for name in gates.columns])
+    sites = group_labels([str(name).rpartition(".")[0] for name in gates.columns])
     return Course(sites, values.index.to_numpy(), values.to_numpy(), is_open.to_numpy(), rows["seed"].nunique())
 
 

@@ -16,11 +16,11 @@ def site_labels(sites: Sequence[AttentionSite]) -> tuple[str, ...]:
     Args:
         sites: all sites of a model.
 
-    >>> from transformers import CLIPSegConfig, CLIPSegModel
+    >>> from transformers import AltCLIPConfig, AltCLIPModel
     >>> from gates.sites import find_attention
     >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    >>> config = CLIPSegConfig(text_config={**size, "vocab_size": 50}, vision_config=size)
-    >>> site_labels(find_attention(CLIPSegModel(config)))
+    >>> config = AltCLIPConfig(text_config={**size, "vocab_size": 50, "project_dim": 8}, vision_config=size)
+    >>> site_labels(find_attention(AltCLIPModel(config)))
     ('text_model.encoder.0', 'vision_model.encoder.0')
     """
     labels: dict[str, str] = {}
