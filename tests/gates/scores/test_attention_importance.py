@@ -107,3 +107,24 @@ def test_what_has_no_matrix_is_refused():
             find_attention(marian),
             lambda: marian.get_encoder()(batch["input_ids"]).last_hidden_state.square().flatten(1).sum(1),
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weights: weights.detach(), "are not in its graph"),
+        (lambda weights: weights * 1, r"does not depend on the attention matrix that BertSelfAttention at '.*layer\.1"),
+    ],
+)
+def test_a_matrix_that_the_loss_does_not_come_from_is_refused(change, said):
+    """One of two layers hands out a copy of its matrix, with a graph of its own or without one."""
+    model, batch = build("bert"), inputs("bert")
+    core = model.bert.encoder.layer[1].attention.self
+    core.register_forward_hook(lambda module, args, output: (output[0], change(output[1])))
+    with pytest.raises(GateError, match=said):
+        attention_gradients(model, find_attention(model), lambda: losses_of(model, batch))
+
+
+def test_scores_of_a_half_precision_model_are_float32():
+    model, batch = build("bert").to(torch.bfloat16), inputs("bert")
+    assert attention_gradients(model, find_attention(model), lambda: losses_of(model, batch)).dtype == torch.float32
