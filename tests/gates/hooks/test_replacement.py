@@ -310,3 +310,17 @@ def test_a_mask_hides_by_the_lowest_number_of_its_dtype(dtype):
     assert _only_hides(torch.zeros(3, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min))
     assert _only_hides(torch.zeros(3, dtype=dtype).masked_fill(hidden, -torch.inf))
     assert not _only_hides(torch.zeros(3, dtype=dtype).masked_fill(hidden, -1e4))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_uniform_attention_sees_the_keys_that_the_call_says(is_causal):
+    """A decoder that is told so looks ahead; then the first query's replacement changes with the last token."""
+    model = build("llama")
+    gates = HeadGates(model).eval().attach()
+    gates.set_mask_(torch.zeros(8))
+    ids = torch.arange(6).unsqueeze(0)
+    other = ids.clone()
+    other[0, -1] = 17
+    with torch.no_grad(), uniform_replacement(model, gates):
+        first, second = (model(tokens, is_causal=is_causal).logits[0, 0] for tokens in (ids, other))
+    assert torch.equal(first, second) == is_causal
