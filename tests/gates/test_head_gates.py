@@ -379,3 +379,11 @@ def test_gates_of_kinds_that_are_not_learned_are_one(family, draw_per):
 def test_kinds_that_the_model_lacks_are_named():
     with pytest.raises(GateError, match="gates of kind 'cross' are to be learned; this model has 'encoder' only"):
         HeadGates(build("bert"), kinds=["cross"])
+
+
+def test_new_gates_keep_all_heads():
+    gates = HeadGates(build("marian"), kinds=["encoder"])
+    assert gates.mask.tolist() == [1.0] * 32
+    assert gates.open_heads() == 32
+    assert gates.log_alpha.tolist() == [2.5] * 32
+    assert set(gates.state_dict()) == {"mask", "learned.log_alpha", "_extra_state"}

@@ -1,10 +1,11 @@
 import pytest
 import torch
+from transformers import GraniteConfig, GraniteModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observe_head_outputs
-from gates.hooks.replacement import MeanHeadOutput, mean_replacement, uniform_replacement
+from gates.hooks.replacement import MeanHeadOutput, _only_hides, mean_replacement, uniform_replacement
 from gates.scores.importance import head_gradients
 from gates.sites import find_attention
 from tests.gates.scores.test_importance import losses_of
@@ -270,3 +271,69 @@ def test_a_mask_of_numbers_may_only_hide(bias, reason):
     else:
         with pytest.raises(GateError, match=reason), uniform_replacement(model, gates):
             logits(model, batch)
+
+
+def test_a_single_query_is_its_own_mean_and_sums_are_in_double_precision():
+    metric = MeanHeadOutput(find_attention(build("bert")))
+    heads = torch.rand(1, 20_000, 32, generator=torch.Generator().manual_seed(0)) + 100
+    metric.update(0, heads[:, :1])
+    metric.update(1, heads)
+    first, second = metric.compute()
+    assert torch.equal(first, heads[0, 0].double())
+    torch.testing.assert_close(second, heads[0].double().mean(0), rtol=1e-13, atol=0)
+    assert not metric.count.is_floating_point()
+
+
+def test_heads_that_change_after_attention_are_refused():
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model).eval().attach()
+    core = gates.sites[1].core
+    core.register_forward_hook(lambda module, args, output: (output[0] * 2, *output[1:]))
+    with pytest.raises(GateError, match="changes the heads"), uniform_replacement(model, gates):
+        logits(model, batch)
+
+
+def test_a_position_bias_that_is_0_at_most_places_is_one():
+    architecture = zoo.BY_NAME["T5"]
+    model, batch = zoo.build(architecture), zoo.inputs(architecture)
+    with torch.no_grad():
+        for module in model.modules():
+            if getattr(module, "relative_attention_bias", None) is not None:
+                module.relative_attention_bias.weight[1:] = 0.0
+                module.relative_attention_bias.weight[0] = 1.0
+    gates = HeadGates(model).eval().attach()
+    with pytest.raises(GateError, match="position bias"), torch.no_grad(), uniform_replacement(model, gates):
+        model(**batch)
+
+
+def test_the_models_own_scale_of_scores_is_kept():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = GraniteConfig(**sizes, intermediate_size=40, vocab_size=50, attention_multiplier=2.0, pad_token_id=0)
+    model, ids = GraniteModel(config).eval(), torch.randint(50, (3, 7))
+    gates = HeadGates(model).eval().attach()
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        with uniform_replacement(model, gates):
+            torch.testing.assert_close(model(ids).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_mask_hides_by_the_lowest_number_of_its_dtype(dtype):
+    hidden = torch.tensor([True, False, False])
+    assert _only_hides(torch.zeros(3, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min))
+    assert _only_hides(torch.zeros(3, dtype=dtype).masked_fill(hidden, -torch.inf))
+    assert not _only_hides(torch.zeros(3, dtype=dtype).masked_fill(hidden, -1e4))
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_uniform_attention_sees_the_keys_that_the_call_says(is_causal):
+    """A decoder that is told so looks ahead; then the first query's replacement changes with the last token."""
+    model = build("llama")
+    gates = HeadGates(model).eval().attach()
+    gates.set_mask_(torch.zeros(8))
+    ids = torch.arange(6).unsqueeze(0)
+    other = ids.clone()
+    other[0, -1] = 17
+    with torch.no_grad(), uniform_replacement(model, gates):
+        first, second = (model(tokens, is_causal=is_causal).logits[0, 0] for tokens in (ids, other))
+    assert torch.equal(first, second) == is_causal

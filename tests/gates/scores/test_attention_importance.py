@@ -111,3 +111,24 @@ def test_one_matrix_for_two_streams_of_heads_is_refused():
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     with pytest.raises(GateError, match="one of its streams"):
         attention_gradients(model, find_attention(model), lambda: model(**batch)[0].flatten(1).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weights: weights.detach(), "are not in its graph"),
+        (lambda weights: weights * 1, r"does not depend on the attention matrix that BertSelfAttention at '.*layer\.1"),
+    ],
+)
+def test_a_matrix_that_the_loss_does_not_come_from_is_refused(change, said):
+    """One of two layers hands out a copy of its matrix, with a graph of its own or without one."""
+    model, batch = build("bert"), inputs("bert")
+    core = model.bert.encoder.layer[1].attention.self
+    core.register_forward_hook(lambda module, args, output: (output[0], change(output[1])))
+    with pytest.raises(GateError, match=said):
+        attention_gradients(model, find_attention(model), lambda: losses_of(model, batch))
+
+
+def test_scores_of_a_half_precision_model_are_float32():
+    model, batch = build("bert").to(torch.bfloat16), inputs("bert")
+    assert attention_gradients(model, find_attention(model), lambda: losses_of(model, batch)).dtype == torch.float32

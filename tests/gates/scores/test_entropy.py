@@ -224,3 +224,10 @@ def test_a_bias_that_hides_keys_takes_the_fused_way_and_any_other_does_not():
     assert module._is_binary(hides)
     assert not module._is_binary(torch.tensor([[0.0, -1e4, -torch.inf]]))
     assert not module._is_binary(torch.tensor([[0.0, 0.5]]))
+
+
+def test_the_measure_of_a_half_precision_matrix_takes_its_zeros():
+    weights = torch.tensor([[[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]])
+    metric = AttentionEntropy(find_attention(build("bert")))
+    for dtype in (torch.float16, torch.bfloat16):
+        assert metric.from_matrix(weights.to(dtype)).flatten().tolist() == pytest.approx([math.log(2), 0], abs=1e-2)

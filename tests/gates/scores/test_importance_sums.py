@@ -1,5 +1,7 @@
 """What becomes of rows of gradients: sums, standard errors, norms by layer, and the order of a removal in steps."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -28,8 +30,8 @@ def test_two_examples_have_the_unbiased_standard_error():
 
 
 def test_examples_that_are_all_alike_have_no_spread_whatever_the_rounding():
-    for value in (0.1, 1 / 3, 123.456):
-        error = importance_of(torch.full((1000, 3), value), parts=7).standard_error
+    for value, parts in product((0.001, 0.1, 1 / 3, 0.7, 2.3, 123.456), (1, 7)):
+        error = importance_of(torch.full((1000, 1), value).expand(-1, 3), parts).standard_error
         assert bool((error >= 0).all())
         assert bool((error < 1e-6 * value).all())
 
@@ -75,3 +77,8 @@ def test_of_equal_gates_the_earlier_goes_first():
 def test_impossible_shares_are_named(share):
     with pytest.raises(GateError, match=f"in one step is {share}"):
         removal_ranking(lambda mask: mask, 4, share=share)
+
+
+def test_small_norms_are_norms_too():
+    found = normalise_by_layer(torch.tensor([0.03, 0.04, 3e-20]), torch.tensor([0, 0, 1]))
+    torch.testing.assert_close(found[:2], torch.tensor([0.6, 0.8]))
