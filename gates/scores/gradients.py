@@ -102,6 +102,12 @@ def _check(gates: HeadGates, losses: Tensor, ran: set[int]) -> None:
             f"the losses have shape {list(losses.shape)}{'' if losses.requires_grad else ' and no gradient'}; expected one for "
             "each example, [batch], with a gradient: reduction='none', and no torch.no_grad() around the model"
         )
+    if not bool(losses.isfinite().all()):
+        example = int((~losses.isfinite()).nonzero()[0])
+        raise GateError(
+            f"the loss of example {example} is {float(losses[example].detach())}, so no head has a score; look for infinite "
+            "weights or inputs, or a learning rate that was too high"
+        )
 
 
 def _nothing(examples: int) -> Callable[[Tensor], Tensor]:

@@ -373,7 +373,7 @@ def test_two_processes_stay_in_step(tmp_path):
 
 
 def test_importing_needs_no_accelerate():
-    code = "import sys; sys.modules['accelerate'] = None; import gates.hf_trainer, gates.model"
+    code = "import sys; sys.modules['accelerate'] = sys.modules['peft'] = None; import gates.hf_trainer, gates.model"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -152,7 +152,8 @@ def cost_table(contents: Contents, caption: str) -> Table:
 
 
 def statistics_table(contents: Contents) -> Table:
-    """Differences between methods, seed by seed, with their intervals and p values as far as there are such."""
+    """Differences between methods: from seed to seed where there are several, and their intervals and p values where there are
+    such."""
     tests = contents.statistics
     assert tests is not None
     titles = {
@@ -170,8 +171,12 @@ def statistics_table(contents: Contents) -> Table:
         "p": "p",
         "p_holm": "p, corrected (Holm)",
     }
-    texts = ("method", "rival", "stage")
-    columns = [Column(name, title, numeric=name not in texts) for name, title in titles.items()]
+    texts, idle = ("method", "rival", "stage"), set()
+    if tests["seeds"].max() == 1:
+        idle |= {"ahead", "least", "most"}
+    if tests["p"].isna().all():
+        idle |= {"low", "high", "p", "p_holm"}
+    columns = [Column(name, title, numeric=name not in texts) for name, title in titles.items() if name not in idle]
     caption = f"Test {contents.metric} of a method less that of its rival at the same budget. " + " ".join(
         HOW_TESTED[name] for name in dict.fromkeys(map(regime, sorted(set(tests["seeds"]))))
     )

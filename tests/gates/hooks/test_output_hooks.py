@@ -134,9 +134,14 @@ def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
     sites = find_attention(model)
     hooks = OutputHooks(model, sites)
     expected = logits(model, batch)
-    hooks.attach(lambda module, args, kwargs: calls.append((module, sorted(kwargs))), lambda site, heads: heads * site)
+    hooks.attach(
+        torch.nn.Module(),
+        lambda module, args, kwargs: calls.append((module, sorted(kwargs))),
+        lambda module, args, output: calls.append((module, "done")),
+        lambda site, heads: heads * site,
+    )
     assert not torch.allclose(logits(model, batch), expected)
-    assert calls == [(model, sorted(batch))]
+    assert calls == [(model, sorted(batch)), (model, "done")]
     hooks.detach()
     assert torch.equal(logits(model, batch), expected)
-    assert len(calls) == 1
+    assert len(calls) == 2

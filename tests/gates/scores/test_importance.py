@@ -162,3 +162,15 @@ def test_steps_take_a_tenth_and_at_least_one():
         assert len(calls) == steps
     with pytest.raises(GateError, match="share"):
         removal_ranking(lambda mask: mask, 4, share=0.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_named(value):
+    model, batch = build("bert"), inputs("bert")
+    gates = HeadGates(model)
+
+    def losses():
+        return losses_of(model, batch) * torch.tensor([1.0, value, *[1.0] * (len(batch["input_ids"]) - 2)])
+
+    with pytest.raises(GateError, match=f"the loss of example 1 is -?{value}, so no head has a score"):
+        head_gradients(gates, losses)

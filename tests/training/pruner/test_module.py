@@ -451,11 +451,18 @@ def test_bf16_mixed_keeps_gates_in_float32():
     assert pruner.gates.mask.sum() == 3
 
 
-def test_nan_loss_stops_with_advice():
-    pruner = make_pruner(finetune=0.0)
+@pytest.mark.parametrize(
+    ("his_start", "said"),
+    [
+        (0.0, r"the loss is nan at step 0.*--ckpt_path"),
+        (1.0, r"the loss of example 0 is nan, so no head has a score; .*a learning rate that was too high"),
+    ],
+)
+def test_nan_loss_stops_with_advice(his_start, said):
+    pruner = make_pruner(finetune=0.0, his_start=his_start)
     with torch.no_grad():
         pruner.backbone.classifier.bias.fill_(float("nan"))
-    with pytest.raises(GateError, match=r"the loss is nan at step 0.*--ckpt_path"):
+    with pytest.raises(GateError, match=said):
         fit(pruner)
 
 
