@@ -96,6 +96,16 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
     return torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
 
 
+def check_numbers(scores: Tensor) -> None:
+    """Raises :class:`GateError` for scores that are NaN, which no order has a place for."""
+    if bool(scores.isnan().any()):
+        head = int(scores.isnan().nonzero()[0])
+        raise GateError(
+            f"the score of head {head} is nan, so heads cannot be ranked; look for infinite losses or weights, or compute the "
+            "scores in float32"
+        )
+
+
 def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
     """The mask of exactly the budgeted number of highest scores; ties go to the earlier head.
 
@@ -107,9 +117,13 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
     Returns:
         0/1 mask ``[heads]``, float32.
 
+    Raises:
+        GateError: for scores that are not numbers.
+
     >>> top_k_mask(torch.tensor([0.3, 0.9, 0.1, 0.5]), Budget(2, {}), kind_index=torch.zeros(4))
     tensor([0., 1., 0., 1.])
     """
+    check_numbers(scores)
     mask = torch.zeros(scores.shape[0], device=scores.device)
     quotas: list[tuple[str | None, int]] = [*budget.per_kind.items()] or [(None, budget.total)]
     for kind, count in quotas:

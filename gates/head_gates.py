@@ -8,7 +8,7 @@ and independent of the attention implementation (eager, SDPA, flash, flex).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, get_args
 
@@ -26,7 +26,7 @@ from gates.hooks.examples import count_examples
 from gates.hooks.leaves import Leaves
 from gates.hooks.output_hooks import OutputHooks
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
-from gates.sites import KINDS, AttentionSite, find_attention
+from gates.sites import KINDS, AttentionSite, check_width, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
 
@@ -129,6 +129,7 @@ class HeadGates(nn.Module):
         self._hooks = OutputHooks(model, self.sites)
         self._input_names = list(inspect.signature(model.forward).parameters)
         self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
+        self._axes_of_losses: dict[Hashable, ExampleAxes] = {}
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
         self._reentrant = ReentrantCheck()
@@ -304,6 +305,10 @@ class HeadGates(nn.Module):
         finally:
             self._leaves = before
 
+    def axes_of_losses(self, code: Hashable) -> ExampleAxes:
+        """What is known of the rows that the losses of some code depend on, see :mod:`gates.scores.gradients`."""
+        return self._axes_of_losses.setdefault(code, ExampleAxes(self.model, [site.name for site in self.sites]))
+
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
         return self._hooks.unreached()
@@ -332,6 +337,7 @@ class HeadGates(nn.Module):
         """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
         if self.example_axes.is_asking:
             return self.example_axes.see(index, heads)
+        check_width(self.sites[index], heads)
         values = self._values_at(index)
         if self._drawn is not None:
             self._reentrant.check(index)

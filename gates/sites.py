@@ -32,6 +32,7 @@ WIDTH = "it takes the width of its input for that of its heads together"
 GATE_ONLY_CLASSES = {
     "LongformerSelfAttention": SPARSE,
     "BigBirdBlockSparseAttention": SPARSE,
+    "BigBirdSelfAttention": SPARSE,  # what a short text makes of it
     "PegasusXGlobalLocalAttention": SPARSE,
     "DiffLlamaAttention": DIFFERENCE,
     "BeitAttention": RELATIVE,
@@ -157,6 +158,15 @@ def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
             "use a Transformer with multi-head attention or add its projection names there"
         )
     return sites
+
+
+def check_width(site: AttentionSite, heads: Tensor) -> None:
+    """Raises :class:`GateError` for heads ``[..., heads * head_dim]`` of a site that has lost some since it was found."""
+    if heads.shape[-1] != site.heads * site.head_dim:
+        raise GateError(
+            f"the attention at {site.name!r} had {site.heads} heads of {site.head_dim} features when these gates or sites were "
+            f"made, and now gives {heads.shape[-1]} features: heads were removed since; make new ones of the model"
+        )
 
 
 def describe_kinds(sites: tuple[AttentionSite, ...]) -> dict[str, int]:

@@ -36,7 +36,7 @@ from gates.sites import AttentionSite, find_attention
 from gates.surgery import pruned
 from gates.surgery.masks import save_mask
 from gates.surgery.modeling_file import auto_classes, save_pruned_shape
-from gates.surgery.remove import remove_heads_, zero_heads_
+from gates.surgery.remove import check_removable, remove_heads_, zero_heads_
 
 Form = Literal["pruned", "stock", "masked"]
 
@@ -105,6 +105,8 @@ def save_pruned(
                 "no mask is given, and no head of this model was removed before; give the mask of the heads to keep"
             )
         mask = torch.ones(sum(site.heads for site in sites))
+    if form != "masked":
+        check_removable(sites)
     check_batch = of_dtype(example_inputs(model) if check_batch is None else check_batch, model.dtype)
     cut = copy.deepcopy(model).eval()
     if form == "masked":

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
 from gates.export.input_guesses import guesses
+from gates.hooks.evaluating import evaluating
 from gates.sites import find_attention
 
 
@@ -43,7 +44,7 @@ def example_inputs(
     reasons: list[str] = []
     with _at_rest(model):
         for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):
-            inputs = {name: tensor.to(model.device) for name, tensor in found.items()}
+            inputs = {name: _placed(tensor, model) for name, tensor in found.items()}
             try:
                 left_out = _left_out(model, inputs)
             except Exception as error:  # models refuse in many ways
@@ -97,6 +98,8 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     ]
     try:
         output = model(**inputs)[0]
+        while isinstance(output, (tuple, list)) and output:  # feature maps
+            output = output[0]
     finally:
         for hook in hooks:
             hook.remove()
@@ -105,15 +108,14 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     return sorted(missing)
 
 
+def _placed(tensor: Tensor, model: PreTrainedModel) -> Tensor:
+    """On the model's device; pictures and sound in its type of numbers."""
+    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
+
+
 @contextmanager
 def _at_rest(model: PreTrainedModel) -> Iterator[None]:
     """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
-    modes = {module: module.training for module in model.modules()}
     devices = {tensor.device for tensor in itertools.islice(model.parameters(), 1) if tensor.device.type == "cuda"}
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
-            model.eval()
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), evaluating(model):
+        yield

@@ -24,6 +24,8 @@ PLACEHOLDERS = {
     "input_features": (("audio_token_id", "audio_token_index"), "get_audio_features"),
 }
 """By input: the token that stands in a text for one of its features, and the method that computes them."""
+CHOICES = 3
+"""Texts to choose from, where a model chooses."""
 SIDE, SAMPLES, FRAMES = 224, 8000, 200
 """Where the config does not tell: pixels of a side, samples of a wave (half a second), frames of a spectrogram."""
 
@@ -68,7 +70,7 @@ def guesses(model: PreTrainedModel, *, batch: int, length: int, padded: bool, se
     if request.takes("input_ids"):
         yield from (found for part in media if (found := _with_text(request, part)) is not None)
         if main == "input_ids":
-            yield _with_text(request, {}) or {}
+            yield _with_choices(request, _with_text(request, {}) or {})
     if main != "input_ids" or not request.takes("input_ids"):
         known = any(main in part for part in media)
         yield from (_with_target(request, part, request.length) for part in media if main in part or not known)
@@ -119,6 +121,13 @@ def _with_text(request: Request, media: Inputs) -> Inputs | None:
         token = request.stated(*PLACEHOLDERS["pixel_values"][0], of=TEXT)
         inputs["mm_token_type_ids"] = (ids == token).long()
     return _with_target(request, {**inputs, **media}, ids.shape[1])
+
+
+def _with_choices(request: Request, inputs: Inputs) -> Inputs:
+    """The same as ``[batch, choices, length]``, for models that choose among several texts."""
+    if not type(request.model).__name__.endswith("MultipleChoice"):
+        return inputs
+    return {name: tensor.unsqueeze(1).repeat(1, CHOICES, *[1] * (tensor.dim() - 1)) for name, tensor in inputs.items()}
 
 
 def _with_target(request: Request, inputs: Inputs, length: int) -> Inputs:

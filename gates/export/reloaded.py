@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.hooks.evaluating import evaluating
 
 TOLERANCE = 1e-4
 """Largest difference of outputs in float32, relative to the largest output; float rounding only."""
@@ -61,13 +62,10 @@ def relative_difference(one: PreTrainedModel, other: PreTrainedModel, inputs: Ma
     mask = inputs.get("attention_mask") if "decoder_input_ids" not in inputs else inputs.get("decoder_attention_mask")
     outputs = []
     for model in (one, other):
-        was_training = model.training
-        try:
-            placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-            output = model.eval()(**placed)[0].float().cpu()
-            outputs.append(output[mask.cpu().bool()] if mask is not None and output.shape[:2] == mask.shape else output)
-        finally:
-            model.train(was_training)
+        placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+        with evaluating(model):
+            output = model(**placed)[0].float().cpu()
+        outputs.append(output[mask.cpu().bool()] if mask is not None and output.shape[:2] == mask.shape else output)
     return float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max().clamp(min=1.0))
 
 

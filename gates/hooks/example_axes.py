@@ -92,15 +92,19 @@ class ExampleAxes:
                 self._model(*own, **named)
                 return self._seen
             finally:
-                self._seen = None
+                self._seen = None  # also where a model does not take the others' inputs
 
         devices = {parameter.device for parameter in self._model.parameters() if parameter.device.type == "cuda"}
         with evaluating(self._model), torch.random.fork_rng(devices):
-            before = heads_with(None)
+            try:
+                before = heads_with(None)
 
-            def touched(group: Tensor) -> list[Tensor]:
-                after = heads_with(group)
-                return [(after[place] != heads).any(-1) for place, heads in before.items()]
+                def touched(group: Tensor) -> list[Tensor]:
+                    after = heads_with(group)
+                    return [(after[place] != heads).any(-1) for place, heads in before.items()]
 
-            for (site, _), numbers in zip(before, locate(touched, examples), strict=True):
+                found = locate(touched, examples)
+            except Exception:  # models refuse inputs in many ways, such as texts whose pictures are those of others
+                return
+            for (site, _), numbers in zip(before, found, strict=True):
                 self.learn(site, numbers, examples)

@@ -143,11 +143,10 @@ def axes_of(numbers: Tensor, examples: int) -> list[ExampleAxis]:
 
 
 def only_axis(shape: Sequence[int], examples: int) -> ExampleAxis | None:
-    """The axis of ``[..., features]`` that alone can have the examples by its size; None where there are several or none."""
+    """The first axis of ``[..., features]``, if it alone can have the examples by its size; None otherwise: another axis of
+    this size may be that of positions."""
     several = [axis for axis, size in enumerate(shape[:-1]) if size % examples == 0]
-    if len(several) == 1 and shape[several[0]] == examples:
-        return ExampleAxis(several[0], fold=1, interleaved=False)
-    return None
+    return ExampleAxis(0, fold=1, interleaved=False) if several == [0] and shape[0] == examples else None
 
 
 def count_examples(inputs: Mapping[str, Any]) -> int:

@@ -36,8 +36,8 @@ def is_causal(name: str, core: nn.Module, owner: PreTrainedModel | None) -> bool
         owner: the innermost model around it, which makes its masks.
     """
     said = [getattr(core, attribute) for attribute in ("is_causal", "is_decoder") if hasattr(core, attribute)]
-    if any(said) or type(core).__name__ in CAUSAL_CLASSES:
-        return True
+    if any(said) or type(core).__name__ in CAUSAL_CLASSES or getattr(getattr(owner, "config", None), "causal", None) is True:
+        return True  # XLM and FlauBERT say it in their config
     masks = _masks_for(core, owner)
     if masks == {"causal"}:  # also CLIP's text model, whose attention calls itself bidirectional
         return not _is_bidirectional(getattr(owner, "config", None))

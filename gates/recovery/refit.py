@@ -82,7 +82,7 @@ def refit_(
     the same weights. Projections before the first closed head stay as they are.
 
     Where the output of an attention is not added to the residual stream as it is, but behind a norm or a factor, the target is
-    the dense model's output of the projection.
+    the dense model's output of the projection. Feed-forward layers of that kind, and experts, stay as they are.
 
     Args:
         gates: gates of a model with the weights that the mask is for; they may be attached. The model is in evaluation mode

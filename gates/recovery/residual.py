@@ -107,14 +107,14 @@ class _Additions(TorchDispatchMode):
         before = args[0].clone() if adds and func is torch.ops.aten.add_.Tensor else args[0] if adds else None
         result = func(*args, **(kwargs or {}))
         self._time += 1
-        if before is not None:
-            self._added(args[0], args[1], before, result)
-        if isinstance(result, Tensor) and all(result is not one for one in args):
+        if before is not None and self._added(args[0], args[1], before, result):
+            self._made[id(result)] = 0  # the stream itself, whatever was called meanwhile
+        elif isinstance(result, Tensor) and all(result is not one for one in args):
             self._made[id(result)] = self._time
         return result
 
-    def _added(self, one: Tensor, other: Tensor, before: Tensor, result: Tensor) -> None:
-        """A sum of two.
+    def _added(self, one: Tensor, other: Tensor, before: Tensor, result: Tensor) -> bool:
+        """A sum of two; whether it is a stream that something followed was added to.
 
         Args:
             one, other: summands.
@@ -126,13 +126,15 @@ class _Additions(TorchDispatchMode):
             rests: dict[int, Tensor | None] = {call: _plus(rest, other) for call, rest in first.rests.items()}
             rests |= {call: _plus(rest, before) for call, rest in second.rests.items()}
             self._sums.append(_Sum(result, rests))
-            return
+            return False
+        known = len(self.streams)
         for found, beside, content in ((first, other, other), (second, one, before)):
             for call, rest in found.rests.items() if found is not None else ():
                 if self._made.get(id(beside), 0) <= self._called[call]:
                     self.streams[call] = _plus(rest, content)
         if self.enough is not None and len(self.streams) >= self.enough:
             raise _SeenEnoughError
+        return len(self.streams) > known
 
     def _take(self, tensor: Tensor) -> _Sum | None:
         found = next((position for position, sum_ in enumerate(self._sums) if sum_.tensor is tensor), None)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from gates.scores.importance import check_rows
+
 ALL_SUBSETS = 20_000
 """Layers with at most this many candidate masks are searched whole: any layer of up to 16 gates."""
 LARGEST_SCALE = 10.0
@@ -49,7 +51,12 @@ class FisherInformation(Metric):
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
-        """Add rows ``[samples, gates]``, such as :func:`gates.scores.importance.head_gradients` returns them per example."""
+        """Add rows ``[samples, gates]``, such as :func:`gates.scores.importance.head_gradients` returns them per example.
+
+        Raises:
+            GateError: for rows of another shape.
+        """
+        check_rows(gradients, len(self.products))
         gradients = gradients.double()
         self.products += gradients.T @ gradients
         self.samples += gradients.shape[0]

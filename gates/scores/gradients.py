@@ -6,7 +6,7 @@ these are is found out once by the gradients of some examples' losses: see :mod:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.hooks.example_axes import ExampleAxes
 from gates.hooks.examples import MIXED, axes_of, collect, locate
 from gates.hooks.intercept import observing
 
@@ -81,7 +82,8 @@ def gate_gradients(
         places = sorted(reached, key=lambda place: place[0])
         leaves = [reached[place] for place in places]
         examples = len(each) if per_example else 1
-        axes = [gates.example_axes.known(*place, examples) for place in places]
+        known = gates.axes_of_losses(_code(losses))
+        axes = [known.known(*place, examples) for place in places]
         if examples > 1 and _mixes_modalities(gates.model):
             axes = [None] * len(axes)
         is_open = None in axes
@@ -89,7 +91,7 @@ def gate_gradients(
         rows = gradients[: len(leaves)]
         to_examples = [_nothing(examples) if axis is None else partial(axis.collect, examples=examples) for axis in axes]
         if any(axis is None and bool((part != 0).any()) for axis, part in zip(axes, rows, strict=True)):
-            to_examples = _located(gates, places, leaves, each)
+            to_examples = _located(gates, known, places, leaves, each)
     return GateGradients([site for site, _ in places], list(rows), to_examples, list(gradients[len(leaves) :]), len(each))
 
 
@@ -142,13 +144,21 @@ def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[s
     return located
 
 
-def _located(gates: HeadGates, places: list[Place], leaves: list[Tensor], losses: Tensor) -> list[Callable[[Tensor], Tensor]]:
+def _code(losses: Callable[[], Tensor]) -> Hashable:
+    """What tells functions of losses apart: which rows a loss reads is a matter of the loss, not of the model."""
+    own = losses.func if isinstance(losses, partial) else losses
+    return getattr(own, "__code__", type(own))
+
+
+def _located(
+    gates: HeadGates, known: ExampleAxes, places: list[Place], leaves: list[Tensor], losses: Tensor
+) -> list[Callable[[Tensor], Tensor]]:
     """For every leaf the function that sums its rows to examples."""
     examples = len(losses)
     names = [gates.sites[site].name for site, _ in places]
     to_examples: list[Callable[[Tensor], Tensor]] = []
     for (site, _), numbers in zip(places, examples_by_losses(losses, leaves, names), strict=True):
-        gates.example_axes.learn(site, numbers, examples)
+        known.learn(site, numbers, examples)
         regular = axes_of(numbers, examples)  # several only where they differ in rows that no loss depends on
         to_examples.append(partial(regular[0].collect if regular else partial(collect, numbers=numbers), examples=examples))
     return to_examples

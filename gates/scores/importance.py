@@ -118,6 +118,12 @@ class Importance(NamedTuple):
     fisher: Tensor
 
 
+def check_rows(gradients: Tensor, heads: int) -> None:
+    """Raises :class:`GateError` for gradients that are not ``[samples, heads]``."""
+    if gradients.dim() != 2 or gradients.shape[1] != heads:
+        raise GateError(f"the gradients have shape {list(gradients.shape)}; expected [samples, {heads}], one row per example")
+
+
 def _importance_update(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
     """Sums over the rows of ``[samples, heads]``: of |g|, of g, of g^2, and their number."""
     gradients = gradients.double()
@@ -199,7 +205,12 @@ class HeadImportance(Metric):
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, gradients: Tensor) -> None:
-        """Add rows ``[samples, heads]`` as :func:`head_gradients` returns them."""
+        """Add rows ``[samples, heads]`` as :func:`head_gradients` returns them.
+
+        Raises:
+            GateError: for rows of another shape.
+        """
+        check_rows(gradients, len(self.absolute))
         absolute, signed, square, samples = _importance_update(gradients)
         self.absolute += absolute
         self.signed += signed

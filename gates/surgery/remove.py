@@ -164,6 +164,10 @@ def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
 def _checked_values(values: Tensor, mask: Tensor) -> Tensor:
     if values.shape != mask.shape:
         raise GateError(f"the gate values have shape {list(values.shape)}; expected one for each of {len(mask)} heads")
+    if not bool(values.isfinite().all()):
+        raise GateError(
+            f"a gate value is {float(values[~values.isfinite()][0])}; expected numbers, 1 for a head that counts fully"
+        )
     return values.detach().cpu()
 
 

@@ -755,7 +755,7 @@ def tiny_backbone(folder: Path, *, decoder: bool) -> str:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
     more = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "pad_token_id": 0}
     encoder = t.BertModel(t.BertConfig(**sizes, **more))
-    model = t.Qwen2ForCausalLM(t.Qwen2Config(num_key_value_heads=2, **sizes, **more)) if decoder else encoder
+    model = t.LlamaForCausalLM(t.LlamaConfig(num_key_value_heads=2, **sizes, **more)) if decoder else encoder
     model.save_pretrained(folder / "backbone")
     tokenizer.save_pretrained(folder / "backbone")
     return str(folder / "backbone")
