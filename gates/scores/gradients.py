@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,10 +145,11 @@ def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[s
     return located
 
 
-def _code(losses: Callable[[], Tensor]) -> Hashable:
+def _code(losses: Any) -> Hashable:
     """What tells functions of losses apart: which rows a loss reads is a matter of the loss, not of the model."""
     own = losses.func if isinstance(losses, partial) else losses
-    return getattr(own, "__code__", type(own))
+    code: Hashable = getattr(own, "__code__", type(own))
+    return code
 
 
 def _located(
