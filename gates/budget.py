@@ -98,7 +98,7 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
 
 def check_numbers(scores: Tensor) -> None:
     """Raises :class:`GateError` for scores that are NaN, which no order has a place for."""
-    if bool(scores.isnan().any()):
+    if not scores.is_meta and bool(scores.isnan().any()):
         head = int(scores.isnan().nonzero()[0])
         raise GateError(
             f"the score of head {head} is nan, so heads cannot be ranked; look for infinite losses or weights, or compute the "

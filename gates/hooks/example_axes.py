@@ -56,6 +56,8 @@ class ExampleAxes:
     def learn(self, site: int, numbers: Tensor, examples: int) -> None:
         """Keep where the examples are, if the numbers of the rows ``[...]``, from :func:`gates.hooks.examples.locate`, leave no
         choice."""
+        if not bool((numbers >= 0).any()):
+            return  # nothing was touched, so nothing is known
         candidates = axes_of(numbers, examples)
         if len(candidates) == 1 and candidates[0] not in self._axes[site]:
             self._axes[site].append(candidates[0])

@@ -147,9 +147,8 @@ def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[s
 
 def _code(losses: Any) -> Hashable:
     """What tells functions of losses apart: which rows a loss reads is a matter of the loss, not of the model."""
-    own = losses.func if isinstance(losses, partial) else losses
-    code: Hashable = getattr(own, "__code__", type(own))
-    return code
+    own: Any = losses.func if isinstance(losses, partial) else losses
+    return own.__code__ if hasattr(own, "__code__") else str(type(own))
 
 
 def _located(

@@ -155,3 +155,8 @@ def test_the_kind_that_lacks_heads_is_named_where_the_total_suffices():
     budget = Budget.parse({KINDS[0]: 1, KINDS[1]: 4}, {KINDS[0]: 4, KINDS[1]: 6})
     with pytest.raises(GateError, match=f"needs 2 {KINDS[0]} heads, more than the {KINDS[0]} budget of 1;"):
         budget_mask(torch.arange(10.0), budget, kind_index=kinds, layer_index=layers, minimum_per_layer=1)
+
+
+def test_scores_that_are_no_numbers_rank_nothing():
+    with pytest.raises(GateError, match="the score of head 1 is nan, so heads cannot be ranked"):
+        top_k_mask(torch.tensor([0.3, float("nan"), 0.9]), Budget(1, {}), kind_index=torch.zeros(3))

@@ -387,3 +387,27 @@ def test_new_gates_keep_all_heads():
     assert gates.open_heads() == 32
     assert gates.log_alpha.tolist() == [2.5] * 32
     assert set(gates.state_dict()) == {"mask", "learned.log_alpha", "_extra_state"}
+
+
+def test_gates_of_a_model_that_lost_heads_since_are_refused():
+    model, batch = build("bert"), inputs("bert")
+    mask = torch.tensor([1.0, 0, 1, 0] * 2)
+    gates = HeadGates(model)
+    remove_heads_(model, mask)
+    with gates.attached(), gates.use(mask), pytest.raises(GateError, match="heads were removed since; make new ones"):
+        logits(model, batch)
+    with HeadGates(model).attached() as new:
+        logits(model, batch)
+    assert new.size == 4
+
+
+def test_gates_for_another_number_of_examples_do_not_become_gates_of_positions():
+    model, batch = build("bert"), inputs("bert")
+    rows, length = batch["input_ids"].shape
+    assert rows != length
+    with (
+        HeadGates(model).attached() as gates,
+        gates.use(torch.rand(length, gates.size)),
+        pytest.raises(GateError, match="not certain which rows belong to"),
+    ):
+        logits(model, batch)

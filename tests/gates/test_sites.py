@@ -162,3 +162,11 @@ def test_look_alikes_of_known_layouts_are_not_pruned(name):
     assert find_attention(model)[0].gate_only
     with pytest.raises(GateError, match="gated but not removed"):
         remove_heads_(model, torch.ones(4))
+
+
+@pytest.mark.parametrize("name", ["XLM", "Flaubert"])
+def test_a_config_that_says_causal_makes_decoders(name):
+    config, model = getattr(t, f"{name}Config"), getattr(t, f"{name}Model")
+    size = {"emb_dim": 32, "n_layers": 1, "n_heads": 4, "n_words": 60}
+    kinds = [find_attention(model(config(**size, causal=causal)))[0].kind for causal in (True, False)]
+    assert kinds == ["decoder", "encoder"]

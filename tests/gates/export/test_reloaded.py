@@ -12,7 +12,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @pytest.mark.parametrize("form", ["pruned", "masked"])
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", ["Bert", "Llama", "Gemma2", "T5", "ViT"])
+@pytest.mark.parametrize("name", ["Bert", "Llama", "Gemma2", "T5", "ViT", "Whisper"])
 def test_models_in_half_precision_are_saved(tmp_path, name, dtype, form):
     """Their rotary frequencies are rounded by .half() and exact once loaded; T5 loads some layers in float32."""
     architecture = zoo.BY_NAME[name]

@@ -72,8 +72,11 @@ def test_only_what_is_known_speaks_against_an_axis():
     assert axes_of(square, 2) == []
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((3, 7, 8), 0), ((7, 3, 8), 1), ((3, 6, 8), None), ((6, 7, 8), None), ((3, 8), 0)])
-def test_a_size_that_no_other_axis_could_have_is_enough(shape, axis):
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 7, 8), 0), ((7, 3, 8), None), ((3, 6, 8), None), ((6, 7, 8), None), ((3, 8), 0)]
+)
+def test_a_size_of_the_first_axis_that_no_other_could_have_is_enough(shape, axis):
+    """Another axis of this size may be that of positions."""
     assert only_axis(shape, examples=3) == (None if axis is None else ExampleAxis(axis, 1, False))
 
 

@@ -116,3 +116,18 @@ def test_other_errors_come_through():
     model = build("llama").eval()
     with pytest.raises(ZeroDivisionError), watch_writers(projections_of(model, ["o_proj"]), enough=1):
         raise ZeroDivisionError
+
+
+@torch.no_grad()
+def test_one_after_the_other_added_to_the_same_stream():
+    """Cohere computes both outputs first and adds them to the residual stream one by one."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 60}
+    model = t.CohereModel(t.CohereConfig(**sizes)).eval()
+    layers = outputs_of(model, ("layers.0", "layers.1"))
+    with watch_writers(projections_of(model, ["o_proj", "down_proj"])) as calls:
+        model(torch.randint(6, 60, (2, 5)))
+    assert len(calls) == 4
+    for attention, mlp, layer in zip(calls[::2], calls[1::2], layers, strict=True):
+        torch.testing.assert_close(attention.stream + attention.output + mlp.output, layer)
+        torch.testing.assert_close(mlp.stream + mlp.output, layer)

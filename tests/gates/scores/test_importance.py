@@ -3,6 +3,7 @@ import torch
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.scores.fisher import FisherInformation
 from gates.scores.importance import HeadImportance, gradient_rows, head_gradients, normalise_by_layer, removal_ranking
 from tests.models import FAMILIES, build, inputs, logits
 
@@ -174,3 +175,10 @@ def test_a_loss_that_is_no_number_is_named(value):
 
     with pytest.raises(GateError, match=f"the loss of example 1 is -?{value}, so no head has a score"):
         head_gradients(gates, losses)
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 1), (3, 7), (2, 3, 8)])
+def test_rows_of_another_shape_are_refused(shape):
+    for metric in (HeadImportance(8), FisherInformation(8)):
+        with pytest.raises(GateError, match=r"expected \[samples, 8\]"):
+            metric.update(torch.ones(shape))

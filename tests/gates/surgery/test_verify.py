@@ -11,7 +11,7 @@ from gates.export.checkpoint import load_pruned
 from gates.head_gates import HeadGates
 from gates.model import get_gated_model
 from gates.surgery import slices, verify
-from gates.surgery.remove import remove_heads_
+from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build, inputs, logits, random_mask
 from training.coverage.architectures import BART, BERT, GROUPED_EXPLICIT, T5, VIT, randomise_
 
@@ -224,12 +224,12 @@ def test_rounding_passes(name, dtype):
     assert model.config.pruned_attention
 
 
-def test_a_change_of_shape_is_verified_once():
-    calls = []
+def test_a_change_of_shape_is_verified_once(monkeypatch):
+    calls, read = [], verify._read
+    monkeypatch.setattr(verify, "_read", lambda *given: calls.append(1) or read(*given))
 
     def removed(mask, change=lambda model: model):
         model = change(build("bert"))
-        model.register_forward_pre_hook(lambda *_: calls.append(1))
         remove_heads_(model, torch.tensor(mask), example=inputs("bert"))
         return len(calls)
 
@@ -327,3 +327,27 @@ def test_the_wrapper_passes_the_example_on_and_keeps_its_gates_after_an_error():
     example = {"input_ids": ids(6), "encoder_hidden_states": torch.randn(2, 5, 32)}
     expected = logits(model, example)
     torch.testing.assert_close(logits(model.prune_and_unload(example=example), example), expected, atol=3e-6, rtol=1e-5)
+
+
+def test_what_hooks_do_is_seen_although_such_a_removal_was_checked_before():
+    """A hook that adds to what the heads give acts on other features once some are gone."""
+    config = t.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, vocab_size=60)
+    mask = torch.tensor([0.0, 1, 1, 1, 1, 1, 1, 1])
+    remove_heads_(t.BertModel(config), mask)
+    model = t.BertModel(config).eval()
+    torch.nn.init.normal_(model.encoder.layer[0].attention.output.dense.weight)
+    model.encoder.layer[0].attention.output.dense.register_forward_pre_hook(lambda _, given: (given[0].cumsum(-1),))
+    before = [parameter.shape for parameter in model.parameters()]
+    with pytest.raises(GateError, match="nothing was changed"):
+        remove_heads_(model, mask)
+    assert [parameter.shape for parameter in model.parameters()] == before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gate_values_are_finite_numbers(value):
+    model = build("bert")
+    values = torch.ones(8)
+    values[2] = value
+    for change in (zero_heads_, remove_heads_):
+        with pytest.raises(GateError, match=f"a gate value is {value}"):
+            change(model, torch.ones(8), values=values)
