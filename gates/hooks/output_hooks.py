@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -73,6 +74,7 @@ class OutputHooks:
                     f"{other!r} and {site.name!r} of {type(self.model).__name__} share one module as their output projection, "
                     "so that the gates of both would act on either; give each a module of its own (they may share its weights)"
                 )
+        forget_compiled()
         self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
         self._handles.append(self.model.register_forward_hook(after_call))
         for index, site in enumerate(self._sites):
@@ -85,6 +87,7 @@ class OutputHooks:
         for handle in self._handles:
             handle.remove()
         if self._handles:
+            forget_compiled()
             for site in self._sites:
                 object.__delattr__(site.output, "_head_gates")
         self._handles.clear()
@@ -130,3 +133,9 @@ class OutputHooks:
                 f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
                 "another model or describe all its streams of heads in gates.surgery.layouts.LAYOUTS"
             )
+
+
+def forget_compiled() -> None:
+    """Have code that was compiled so far compiled anew: it does not look whether hooks were put on or taken off since."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -145,3 +145,17 @@ def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
     hooks.detach()
     assert torch.equal(logits(model, batch), expected)
     assert len(calls) == 2
+
+
+def test_a_model_that_was_compiled_and_called_before_has_its_gates_in_force():
+    model, batch = build("bert"), inputs("bert")
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        dense = compiled(**batch).logits
+        gates = HeadGates(model).attach()
+        gates.set_mask_(torch.zeros(8))
+        closed = compiled(**batch).logits
+        torch.testing.assert_close(closed, model(**batch).logits)
+        assert not torch.allclose(closed, dense)
+        gates.detach()
+        torch.testing.assert_close(compiled(**batch).logits, dense)
