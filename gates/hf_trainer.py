@@ -5,8 +5,10 @@ Trainer needs the package ``accelerate``.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -218,6 +220,16 @@ class GatedTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        self.model.load_gates_(self.state.best_model_checkpoint)
+        """The best checkpoint, unless it is from before the budget was reached: then the last weights stay."""
+        best, last = self.state.best_model_checkpoint, copy.deepcopy(self.model.gates.state_dict())
+        self.model.load_gates_(best)
+        if self.model.steering is not None and self.model.gates.mode != "masked":
+            self.model.gates.load_state_dict(last)
+            warnings.warn(
+                f"the best checkpoint, {best!r}, is from before the budget of {self.model.gate_config.budget} was reached, so "
+                "the last weights are kept; evaluate and save within the last steps (retrain=...)",
+                stacklevel=2,
+            )
+            return
         with self._with_base_model():
             super()._load_best_model()

@@ -253,6 +253,32 @@ def test_the_best_checkpoint_brings_its_gates(tmp_path):
     assert not torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
 
 
+@pytest.mark.parametrize(("best", "is_kept"), [(1, False), (4, True)])
+def test_a_best_checkpoint_from_before_the_budget_is_left(tmp_path, best, is_kept):
+    """The run ends with the budgeted heads, whatever did best on the way."""
+    gated = gated_bert(budget=3)
+    more = {
+        "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 5,
+        "load_best_model_at_end": True, "metric_for_best_model": "worst", "greater_is_better": True,
+    }  # fmt: skip
+    rows = examples(32)
+    trainer = GatedTrainer(
+        gated, arguments(tmp_path, **more), train_dataset=rows, eval_dataset=rows[:8], compute_metrics=lambda _: {}, retrain=0.4
+    )
+    evaluate, scores = trainer.evaluate, iter([float(step == best) for step in range(1, 6)])
+    trainer.evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_worst": next(scores)}
+    if is_kept:
+        trainer.train()
+    else:
+        with pytest.warns(UserWarning, match="is from before the budget of 3 was reached"):
+            trainer.train()
+    assert gated.gates.mode == "masked"
+    assert int(gated.mask().sum()) == 3
+    at_end = gated_bert(budget=3)
+    at_end.load_gates_(tmp_path / f"checkpoint-{best if is_kept else 5}")
+    assert torch.equal(gated.gates.log_alpha, at_end.gates.log_alpha)
+
+
 def test_a_checkpoint_of_other_gates_is_refused_before_the_run(tmp_path):
     more = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     GatedTrainer(gated_bert(), arguments(tmp_path, **more), train_dataset=examples(32)).train()
