@@ -30,6 +30,7 @@ def rewrite(path: Path) -> None:
         comparison, earlier = (pd.read_csv(path / name) for name in ("comparison.csv", "statistics.csv"))
         metric = str(metrics["main_metric"])
         summary, tests = summarise(comparison, metric), restate(comparison, earlier, metric)
+        check_complete(path, summary)
         said = verdict(
             summary,
             tests,
@@ -55,3 +56,22 @@ def rewrite(path: Path) -> None:
     for name, text in files.items():
         with replacing(path / name) as partial:
             partial.write_text(text, encoding="utf-8")
+
+
+def check_complete(path: Path, summary: pd.DataFrame) -> None:
+    """Whether a summary is of all that the stored one is of.
+
+    Raises:
+        GateError: if rows of ``comparison.csv`` are gone.
+    """
+    if not (path / "summary.csv").is_file():
+        return
+    cell = ["stage", "budget", "method"]
+    stored, found = (table.set_index(cell)["seeds"] for table in (pd.read_csv(path / "summary.csv"), summary))
+    lacking = stored[found.reindex(stored.index).fillna(0) < stored]
+    if len(lacking):
+        stage, budget, method = lacking.index[0]
+        raise GateError(
+            f"comparison.csv in {str(path)!r} has lost rows: {method} at {budget}, {stage}, was of {lacking.iloc[0]} seeds and "
+            f"has {int(found.reindex(lacking.index).fillna(0).iloc[0])} now; start the comparison's command again"
+        )

@@ -63,13 +63,12 @@ def has_header(path: Path, table: pd.DataFrame) -> str:
 def _is_header(table: pd.DataFrame, columns: list[str]) -> bool:
     """Whether the first row has one of the given or the usual names, words in a column of numbers, or a value that no other row
     has in a column of a few values."""
-    first = [str(value).strip().strip("\"'").lower() for value in table.iloc[0]]
-    if any(value == column.lower() for value, column in zip(first, columns, strict=False)):
-        return True
-    if {*first} & {*TEXT_COLUMNS, *LABEL_COLUMNS}:
-        return True
-    for column in table:
-        others = table[column].iloc[1:]
+    for column, name in zip(table, columns, strict=False):
+        values = table[column].astype(str).str.strip().str.strip("\"'").str.lower()
+        first, others = values.iloc[0], table[column].iloc[1:]
+        is_name = first in {name.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS}
+        if is_name and not (values.iloc[1:] == first).any():  # elsewhere it is a class or a text
+            return True
         if len(others) and _is_number(others).all() and not _is_number(table[column].iloc[:1]).all():
             return True
         few = table[column].nunique() <= len(table) / FEW

@@ -205,3 +205,15 @@ def test_what_cannot_be_written_anew_stays(tmp_path, capsys):
     assert main([str(wrong), "--rewrite"]) == 2
     assert "is not as training.fit or training compare writes it" in capsys.readouterr().err
     assert not (wrong / "verdict.md").exists()
+
+
+def test_a_comparison_that_lost_rows_is_not_written_anew(tmp_path, capsys):
+    folder = finished(tmp_path / "three", 3)
+    assert main([str(folder), "--rewrite"]) == 0
+    before = (folder / "verdict.md").read_bytes()
+    rows = (folder / "comparison.csv").read_text().splitlines(keepends=True)
+    (folder / "comparison.csv").write_text("".join(rows[:-1]))
+    capsys.readouterr()
+    assert main([str(folder), "--rewrite"]) == 2
+    assert "has lost rows: " in capsys.readouterr().err
+    assert (folder / "verdict.md").read_bytes() == before

@@ -105,3 +105,11 @@ def test_parallel_text_has_no_header_in_its_pairs_either(header, tmp_path):
         return
     with pytest.raises(GateError, match="looks like a header"):
         ParallelTextData(options).load_pairs()
+
+
+def test_a_class_that_is_called_as_columns_are_is_a_class(tmp_path):
+    rows = "".join(f"example {n}\t{('text', 'image')[n % 2]}\n" for n in range(10))
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.tsv").write_text(f"{split} {rows}")
+    files = {"train_file": str(tmp_path / "train.tsv"), "test_file": str(tmp_path / "test.tsv")}
+    check_text(Text(**files, columns=["sentence", "label"]))
