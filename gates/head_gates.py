@@ -8,7 +8,7 @@ and independent of the attention implementation (eager, SDPA, flash, flex).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, get_args
 
@@ -129,7 +129,6 @@ class HeadGates(nn.Module):
         self._hooks = OutputHooks(model, self.sites)
         self._input_names = list(inspect.signature(model.forward).parameters)
         self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
-        self._axes_of_losses: dict[Hashable, ExampleAxes] = {}
         self._override: Sequence[Tensor] | None = None
         self._drawn: Tensor | None = None
         self._reentrant = ReentrantCheck()
@@ -304,10 +303,6 @@ class HeadGates(nn.Module):
             yield self._leaves
         finally:
             self._leaves = before
-
-    def axes_of_losses(self, code: Hashable) -> ExampleAxes:
-        """What is known of the rows that the losses of some code depend on, see :mod:`gates.scores.gradients`."""
-        return self._axes_of_losses.setdefault(code, ExampleAxes(self.model, [site.name for site in self.sites]))
 
     def unreached(self) -> list[str]:
         """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""

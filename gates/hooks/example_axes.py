@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -31,8 +31,13 @@ class ExampleAxes:
         self._model = model
         self._names = names
         self._axes: list[list[ExampleAxis]] = [[] for _ in names]
+        self._of_losses: dict[Hashable, ExampleAxes] = {}
         self._seen: Reached | None = None
         self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def of_losses(self, code: Hashable) -> ExampleAxes:
+        """What is known of the rows that the losses of some code depend on, see :mod:`gates.scores.gradients`."""
+        return self._of_losses.setdefault(code, ExampleAxes(self._model, self._names))
 
     @property
     def is_asking(self) -> bool:

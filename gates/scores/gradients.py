@@ -83,7 +83,7 @@ def gate_gradients(
         places = sorted(reached, key=lambda place: place[0])
         leaves = [reached[place] for place in places]
         examples = len(each) if per_example else 1
-        known = gates.axes_of_losses(_code(losses))
+        known = gates.example_axes.of_losses(_code(losses))
         axes = [known.known(*place, examples) for place in places]
         if examples > 1 and _mixes_modalities(gates.model):
             axes = [None] * len(axes)
