@@ -26,7 +26,7 @@ from gates.hooks.examples import count_examples
 from gates.hooks.leaves import Leaves
 from gates.hooks.output_hooks import OutputHooks
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
-from gates.sites import KINDS, AttentionSite, check_width, find_attention
+from gates.sites import KINDS, AttentionSite, find_attention
 
 Mode = Literal["open", "stochastic", "masked"]
 
@@ -332,7 +332,6 @@ class HeadGates(nn.Module):
         """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
         if self.example_axes.is_asking:
             return self.example_axes.see(index, heads)
-        check_width(self.sites[index], heads)
         values = self._values_at(index)
         if self._drawn is not None:
             self._reentrant.check(index)

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gates.errors import GateError
 from gates.hooks.probe import Arguments, is_bypassed
-from gates.sites import AttentionSite
+from gates.sites import AttentionSite, check_width
 
 
 def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
@@ -100,6 +100,7 @@ class OutputHooks:
     def _on_output(
         self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
+        check_width(self._sites[index], args[0])
         heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
         if not torch.compiler.is_compiling():
             self._fired.add(index)
