@@ -127,6 +127,7 @@ class ExperimentCache:
 
         processes.in_first(begin)
         result = make(working)
+        processes.wait_for_all()  # the others may still read what lies in this folder, which is renamed now
 
         def finish() -> Experiment:
             (working / RESULT).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -75,6 +75,12 @@ def in_first(work: Callable[[], T]) -> T:
     return told[0]
 
 
+def wait_for_all() -> None:
+    """Go on when all processes have come here."""
+    if world_size() > 1:
+        distributed.barrier()
+
+
 def gathered(value: T) -> list[T]:
     """The values of all processes in their order, in all of them."""
     if world_size() == 1:

@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+import torch
 
 from gates.errors import GateError
 from training.comparison.cache import ExperimentCache, key_of
@@ -91,6 +92,29 @@ def test_of_two_processes_one_makes_the_experiment_and_both_have_it(tmp_path):
     assert [(tmp_path / f"{name}.has").read_text() for name in ("first", "second")] == ["first", "first"]
     assert not (tmp_path / "second.makes").exists()
     assert len(list((tmp_path / "experiments").iterdir())) == 1  # no lock is left
+
+
+def test_a_folder_is_renamed_when_all_processes_of_a_training_are_done_with_it(tmp_path):
+    """The second reads a file that the first wrote when the first has long had its result."""
+
+    def work(rank):
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=rank, world_size=2)
+
+        def make(working):
+            if rank == 0:
+                (working / "weights.ckpt").write_text("trained")
+            else:
+                wait_for(working / "weights.ckpt")
+                time.sleep(0.5)
+            return {"found": (working / "weights.ckpt").read_text()}
+
+        experiment = ExperimentCache(tmp_path / "experiments").get_or_make({"x": 1}, make)
+        (tmp_path / f"{rank}.has").write_text(experiment.result["found"])
+        torch.distributed.destroy_process_group()
+
+    for process in [forked(work, rank) for rank in range(2)]:
+        process.join(120)
+    assert [(tmp_path / f"{rank}.has").read_text() for rank in range(2)] == ["trained", "trained"]
 
 
 def wait_for(path):
