@@ -20,9 +20,9 @@ from gates.sites import AttentionSite
 Reading = dict[str, list[Tensor]]
 """What each attention module adds, call by call, and what the model returns, by name."""
 
-TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
-"""Largest difference by the least precise dtype in the model, relative; twice what rounding was seen to do, and in float32
-(1e-6) with room for TF32."""
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest difference of one module by the least precise dtype of its weights, relative: some four units of the last place, of
+which rounding was seen to take one in any architecture; in float32 with room for TF32, in float64 for parts in float32."""
 ROWS = 256
 """Rows of each tensor that are compared, evenly spread: enough to see a mistake, and little memory for sound and pictures."""
 LENGTH = 8
@@ -45,10 +45,9 @@ def verified(
     """Compare ``model`` after the block with what it computed before with ``gates``; after an error it is as it was.
 
     What every attention module adds is compared, and what the model returns, on two short texts, or one picture or sound. Every
-    module has the inputs that it had in the gated model, since what those before it add is put back as it was there: so rounding
-    does not add up from layer to layer, and the tolerance is that of one module. A
-    change that was verified in this process is not verified again: the same class, config and dtypes, with as many heads left
-    at each site.
+    module has the inputs that it had in the gated model, since what those before it add is put back as it was there: rounding
+    does not add up from layer to layer, and the tolerance is that of one module. A change that was verified in this process is
+    not verified again: the same class, config and dtypes, with as many heads left at each site.
 
     Args:
         model: model without attached gates, whose heads are removed in the block.
