@@ -317,8 +317,8 @@ class HeadGates(nn.Module):
         self._reentrant.begin()
         # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
         stochastic = self.training and self.mode == "stochastic" and self._override is None
-        inputs = {**dict(zip(self._input_names, args, strict=False)), **kwargs}
-        examples = count_examples(inputs) if stochastic and self.draw_per == "example" else None
+        by_example = stochastic and self.draw_per == "example"
+        examples = count_examples({**dict(zip(self._input_names, args, strict=False)), **kwargs}) if by_example else None
         self._drawn = self._draw(examples) if stochastic else None
         in_force = self._drawn if self._override is None else self._override[0]
         self.example_axes.call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None

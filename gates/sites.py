@@ -20,7 +20,7 @@ from gates.errors import GateError
 from gates.hooks.kinds import is_causal, is_cross
 from gates.surgery.adapters import without_adapter
 from gates.surgery.layouts import LAYOUTS, SPARSE, Layout
-from gates.surgery.pruned import Headless, Selected
+from gates.surgery.pruned import Headless, Selected, is_of
 
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
@@ -212,7 +212,7 @@ def _ancestors(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    if not any(True for _ in module.parameters()) or any(isinstance(part, Headless) for part in module.modules()):
+    if not any(True for _ in module.parameters()) or any(is_of(type(part), Headless) for part in module.modules()):
         return False
     return isinstance(module, nn.MultiheadAttention) or "Attention" in type(module).__name__
 
@@ -261,7 +261,7 @@ def _feeds(module: nn.Module, layout: Layout, heads: int, kv_heads: int, head_di
     expected: dict[str, int] = {}
     for path, count in ((layout.query, heads), (layout.key, kv_heads), (layout.value, kv_heads)):
         expected[path] = expected.get(path, 0) + count * head_dim
-    selected = {name for name, part in module.named_modules() if isinstance(part, Selected)}
+    selected = {name for name, part in module.named_modules() if is_of(type(part), Selected)}
     return all(
         features == weight_by_output(_linear(module, path)).shape[0] or (selected and path in (layout.query, layout.key))
         for path, features in expected.items()

@@ -242,7 +242,7 @@ def _check_counts(model: PreTrainedModel, directory: Path, *, whole: bool) -> No
 
 def own_auto_class(model: PreTrainedModel) -> str:
     """The Auto class that loads a model's own class, by its task's name where there is one; ``AutoModel`` if none does."""
-    own = [auto for auto, stock in auto_classes(model).items() if stock is type(model)]
+    own = [auto for auto, stock in auto_classes(model).items() if stock.__name__ == type(model).__name__]
     return min(own, key=lambda auto: auto == "AutoModelForPreTraining", default="AutoModel")
 
 

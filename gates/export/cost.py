@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gates.errors import GateError
 from gates.export.example_inputs import resized
+from gates.hooks.evaluating import evaluating
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def count_flops(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
 
     Attention is counted through its two explicit products, since fused kernels are not counted on every device.
     """
-    with _evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**_on(_device(model), inputs))
     return int(counter.get_total_flops())
 
@@ -150,7 +150,7 @@ def measure_latency(
     if _device(pruned) != device:
         raise GateError(f"the dense model is on {device} and the pruned one on {_device(pruned)}; move them to one device")
     found: list[Latency] = []
-    with _evaluating(dense), _evaluating(pruned), torch.inference_mode():
+    with evaluating(dense, pruned), torch.inference_mode():
         for size in batch_sizes:
             if size < 1:
                 raise GateError(f"cannot measure latency at batch size {size}; expected at least 1")
@@ -202,13 +202,3 @@ def _device(model: nn.Module) -> torch.device:
 
 def _on(device: torch.device, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in inputs.items()}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    try:
-        model.eval()
-        yield
-    finally:
-        model.train(was_training)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
 from gates.export.input_guesses import guesses
+from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
 from gates.sites import find_attention
 
@@ -44,7 +45,7 @@ def example_inputs(
     reasons: list[str] = []
     with _at_rest(model):
         for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):
-            inputs = {name: _placed(tensor, model) for name, tensor in found.items()}
+            inputs = of_dtype({name: tensor.to(model.device) for name, tensor in found.items()}, model.dtype)
             try:
                 left_out = _left_out(model, inputs)
             except Exception as error:  # models refuse in many ways
@@ -106,11 +107,6 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     if not isinstance(output, Tensor):
         raise TypeError(f"its first output is a {type(output).__name__}, no tensor")
     return sorted(missing)
-
-
-def _placed(tensor: Tensor, model: PreTrainedModel) -> Tensor:
-    """On the model's device; pictures and sound in its type of numbers."""
-    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 @contextmanager

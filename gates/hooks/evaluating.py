@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from torch import nn
 
 
+class HasModules(Protocol):
+    """A module, with all its submodules."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
 @contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
+def evaluating(*models: HasModules) -> Iterator[None]:
     """Evaluation mode, so without dropout, for the length of a ``with`` block.
 
     Args:

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import attention_calls, uses_interface
+from gates.hooks.metric import HeadMetric
 from gates.sites import AttentionSite
 
 
-class MeanHeadOutput(Metric):
+class MeanHeadOutput(HeadMetric):
     """The mean output of every head over all queries that are not padding; exact under DDP.
 
     Fed by :func:`gates.hooks.intercept.observe_head_outputs`.
@@ -36,7 +36,6 @@ class MeanHeadOutput(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     count: Tensor
 
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:

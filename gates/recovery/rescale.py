@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observe_head_outputs, observing
+from gates.hooks.metric import HeadMetric
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
@@ -25,7 +25,7 @@ from gates.surgery.adapters import check_merged
 Batch = TypeVar("Batch")
 
 
-class ReconstructionMoments(Metric):
+class ReconstructionMoments(HeadMetric):
     """Second moments of a site's input in the pruned model, and with the dense model's; exact under DDP.
 
     Args:
@@ -33,7 +33,6 @@ class ReconstructionMoments(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     second: Tensor
     cross: Tensor
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
+from gates.hooks.metric import HeadMetric
 from gates.sites import AttentionSite
 
 BLOCK = 256
@@ -43,7 +43,7 @@ def _mean_compute(total: Tensor, count: Tensor) -> Tensor:
     return total / count.clamp(min=1)
 
 
-class AttentionMetric(Metric):
+class AttentionMetric(HeadMetric):
     """Mean of a measure of attention distributions for every head, over all queries that count; exact under DDP.
 
     Padded queries do not count, nor do those that see fewer than ``least_keys`` keys.
@@ -53,7 +53,6 @@ class AttentionMetric(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     least_keys = 0
     total: Tensor
     count: Tensor

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
+from gates.errors import GateError
+from gates.hooks.metric import HeadMetric
 from gates.scores.importance import check_rows
 
 ALL_SUBSETS = 20_000
@@ -28,7 +29,7 @@ LARGEST_SCALE = 10.0
 """Kwon et al. give up on a layer whose rescaled gates leave [-10, 10]."""
 
 
-class FisherInformation(Metric):
+class FisherInformation(HeadMetric):
     """Streams rows of gate gradients into the whole matrix ``E g g^T``; exact for any batching and under DDP.
 
     Args:
@@ -41,7 +42,6 @@ class FisherInformation(Metric):
     [[5.0, 1.0], [1.0, 2.0]]
     """
 
-    full_state_update = False
     products: Tensor
     samples: Tensor
 
@@ -166,7 +166,15 @@ def rescale(mask: Tensor, gram: Tensor, cross: Tensor, *, damping: float = 1e-6)
     Returns:
         Gate values ``[gates]``, float64, 0 where closed. Where one leaves [-10, 10], the fit is not to be trusted and the mask
         comes back as it is.
+
+    Raises:
+        GateError: for a Gram matrix or products that are not finite.
     """
+    if not (bool(gram.isfinite().all()) and bool(cross.isfinite().all())):
+        raise GateError(
+            "what the heads add to a site's output is not finite, so their gates cannot be rescaled; look for infinite weights "
+            "or inputs, or a learning rate that was too high"
+        )
     kept = (mask > 0).nonzero().flatten()
     values = mask.to(gram.device, torch.float64, copy=True)
     if len(kept) == 0:

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.hooks.metric import HeadMetric
 from gates.scores.gradients import gate_gradients
 
 Granularity = Literal["example", "token", "batch"]
@@ -179,7 +179,7 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
     return ranking
 
 
-class HeadImportance(Metric):
+class HeadImportance(HeadMetric):
     """Streams rows of head gradients into :class:`Importance`; exact for any batching and under DDP.
 
     Args:
@@ -192,7 +192,6 @@ class HeadImportance(Metric):
     [2.0, 1.0]
     """
 
-    full_state_update = False
     absolute: Tensor
     signed: Tensor
     square: Tensor

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from transformers.pytorch_utils import Conv1D
 
 from gates.head_gates import HeadGates
+from gates.hooks.metric import HeadMetric
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
 
@@ -47,7 +47,7 @@ def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bo
     return torch.cat(scores)
 
 
-class MeanGradients(Metric):
+class MeanGradients(HeadMetric):
     """The gradient of the mean loss over all examples with respect to some tensors; exact under DDP.
 
     Args:
@@ -55,7 +55,6 @@ class MeanGradients(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     examples: Tensor
 
     def __init__(self, tensors: Sequence[Tensor], **kwargs: Any) -> None:

@@ -38,13 +38,14 @@ RECORDING_MODULE = "transformers.utils.output_capturing"
 class Bias(nn.Linear):
     """An output projection with no input left: only its bias remains.
 
-    It is a linear layer from no features, so that what is made for linear layers (LoRA) fits; nothing but the bias is saved.
+    It is a linear layer from no features, so that what is made for linear layers (LoRA) fits. Its weight has no numbers, and is
+    saved: a stock class, which would draw new weights for a layer that it misses, finds one of another shape and refuses it.
     """
 
     def __init__(self, features, has_bias):
         super().__init__(0, features, bias=has_bias)
         del self.weight
-        self.register_buffer("weight", torch.zeros(features, 0), persistent=False)
+        self.register_buffer("weight", torch.zeros(features, 0))
 
     def reset_parameters(self):
         if self.bias is not None:
@@ -116,6 +117,13 @@ class Headless(nn.Module):
         return _empty_stand_in, (type(self).__bases__[1],), vars(self)
 
 
+def is_of(module_class, own_class):
+    """Whether a class is one of this file, or the same of the copy of this file that came with an export."""
+    return any(
+        known.__qualname__ == own_class.__qualname__ and known.__module__.endswith("pruned") for known in module_class.__mro__
+    )
+
+
 def headless_class(attention_class):
     """The stand-in for attention of a class, as a subclass of it."""
     return type("Headless", (Headless, attention_class), {})
@@ -155,7 +163,7 @@ def reshape_(model, pruned_attention):
             continue  # a class for a part of the model, such as the decoder of an encoder-decoder
         attention = base.get_submodule(name)
         if "headless" in shape:
-            if any(isinstance(part, Headless) for part in attention.modules()):
+            if any(is_of(type(part), Headless) for part in attention.modules()):
                 continue  # a model that was built in this shape
             _behead_(base, name, **shape["headless"])
             continue
@@ -172,7 +180,7 @@ def reshape_(model, pruned_attention):
             setattr(parent, child, value)
         if "config" in shape:
             shared = attention.config
-            shared = shared._shared if isinstance(shared, OwnConfig) else shared
+            shared = shared._shared if is_of(type(shared), OwnConfig) else shared
             attention.config = OwnConfig(shared, shape["config"])
         if "arguments" in shape:
             _follow_heads_(attention, shape["heads"], **shape["arguments"])
@@ -225,7 +233,7 @@ def _reshape_parameter_(attention, path, size):
 
 
 def _select(norm, features):
-    norm = norm.norm if isinstance(norm, Selected) else norm
+    norm = norm.norm if is_of(type(norm), Selected) else norm
     return Selected(norm, features).to(norm.weight.device)
 
 
@@ -328,6 +336,8 @@ class Pruned:
     def from_pretrained(cls, *args, output_loading_info=False, **kwargs):
         """As of the stock class; an error where the saved model has weights that did not find their place in this class."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        numbers = {name: tensor.numel() for name, tensor in model.state_dict().items()}
+        info["missing_keys"] = {name for name in info["missing_keys"] if numbers.get(name) != 0}  # nothing of it can be missing
         lost = lost_weights(model, info["missing_keys"])
         if lost:
             own = model.config.architectures[0]
@@ -361,4 +371,8 @@ def pruned_class(stock):
 
     It keeps the class's name, by which Transformers finds how to rename weights and which pipelines a model is for.
     """
-    return stock if issubclass(stock, Pruned) else type(stock.__name__, (Pruned, stock), {})
+    if issubclass(stock, Pruned):
+        return stock
+    if is_of(stock, Pruned):  # by the code of an export
+        stock = getattr(transformers, stock.__name__)
+    return type(stock.__name__, (Pruned, stock), {})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gates.sites import AttentionSite, find_module, weight_by_output
 from gates.surgery.layouts import Fusion
-from gates.surgery.pruned import Selected
+from gates.surgery.pruned import Selected, is_of
 
 COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTH_NAMES = ("all_head_size", "split_size", "inner_dim", "embed_dim")
@@ -161,7 +161,7 @@ def per_head_parts(site: AttentionSite) -> list[PerHead]:
         elif isinstance(weight := getattr(getattr(part, "norm", part), "weight", None), Tensor):
             if tuple(weight.shape) == (heads, site.head_dim):
                 found.append(PerHead(f"{path}.weight", follows, "rows"))  # type: ignore[arg-type]
-            elif weight.numel() != site.head_dim or isinstance(part, Selected):
+            elif weight.numel() != site.head_dim or is_of(type(part), Selected):
                 before = site.layout.query if follows == "query" else site.layout.key
                 found.append(PerHead(path, follows, "spanning", before))  # type: ignore[arg-type]
     return found
@@ -181,7 +181,7 @@ def sliced_per_head(cut: Cut) -> dict[str, Tensor]:
                     new[f"{part.path}.{index}.{name}"] = parameter.clone()
         else:
             norm, rows = cut.site.module.get_submodule(part.path), _rows(heads, cut.site.head_dim)
-            new[f"{part.path}.index"] = norm.get_buffer("index").cpu()[rows] if isinstance(norm, Selected) else rows
+            new[f"{part.path}.index"] = norm.get_buffer("index").cpu()[rows] if is_of(type(norm), Selected) else rows
     if _arguments(cut.site):
         old = cut.site.core._buffers.get("kept_heads")
         queries = torch.tensor(cut.queries, dtype=torch.long)

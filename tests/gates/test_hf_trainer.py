@@ -233,19 +233,24 @@ def test_a_checkpoint_is_the_base_model_with_the_gates_beside_it(tmp_path):
     assert torch.equal(reloaded.gates.log_alpha, gated.gates.log_alpha)
 
 
-def test_the_best_checkpoint_brings_its_gates(tmp_path):
-    gated = gated_bert()
+def trainer_with_scores(gated, folder, scores, **options):
+    """It saves and evaluates after every step, is told these scores, and loads the checkpoint of the highest at the end."""
     more = {
-        "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3,
+        "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": len(scores),
         "load_best_model_at_end": True, "metric_for_best_model": "worst", "greater_is_better": True,
     }  # fmt: skip
-    rows = examples(32)
+    rows, given = examples(32), iter(scores)
     trainer = GatedTrainer(
-        gated, arguments(tmp_path, **more), train_dataset=rows, eval_dataset=rows[:8], compute_metrics=lambda _: {}
+        gated, arguments(folder, **more), train_dataset=rows, eval_dataset=rows[:8], compute_metrics=lambda _: {}, **options
     )
-    evaluate, scores = trainer.evaluate, iter([0.3, 0.9, 0.1])  # the second of three is best
-    trainer.evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_worst": next(scores)}
-    trainer.train()
+    evaluate = trainer.evaluate
+    trainer.evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_worst": next(given)}
+    return trainer
+
+
+def test_the_best_checkpoint_brings_its_gates(tmp_path):
+    gated = gated_bert()
+    trainer_with_scores(gated, tmp_path, [0.3, 0.9, 0.1]).train()
     other = gated_bert()
     other.load_gates_(tmp_path / "checkpoint-2")
     assert torch.equal(gated.gates.log_alpha, other.gates.log_alpha)
@@ -257,16 +262,7 @@ def test_the_best_checkpoint_brings_its_gates(tmp_path):
 def test_a_best_checkpoint_from_before_the_budget_is_left(tmp_path, best, is_kept):
     """The run ends with the budgeted heads, whatever did best on the way."""
     gated = gated_bert(budget=3)
-    more = {
-        "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 5,
-        "load_best_model_at_end": True, "metric_for_best_model": "worst", "greater_is_better": True,
-    }  # fmt: skip
-    rows = examples(32)
-    trainer = GatedTrainer(
-        gated, arguments(tmp_path, **more), train_dataset=rows, eval_dataset=rows[:8], compute_metrics=lambda _: {}, retrain=0.4
-    )
-    evaluate, scores = trainer.evaluate, iter([float(step == best) for step in range(1, 6)])
-    trainer.evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_worst": next(scores)}
+    trainer = trainer_with_scores(gated, tmp_path, [float(step == best) for step in range(1, 6)], retrain=0.4)
     if is_kept:
         trainer.train()
     else:

@@ -1,5 +1,6 @@
 """What holds for every Metric of the library: two processes that see a part of the data each come to what one finds in all."""
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -75,3 +76,29 @@ def test_a_metric_forgets_and_takes_the_arguments_of_its_kind(name):
         metric.update(*batch)
     torch.testing.assert_close(flat(metric.compute()), flat(fed(name, 2).compute()))
     assert METRICS[name][0](sync_on_compute=False).sync_on_compute is False
+
+
+ONE = (SimpleNamespace(heads=1, head_dim=1),)
+OF_ONE_HEAD = {
+    "importance": (HeadImportance(1), (torch.ones(3, 1),), [(1,)] * 4),
+    "fisher": (FisherInformation(1), (torch.ones(3, 1),), [(1, 1)]),
+    "gradients": (MeanGradients([torch.zeros(1)]), ([torch.ones(1)], 2), [(1,)]),
+    "entropy": (AttentionEntropy(ONE), (0, torch.ones(3, 1, 6), VISIBLE), [(1,)]),
+    "confidence": (AttentionConfidence(ONE), (0, torch.ones(3, 1, 6), VISIBLE), [(1,)]),
+    "means": (MeanHeadOutput(ONE), (0, torch.ones(2, 6, 1)), [(1,)]),
+    "moments": (ReconstructionMoments(1), (torch.ones(2, 6, 1), torch.ones(2, 6, 1)), [(1, 1)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE_HEAD)
+def test_the_result_of_one_head_has_the_shape_of_that_of_many(name):
+    metric, batch, shapes = OF_ONE_HEAD[name]
+    metric.update(*batch)
+    for read in (metric, metric, pickle.loads(pickle.dumps(metric))):  # computed, kept, and computed by a copy
+        result = read.compute()
+        assert [tuple(part.shape) for part in ([result] if isinstance(result, torch.Tensor) else result)] == shapes
+    before = flat(metric.compute()).clone()
+    kept = metric.compute()
+    for state in metric.metric_state.values():
+        state.zero_()
+    assert torch.equal(flat(kept), before)

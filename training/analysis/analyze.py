@@ -17,6 +17,7 @@ from gates.errors import GateError
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.model import DenseModel, Finding, load_dense, setup_of
 from training.analysis.training import through_training
+from training.cli.configurations import split_options
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.data.classification import ClassificationData
@@ -44,13 +45,8 @@ TITLES = {
 
 def other_data_options(given: Sequence[str]) -> list[str]:
     """The arguments that describe other data, as ``training.fit`` takes them."""
-    found, arguments = [], iter(given)
-    for argument in arguments:
-        if argument.startswith(OTHER):
-            found.append("--data." + argument.removeprefix(OTHER))
-            if "=" not in argument:
-                found += [value] if (value := next(arguments, None)) is not None else []
-    return found
+    own = split_options(given, lambda name: name.startswith(OTHER))[0]
+    return ["--data." + part.removeprefix(OTHER) if part.startswith(OTHER) else part for part in own]
 
 
 def analyze(line: CommandLine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,25 @@ def packaged(name: str | Path) -> Path | None:
 
 def split_off(given: Sequence[str], option: str) -> tuple[list[str], list[str]]:
     """The arguments of an option with their values, as ``--option value`` or ``--option=value``, and the others."""
+    return split_options(given, lambda name: name == option)
+
+
+def split_options(given: Sequence[str], chosen: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+    """The arguments of some options with their values, as ``--option value`` or ``--option=value``, and the others.
+
+    Args:
+        given: arguments.
+        chosen: function that says of an option's name whether it is one of them.
+    """
     own: list[str] = []
     others: list[str] = []
     arguments = iter(given)
     for argument in arguments:
-        if argument == option:
-            own += [argument, *([value] if (value := next(arguments, None)) is not None else [])]
-        else:
-            (own if argument.startswith(f"{option}=") else others).append(argument)
+        name, equals, _ = argument.partition("=")
+        if not chosen(name):
+            others.append(argument)
+            continue
+        own += [argument, *([value] if not equals and (value := next(arguments, None)) is not None else [])]
     return own, others
 
 

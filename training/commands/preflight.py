@@ -152,7 +152,7 @@ def check_text(options: Text) -> None:
         return
     labels, tables, columns = {}, {}, {}
     for split, file in options.files.items():
-        tables[split] = table = read_table(file, options.columns, options.quoting)
+        tables[split] = table = read_table(file, options.columns, options.quoting, checked=options.check_header)
         chosen = choose_columns(split, [str(name) for name in table.columns], options)
         columns[split] = chosen["label"]
         if len(table) == 0:
@@ -160,7 +160,7 @@ def check_text(options: Text) -> None:
         if table[chosen["label"]].isna().any():
             return  # told where the examples are read, with the example
         labels[split] = [str(value).strip() for value in table[chosen["label"]]]
-    if options.columns is not None:
+    if options.columns is not None and options.check_header:
         check_label_headers(tables, columns, options.files)
     check_classes(labels)
 

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 
 from gates.errors import GateError
 from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A_RUN, build_comparison_parser
-from training.cli.configurations import kinds_in, split_off, with_config
+from training.cli.configurations import kinds_in, split_off, split_options, with_config
 from training.cli.ending import finish
 from training.cli.help import Option, help_of_run, options_of_group
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
@@ -169,25 +169,14 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
     own, rest = split_at_dashes(given)
     if rest and not command.takes_rest:
         raise GateError(f"{name} passes nothing on, so nothing may follow --, but {rest[0]!r} does; put options before it")
-    passed_on = [argument for argument in own if argument.startswith(tuple(command.passes_on) or "\0")]
     program = ["python", "-m", "training.fit"] if name == "fit" else ["python", "-m", "training", name]
     if command.trains:
-        check_spelling(own, options_of(parser) | _data_options(own))
-        options = parse(parser, with_config(own), also=_data_options(own))
+        of_data = _data_options(own)
+        check_spelling(own, options_of(parser) | of_data)
+        options = parse(parser, with_config(own), also=of_data)
     else:
-        options = parse(parser, without(own, passed_on))
+        options = parse(parser, split_options(own, lambda name: name.startswith(tuple(command.passes_on)))[1])
     return CommandLine(shown(program, given), own, rest, parser, options)
-
-
-def without(given: Sequence[str], passed_on: Sequence[str]) -> list[str]:
-    """The arguments without the options that are passed on and their values."""
-    kept, arguments = [], iter(given)
-    for argument in arguments:
-        if argument not in passed_on:
-            kept.append(argument)
-        elif "=" not in argument:
-            next(arguments, None)
-    return kept
 
 
 def load(path: str) -> Callable[[Any], Any]:

@@ -37,6 +37,8 @@ class Text(WithSplits, ClassificationOptions):
         label_column: column of the class, a number or a word (default: the one called label, or what is left of two columns).
         pair_column: column of the second sentence, if there is one.
         columns: names of the columns of a csv or tsv file that has no header line.
+        check_header: whether a first line that looks like a header is refused where ``columns`` are given; false takes it for
+            an example.
         quoting: whether fields of a csv or tsv file may be in double quotes; by default csv yes, tsv no.
         select_fraction: share of the training examples set aside for selection when there is no split for it.
         tokenizer: hub name or folder; by default the model's.
@@ -56,6 +58,7 @@ class Text(WithSplits, ClassificationOptions):
     label_column: str | None = None
     pair_column: str | None = None
     columns: list[str] | None = None
+    check_header: bool = True
     quoting: bool | None = None
     select_fraction: float = 0.1
     tokenizer: str | None = None

@@ -91,6 +91,8 @@ class ParallelText(WithSplits, TranslationOptions):
         select_file: the same for every choice.
         test_file: the same for the results.
         columns: names of the columns of a csv or tsv file that has no header line.
+        check_header: whether a first line that looks like a header is refused where ``columns`` are given; false takes it for
+            an example.
         source_column: column of the sentence; in data sets with one column ``translation``, the language in it.
         target_column: the same of the translation.
         select_fraction: share of the training pairs set aside for selection when there is no split for it, at most 2,000.
@@ -115,6 +117,7 @@ class ParallelText(WithSplits, TranslationOptions):
     select_file: str | None = None
     test_file: str | None = None
     columns: list[str] | None = None
+    check_header: bool = True
     source_column: str = "source"
     target_column: str = "target"
     select_fraction: float = 0.02

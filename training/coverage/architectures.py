@@ -127,21 +127,7 @@ FALCON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-SEAMLESS = {
-    "hidden_size": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 40,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+SEAMLESS = {"hidden_size": 32, **{name: BART[name] for name in BART if name != "d_model" and not name.startswith("forced_")}}
 LATENT = {
     **DECODER,
     "q_lora_rank": 16,

@@ -24,13 +24,16 @@ SHOWN = 8
 """Classes in a message."""
 
 
-def read_table(file: str, columns: list[str] | None = None, quoting: bool | None = None) -> pd.DataFrame:
+def read_table(
+    file: str, columns: list[str] | None = None, quoting: bool | None = None, *, checked: bool = True
+) -> pd.DataFrame:
     """Read one local file by its ending.
 
     Args:
         file: ``.csv``, ``.tsv``, ``.txt`` (as tsv), ``.jsonl`` or ``.parquet``, each also with ``.gz``.
         columns: names of the columns when there is no header line.
         quoting: whether csv fields may be quoted; by default yes for csv and no for tsv.
+        checked: whether a first line that looks like a header is refused where the columns are named.
 
     Raises:
         GateError: missing, empty, of unknown format, not UTF-8, or not what its ending says.
@@ -53,7 +56,7 @@ def read_table(file: str, columns: list[str] | None = None, quoting: bool | None
         else:
             table = _read_columns(path, columns, quoting)
         pyarrow.Table.from_pandas(table, preserve_index=False)  # raises for values of several kinds in a column
-        return check_header(table, path, columns)
+        return check_header(table, path, columns) if checked else table
     except GateError:
         raise
     except Exception as error:  # pandas and arrow raise many kinds for damaged files

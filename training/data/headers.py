@@ -56,7 +56,7 @@ def has_header(path: Path, table: pd.DataFrame) -> str:
     return (
         f"the first line of {str(path)!r} looks like a header ({', '.join(map(repr, table.iloc[0]))}), but --data.columns "
         "names the columns of a file without one; leave out --data.columns (--data.columns null where a configuration has it), "
-        "or take the line out of the file"
+        "take the line out of the file, or give --data.check_header false if it is an example"
     )
 
 

@@ -50,7 +50,7 @@ class ParallelTextData(TranslationData):
         if len(files) == 2:
             return read_aligned(*files)
         (file,) = files
-        split = read_file(file, self.options.columns)
+        split = read_file(file, self.options.columns, checked=self.options.check_header)
         if not self._may_skip_empty(name):
             refuse_blank_lines(file)
         return self._from_columns(name, split)

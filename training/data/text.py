@@ -59,8 +59,11 @@ class TextData(ClassificationData):
 
     def _read_files(self) -> dict[str, Dataset]:
         options = self.options
-        tables = {name: read_table(file, options.columns, options.quoting) for name, file in options.files.items()}
-        if options.columns is not None:
+        tables = {
+            name: read_table(file, options.columns, options.quoting, checked=options.check_header)
+            for name, file in options.files.items()
+        }
+        if options.columns is not None and options.check_header:
             labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
             check_label_headers(tables, labels, options.files)
         return {name: Dataset.from_pandas(table, preserve_index=False) for name, table in tables.items()}
@@ -119,6 +122,6 @@ def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | N
     return {name: loaded[split] for name, split in wanted.items()}
 
 
-def read_file(file: str, columns: list[str] | None = None, quoting: bool | None = None) -> Dataset:
+def read_file(file: str, columns: list[str] | None = None, quoting: bool | None = None, *, checked: bool = True) -> Dataset:
     """A local file as a data set; see :func:`training.data.files.read_table`."""
-    return Dataset.from_pandas(read_table(file, columns, quoting), preserve_index=False)
+    return Dataset.from_pandas(read_table(file, columns, quoting, checked=checked), preserve_index=False)

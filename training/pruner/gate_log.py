@@ -56,13 +56,13 @@ class GateLog(pl.Callback):
         stochastic = gates.mode == "stochastic"
         expected = gates.open_probability().cpu() if stochastic else open_gates
         kinds = gates.kind_index().cpu()
-        logged = {}
+        logged, labels = {}, site_labels(gates.sites)
         for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
             logged[name] = float(counts.sum())
             for index, kind in enumerate(KINDS):
                 if bool((kinds == index).any()):
                     logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
-            for label, part in zip(site_labels(gates.sites), counts.split(gates.sizes), strict=True):
+            for label, part in zip(labels, counts.split(gates.sizes), strict=True):
                 logged[f"{name}/{label}"] = float(part.sum())
         if pruner.steering.target is not None:
             target, goals = pruner.steering.target, pruner.goals(step - 1)  # which the step that is done aimed at

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.head_gates import HeadGates
+from gates.hooks.evaluating import evaluating
 from training.data.base import TaskData
 from training.runs import progress
 from training.tasks import Task
@@ -31,7 +32,6 @@ class GatedModule(Protocol):
     @property
     def device(self) -> torch.device: ...
     def to(self, device: torch.device) -> Any: ...
-    def eval(self) -> Any: ...
     def modules(self) -> Iterator[nn.Module]: ...
 
 
@@ -44,17 +44,15 @@ def at_rest(module: GatedModule, device: torch.device | None = None) -> Iterator
         module: in whatever state.
         device: to compute on; the module's own by default.
     """
-    mode, place, training = module.gates.mode, module.device, [part for part in module.modules() if part.training]
+    mode, place = module.gates.mode, module.device
     module.to(device or place)
-    module.eval()
     module.gates.mode = "open"
     try:
-        yield
+        with evaluating(module):
+            yield
     finally:
         module.gates.mode = mode
         module.to(place)
-        for part in training:
-            part.training = True
 
 
 @dataclass(frozen=True)

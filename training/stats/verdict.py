@@ -151,8 +151,8 @@ def nothing_learned(dense: pd.Series, majority: float | None, unit: str = "") ->
     if majority is None or not len(dense) or dense.max() > majority + EQUAL:
         return ""
     return (
-        f"The dense model, at {dense.max():.1f}{unit}, is not above the majority class: always answering the most frequent "
-        f"label of the test split would score {majority:.1f}{unit}. It has learned nothing, so a comparison of its heads says "
+        f"The dense model, at {dense.max():z.1f}{unit}, is not above the majority class: always answering the most frequent "
+        f"label of the test split would score {majority:z.1f}{unit}. It has learned nothing, so a comparison of its heads says "
         "nothing; check the labels, train longer, or change the learning rate."
     )
 
@@ -204,15 +204,16 @@ class _BudgetVerdict:
 
     def _standing(self, best: str, other: str) -> tuple[str, str]:
         """The group that a method belongs to, and how it is named there."""
-        gap, pair = f"{self.mean[other] - self.mean[best]:+.1f}", self.pairs.get((best, other))
+        pair = self.pairs.get((best, other))
         if pair is None:
-            return "Not tested against it", f"{other} ({gap})"
+            return "Not tested against it", f"{other} ({self.mean[other] - self.mean[best]:+z.1f})"
+        gap = f"{-shown(self.metric, float(pair.difference)):+z.1f}"  # over the seeds that both have
         if not math.isnan(pair.p_holm):
             return TITLES[2 * (pair.seeds == 1) + (pair.p_holm >= SIGNIFICANCE)], f"{other} ({gap})"
         if pair.ahead < pair.seeds:
             text = f"{other} ({gap}, in {pair.ahead} of {counted(pair.seeds, 'seed')})"
             return "Behind in the mean but not in every seed", text
-        ends = " to ".join(f"{-shown(self.metric, float(end)):+.1f}" for end in (pair.most, pair.least))
+        ends = " to ".join(f"{-shown(self.metric, float(end)):+z.1f}" for end in (pair.most, pair.least))
         return "Behind in every seed", f"{other} ({gap}, from {ends})"
 
     def _winner(self, best: str, all_behind: bool) -> list[str]:
@@ -272,8 +273,8 @@ def _value(row: Any) -> str:
     """A mean with its interval and seeds."""
     seeds = int(row["seeds"])
     if seeds < 2:
-        return f"{row['mean']:.1f} (one seed)"
-    return f"{row['mean']:.1f} ({row['low']:.1f} to {row['high']:.1f}, {seeds} seeds)"
+        return f"{row['mean']:z.1f} (one seed)"
+    return f"{row['mean']:z.1f} ({row['low']:z.1f} to {row['high']:z.1f}, {seeds} seeds)"
 
 
 def _ranks(ranks: pd.DataFrame, test: RankTest) -> str:

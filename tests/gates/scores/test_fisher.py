@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.scores import fisher as module
 from gates.scores.fisher import FisherInformation, gram_and_cross, rearrange, removal_cost, rescale
@@ -225,3 +226,12 @@ def test_small_differences_between_large_costs_count(monkeypatch, subsets):
     monkeypatch.setattr(module, "ALL_SUBSETS", subsets)
     fisher = torch.tensor([[2.0**24, 0, 0], [0, 1, 2.0**25], [0, 2.0**25, 0]])
     assert rearrange(torch.tensor([0.0, 0, 1]), fisher, torch.zeros(3, dtype=torch.long)).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("of", ["gram", "cross"])
+def test_moments_that_are_not_finite_are_refused(of, value):
+    moments = {"gram": torch.eye(3), "cross": torch.ones(3)}
+    moments[of].view(-1)[0] = value
+    with pytest.raises(GateError, match="not finite, so their gates cannot be rescaled"):
+        rescale(torch.ones(3), **moments)

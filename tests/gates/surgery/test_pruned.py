@@ -6,9 +6,12 @@ import pickle
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from gates.export.checkpoint import load_pruned, save_pruned
+from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
+from gates.export.safe_load import write_checksums
+from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from gates.surgery.pruned import Bias, Headless
 from gates.surgery.remove import remove_heads_, zero_heads_
@@ -98,7 +101,7 @@ def test_a_model_with_a_layer_without_heads_can_be_pickled(name):
 
 
 def test_a_bias_is_a_linear_layer_of_no_features(tmp_path):
-    """What finds layers by their type, as LoRA does, can wrap it; its empty weight is not saved."""
+    """What finds layers by their type, as LoRA does, can wrap it; its empty weight is saved, for a stock class to refuse."""
     model = build_family("bert")
     pruned = remove_heads_(copy.deepcopy(model), half_of_the_layers(model))
     (bias,) = (module for module in pruned.modules() if isinstance(module, Bias))
@@ -107,7 +110,63 @@ def test_a_bias_is_a_linear_layer_of_no_features(tmp_path):
     torch.testing.assert_close(bias(torch.zeros(2, 3, 0)), bias.bias.expand(2, 3, 32))
     save_pruned(model, tmp_path / "out", half_of_the_layers(model), tokenizer=None)
     assert pruned.state_dict().keys() == load_pruned(tmp_path / "out").state_dict().keys()
-    assert not any(tensor.numel() == 0 for tensor in pruned.state_dict().values())
+    assert [name for name, tensor in pruned.state_dict().items() if tensor.numel() == 0] == [
+        "bert.encoder.layer.0.attention.output.dense.weight"
+    ]
+
+
+def no_heads_in(model, sites):
+    """A mask that drops all heads of these sites, and no others."""
+    heads = [site.heads for site in find_attention(model)]
+    return torch.cat([torch.full((count,), float(place not in sites)) for place, count in enumerate(heads)])
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.slow])
+        for row in zoo.ARCHITECTURES
+        if not row.gate_only
+    ],
+)
+@torch.no_grad()
+def test_an_export_whose_cut_layers_are_all_empty(tmp_path, architecture):
+    """Its stock class would draw new weights for them and refuses it; by either way it loads, is gated and saved again."""
+    model, batch = zoo.build(architecture), zoo.inputs(architecture)
+    sites = len(find_attention(model))
+    mask = no_heads_in(model, range(1, sites) if sites > 1 else [0])
+    save_pruned(model, tmp_path / "out", mask, check_batch=batch, tokenizer=None)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        type(model).from_pretrained(tmp_path / "out")
+    auto = getattr(transformers, own_auto_class(model))
+    loaded = [load_pruned(tmp_path / "out").eval(), auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()]
+    outputs = [again(**batch)[0] for again in loaded]
+    torch.testing.assert_close(outputs[0], outputs[1])
+    if sites == 1:
+        return
+    fewer = torch.ones(find_attention(model)[0].heads)
+    fewer[0] = 0
+    for place, again in enumerate(loaded):
+        gates = HeadGates(again)
+        assert gates.sizes == [len(fewer)]
+        with gates.attached(), gates.use(fewer):
+            expected = again(**batch)[0]
+        folder = save_pruned(again, tmp_path / f"again{place}", fewer, check_batch=batch, tokenizer=None)
+        torch.testing.assert_close(load_pruned(folder).eval()(**batch)[0], expected, atol=1e-5, rtol=1e-4)
+        assert f"model = {auto.__name__}.from_pretrained(" in (folder / "README.md").read_text()
+
+
+def test_an_export_from_before_empty_weights_were_saved_loads(tmp_path):
+    model = build_family("bert")
+    save_pruned(model, tmp_path / "out", half_of_the_layers(model), tokenizer=None)
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    (empty,) = (name for name, tensor in weights.items() if tensor.numel() == 0)
+    save_file({name: tensor for name, tensor in weights.items() if name != empty}, tmp_path / "out" / "model.safetensors")
+    write_checksums(tmp_path / "out")
+    pruned = remove_heads_(copy.deepcopy(model), half_of_the_layers(model))
+    with torch.no_grad():
+        found = load_pruned(tmp_path / "out").eval()(**family_inputs("bert"))[0]
+        torch.testing.assert_close(found, pruned(**family_inputs("bert"))[0])
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT warns of much, and PyTorch of an adapter that reads no features

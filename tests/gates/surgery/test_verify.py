@@ -10,7 +10,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
 from gates.head_gates import HeadGates
 from gates.model import get_gated_model
-from gates.surgery import slices, verify
+from gates.surgery import remove, slices, verify
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build, inputs, logits, random_mask
 from training.coverage.architectures import BART, BERT, GROUPED_EXPLICIT, T5, VIT, randomise_
@@ -222,6 +222,31 @@ def test_rounding_passes(name, dtype):
     model, mask = build(name).to(dtype), random_mask(name)
     remove_heads_(model, mask, values=torch.rand(len(mask), generator=torch.Generator().manual_seed(3)))
     assert model.config.pruned_attention
+
+
+def test_rounding_does_not_add_up_from_layer_to_layer():
+    """Sharp attention makes much of small differences: at the end they are larger than a mistake would be at its site."""
+    torch.manual_seed(0)
+    model = randomise_(t.T5ForConditionalGeneration(t.T5Config(**{**T5, "num_layers": 12, "num_decoder_layers": 12}))).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith((".q.weight", ".k.weight")):
+            parameter.data *= 4
+    generator = torch.Generator().manual_seed(0)
+    keep, values = (torch.rand(HeadGates(model).size, generator=generator) for _ in range(2))
+    assert remove_heads_(model.half(), (keep < 0.6).float(), values=values).config.pruned_attention
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float16, 1.01), (torch.bfloat16, 1.1)])
+def test_a_small_mistake_is_seen_in_half_precision(dtype, factor, monkeypatch):
+    def scaled(cut, gate):
+        return slices.sliced_projections(cut, gate * factor)
+
+    monkeypatch.setattr(remove, "sliced_projections", scaled)
+    model = build("llama").to(dtype)
+    before = Unchanged(model, inputs("llama"))
+    with pytest.raises(GateError, match="nothing was changed: without them what"):
+        remove_heads_(model, torch.tensor([1.0, 0, 1, 1, 1, 0, 0, 1]))
+    before.check()
 
 
 def test_a_change_of_shape_is_verified_once(monkeypatch):

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from gates.errors import GateError
+from training.cli.configurations import split_options
 from training.cli.line import split_at_dashes
-from training.commands.table import COMMANDS, load, read, run_command, usage, without
+from training.commands.table import COMMANDS, load, read, run_command, usage
 from training.config.data import KINDS
 
 TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data.test_file", "test.csv"]
@@ -118,7 +119,11 @@ def test_what_is_passed_on():
     assert split_at_dashes(["a", "--b", "--", "--c", "--"]) == (("a", "--b"), ("--c", "--"))
     assert split_at_dashes(["a"]) == (("a",), ())
     given = ["run", "--other_data.x", "1", "--run_dir", "d", "--other_data.y=2"]
-    assert without(given, ["--other_data.x", "--other_data.y=2"]) == ["run", "--run_dir", "d"]
+    own, others = split_options(given, lambda name: name.startswith("--other_data."))
+    assert own == ["--other_data.x", "1", "--other_data.y=2"]
+    assert others == ["run", "--run_dir", "d"]
+    assert split_options(["--a", "1", "--b"], lambda name: name == "--b") == (["--b"], ["--a", "1"])
+    assert split_options(["--a", "1"], lambda name: name.startswith(())) == ([], ["--a", "1"])
 
 
 def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, capsys):

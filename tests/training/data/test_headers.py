@@ -113,3 +113,30 @@ def test_a_class_that_is_called_as_columns_are_is_a_class(tmp_path):
         (tmp_path / f"{split}.tsv").write_text(f"{split} {rows}")
     files = {"train_file": str(tmp_path / "train.tsv"), "test_file": str(tmp_path / "test.tsv")}
     check_text(Text(**files, columns=["sentence", "label"]))
+
+
+def test_a_first_line_that_looks_like_a_header_can_be_an_example(tmp_path):
+    files = {}
+    for split in ("train", "test"):
+        files[f"{split}_file"] = str(tmp_path / f"{split}.tsv")
+        Path(files[f"{split}_file"]).write_text("Label\tno\n" + f"a {split}\tyes\nanother\tno\n" * 4)
+    options = Text(**files, columns=["text", "label"])
+    for check in (check_text, lambda options: TextData(options).load_splits()):
+        with pytest.raises(GateError, match=r"looks like a header \('Label', 'no'\).* --data.check_header false"):
+            check(options)
+    options = replace(options, check_header=False)
+    check_text(options)
+    splits = TextData(options).load_splits()
+    assert splits["test"].num_rows == 9
+    assert splits["test"]["text"][0] == "Label"
+
+
+def test_so_it_can_in_parallel_text(tmp_path):
+    files = {}
+    for split in ("train", "test"):
+        files[f"{split}_file"] = str(tmp_path / f"{split}.tsv")
+        Path(files[f"{split}_file"]).write_text("Text\tTexte\n" + "a house\tune maison\n" * 60)
+    options = ParallelText(**files, vocab_size=100, max_length=60, columns=["source", "target"])
+    with pytest.raises(GateError, match=r"--data\.check_header false"):
+        ParallelTextData(options).load_pairs()
+    assert len(ParallelTextData(replace(options, check_header=False)).load_pairs()["test"].source) == 61

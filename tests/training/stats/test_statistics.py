@@ -581,6 +581,27 @@ def test_seeds_of_different_numbers_are_told_apart():
     assert "No method wins." in text
 
 
+def test_the_gap_to_the_best_is_over_the_seeds_that_both_have():
+    """The seeds that one method misses are the easy ones, so the difference of the means is another number."""
+    table, _ = comparison({"learned": 0.9, "his": 0.8}, seeds=4)
+    seed = table["seed"] % 4
+    table["test_accuracy"] = 0.7 + 0.05 * (seed >= 2) + 0.02 * (table["method"] == "learned")
+    table = table[~((table["method"] == "his") & (seed >= 2))]
+    none = pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds"]).assign(**NO_TESTS)
+    text = verdict(summarise(table, "accuracy"), restate(table, none, "accuracy"))
+    assert "his (-2.0, from -2.0 to -2.0)" in text
+
+
+def test_nothing_is_minus_zero():
+    """Differences and means that round to nothing from below."""
+    table, _ = comparison({"learned": 0.9, "his": 0.8}, seeds=3)
+    none = pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds"]).assign(**NO_TESTS)
+    table["test_matthews"] = np.where(table["method"] == "learned", -0.0001, -0.0003)
+    text = verdict(summarise(table, "matthews"), restate(table, none, "matthews"), main_metric="matthews")
+    assert "his (+0.0, from +0.0 to +0.0)" in text
+    assert "-0.0" not in text
+
+
 def test_the_best_own_method_is_chosen_on_the_selection_split_and_the_best_rival_on_test():
     rows = {"learned": (0.80, 0.90), "learned+swap": (0.95, 0.85), "his": (0.85, 0.80), "random": (0.7, 0.99)}
     summary = pd.DataFrame(
