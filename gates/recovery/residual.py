@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,11 +52,11 @@ def watch_writers(
     """
     written: list[Written] = []
 
-    def seen_enough() -> bool:
+    def seen_enough(streams: Collection[int]) -> bool:  # not by its name, since a circle would keep all that was recorded
         if enough is None:
             return False
         called = Counter(call.name for call in written)
-        added = Counter(written[call].name for call in additions.streams)
+        added = Counter(written[call].name for call in streams)
         return all(called[name] >= calls and added[name] >= streams for name, (calls, streams) in enough.items())
 
     additions = _Additions(seen_enough)
@@ -96,13 +96,14 @@ class _Additions(TorchDispatchMode):
     no stream: activation functions add such terms.
 
     Args:
-        seen_enough: whether to raise :class:`_SeenEnoughError`; asked after every call and every stream.
+        seen_enough: from the calls whose outputs were added to something to whether to raise :class:`_SeenEnoughError`; asked
+            after every call and every stream.
 
     Attributes:
         streams: by the number of a call, what its output was added to.
     """
 
-    def __init__(self, seen_enough: Callable[[], bool]) -> None:
+    def __init__(self, seen_enough: Callable[[Collection[int]], bool]) -> None:
         super().__init__()
         self.seen_enough = seen_enough
         self.streams: dict[int, Tensor] = {}
@@ -150,7 +151,7 @@ class _Additions(TorchDispatchMode):
         return len(self.streams) > known
 
     def _end_if_enough(self) -> None:
-        if self.seen_enough():
+        if self.seen_enough(self.streams):
             raise _SeenEnoughError
 
     def _take(self, tensor: Tensor) -> _Sum | None:

@@ -1,6 +1,6 @@
 """``python -m training export RUN_OR_CHECKPOINT --format FORMAT --output DIR``: a finished run's model in another form.
 
-Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit``, the run's
+Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit``, its
 data.
 """
 

@@ -33,8 +33,8 @@ def load_dense(path: str) -> TrainedModel:
 
 @progress.stage("refitting the dense weights")
 def refitted_to(trained: TrainedModel, mask: Tensor) -> tuple[TrainedModel, Refit]:
-    """The same model with the weights behind its heads refitted to a mask, on the run's training data; of several ridges the one
-    that does best on its selection split is taken.
+    """The same model with the weights behind its heads refitted to a mask, on the run's training data; of several ridges
+    the one that does best on its selection split is taken.
 
     Args:
         trained: with the dense weights; they stay as they are.
