@@ -7,26 +7,27 @@ The verbs are those of peft. ``gated`` behaves like the model it wraps, in a pla
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import huggingface_hub
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gates.artefact import GateConfig, fetch, load_gates_, save_gates, upload
+from gates.artefact import GateConfig, fetch
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.export.card import gate_card
-from gates.export.checkpoint import SavesPretrained, own_auto_class, save_pruned
+from gates.export.checkpoint import SavesPretrained, save_pruned
+from gates.export.shared_gates import SharedGates
 from gates.objective import l0_penalty
-from gates.sites import KINDS
+from gates.recovery.model_inputs import valid_queries
+from gates.recovery.refit import Refitted, refit_
 from gates.steering import set_apart_
+from gates.surgery.open_heads import open_heads_as_text, open_heads_by_layer
 from gates.surgery.remove import remove_heads_
 
 
@@ -50,7 +51,7 @@ def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) ->
     return GatedModel(model, config)
 
 
-class GatedModel(nn.Module):
+class GatedModel(SharedGates, nn.Module):
     """A Transformers model and the gates on its heads: train both, then keep exactly the budgeted heads.
 
     Both are submodules, so ``parameters``, ``to``, ``train``, ``eval`` and ``state_dict`` cover them together. Calls go to
@@ -218,18 +219,33 @@ class GatedModel(nn.Module):
 
     def open_heads(self) -> dict[str, list[int]]:
         """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers."""
-        parts = self.gates.to_heads(self.gates.open()).split([site.heads for site in self.gates.sites])
-        counts = [(site.kind, int(part.sum())) for site, part in zip(self.gates.sites, parts, strict=True)]
-        return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
+        return open_heads_by_layer(self.gates)
 
     def print_open_heads(self) -> None:
         """Print how many heads are open, in total and by kind and layer."""
-        table = self.open_heads()
-        count, total = sum(map(sum, table.values())), self.gates.heads
-        print(f"open heads: {count} of {total} ({count / total:.1%})")
-        for kind, counts in table.items():
-            of = sum(site.heads for site in self.gates.sites if site.kind == kind)
-            print(f"  {kind}: {sum(counts)} of {of}, by layer {' '.join(map(str, counts))}")
+        print(open_heads_as_text(self.gates))
+
+    def refit_(self, batches: Iterable[Mapping[str, Tensor]], **more: Any) -> list[Refitted]:
+        """Make up for the closed heads without training: the weights behind the open ones are fitted to the dense model.
+
+        Args:
+            batches: inputs of the model, the same ones each time they are gone through; some hundred examples are enough.
+            more: ``ridge``, ``dense`` and what else :func:`gates.recovery.refit.refit_` takes.
+
+        Returns:
+            What was refitted, in order.
+
+        Raises:
+            GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, or what the function raises.
+        """
+        self._check_fixed()
+        values, has_two = self.gates.values(), bool(self.base_model.config.is_encoder_decoder)
+        if not torch.equal(values, self.mask()):
+            raise GateError("some gates are between 0 and 1 in evaluation mode; call set_mask_(mask()) before refit_")
+        if iter(batches) is batches:
+            raise GateError("the batches can be gone through only once; give a list of them, or a data loader")
+        run, valid = (lambda batch: self.base_model(**batch)), partial(valid_queries, is_encoder_decoder=has_two)
+        return refit_(self.gates, self.mask(), lambda: batches, run, valid, **more)
 
     # -- taking the gates off ----------------------------------------------------------------------------------
 
@@ -286,26 +302,6 @@ class GatedModel(nn.Module):
 
     # -- the artefact ------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Write the gates alone, a few kilobytes: ``gate_config.json``, ``gates.safetensors`` and a model card.
-
-        The model's own weights are not included; if they were trained too, save them with
-        ``gated.base_model.save_pretrained``.
-        """
-        auto = own_auto_class(self.base_model)
-        name = self.gate_config.base_model
-        card = gate_card(self.gates, self.base_model, self.open_heads(), base_model=name, auto=auto)
-        save_gates(directory, self.gates, self.gate_config, card=card)
-
-    def load_gates_(self, directory: str | os.PathLike[str]) -> Self:
-        """Bring the gates to the state that :meth:`save_pretrained` left in a local folder.
-
-        Raises:
-            GateError: for damaged files, gates of another model or of other settings; nothing is changed then.
-        """
-        load_gates_(directory, self.gates, self.gate_config)
-        return self
-
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel, directory_or_name: str | os.PathLike[str], **download: Any) -> Self:
         """Gate a model as it was when :meth:`save_pretrained` wrote the artefact.
@@ -334,17 +330,3 @@ class GatedModel(nn.Module):
         except GateError:
             gated.unload()
             raise
-
-    def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **more: Any
-    ) -> huggingface_hub.CommitInfo:
-        """Upload what :meth:`save_pretrained` writes to a repository on the Hugging Face hub, made if it is missing.
-
-        Args:
-            repo_id: ``user/repository``.
-            private, token: see :meth:`huggingface_hub.HfApi.create_repo`.
-            more: ``commit_message``, ``revision`` and what else :meth:`huggingface_hub.HfApi.upload_folder` takes.
-        """
-        with tempfile.TemporaryDirectory() as directory:
-            self.save_pretrained(directory)
-            return upload(directory, repo_id, private=private, token=token, **more)

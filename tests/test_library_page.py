@@ -34,6 +34,7 @@ assert heads_of(pruned) == heads_of(again) == int(trainer.model.mask().sum()) ==
 assert trainer.model.gates.mode == "masked"
 assert transformers.AutoTokenizer.from_pretrained("smaller").get_vocab() == tokenizer.get_vocab()
 assert entropy.compute().shape == his.shape == (24,)
+assert [one.after <= one.before for one in done] == [True] * len(done) and done
 assert mask.tolist() == (his >= his.sort(descending=True).values[17]).float().tolist()
 """
 

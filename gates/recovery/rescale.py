@@ -9,7 +9,7 @@ residual stream), and a site whose fit is not to be trusted is left as it is (th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,45 +17,12 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observe_head_outputs, observing
-from gates.hooks.metric import HeadMetric
+from gates.recovery.least_squares import ProjectionMoments, valid_positions
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
 
 Batch = TypeVar("Batch")
-
-
-class ReconstructionMoments(HeadMetric):
-    """Second moments of a site's input in the pruned model, and with the dense model's; exact under DDP.
-
-    Args:
-        features: width of the output projection's input.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
-
-    second: Tensor
-    cross: Tensor
-
-    def __init__(self, features: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        for name in ("second", "cross"):
-            self.add_state(name, torch.zeros(features, features, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, pruned: Tensor, dense: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass.
-
-        Args:
-            pruned, dense: concatenated heads before their gates, ``[batch, query, features]``.
-            valid: queries that are not padding, ``[batch, query]``.
-        """
-        keep = torch.ones(pruned.shape[:2], dtype=torch.bool, device=pruned.device) if valid is None else valid.bool()
-        pruned, dense = pruned[keep].double(), dense[keep].double()
-        self.second += pruned.T @ pruned
-        self.cross += pruned.T @ dense
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """``sum x x^T`` and ``sum x d^T`` over positions, each ``[features, features]``."""
-        return self.second, self.cross
 
 
 @torch.no_grad()
@@ -103,7 +70,7 @@ def rescaled_gates(
             if not bool((kept > 0).any()):
                 continue
             weight = weight_by_output(site.output)
-            moments = ReconstructionMoments(weight.shape[1]).to(values.device)
+            moments = ProjectionMoments(weight.shape[1], weight.shape[1]).to(values.device)
             for batch in batches():
                 inputs: dict[bool, list[Tensor]] = {}
                 for is_dense, in_force in ((True, dense), (False, values)):
@@ -114,8 +81,10 @@ def rescaled_gates(
 
                     with gates.use(in_force), observe_head_outputs(gates.model, [site], take):
                         forward(batch)
+                queries = valid(batch).get(site.kind)
                 for of_pruned, of_dense in zip(inputs[False], inputs[True], strict=True):
-                    moments.update(of_pruned, of_dense, valid(batch).get(site.kind))
-            gram, cross = gram_and_cross(*moments.compute(), weight, size)
+                    moments.update(valid_positions(of_pruned, queries), valid_positions(of_dense, queries))
+            gathered = moments.compute()
+            gram, cross = gram_and_cross(gathered.xx, gathered.xy, weight, size)
             values[first : first + size] = rescale(kept, gram, cross).to(values)
     return values.double().cpu()

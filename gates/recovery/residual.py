@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,22 +37,34 @@ class Written:
 
 
 @contextmanager
-def watch_writers(projections: Mapping[str, Projection], *, enough: int | None = None) -> Iterator[list[Written]]:
+def watch_writers(
+    projections: Mapping[str, Projection], *, enough: Mapping[str, tuple[int, int]] | None = None
+) -> Iterator[list[Written]]:
     """Record every call of some projections, with what its output is added to.
 
     Args:
-        projections: by name.
-        enough: end the block once so many calls are recorded whose outputs have been added to something; None to go on.
+        projections: by name. Outputs that are added to each other first (see below) have to be watched together.
+        enough: end the block once these are recorded: by name, how many calls, and of how many of them the output has been
+            added to something; None to go on.
 
     Yields:
         A list that is complete once the block has ended: every call, in the order of the model.
     """
     written: list[Written] = []
-    additions = _Additions(enough)
+
+    def seen_enough(streams: Collection[int]) -> bool:  # not by its name, since a circle would keep all that was recorded
+        if enough is None:
+            return False
+        called = Counter(call.name for call in written)
+        added = Counter(written[call].name for call in streams)
+        return all(called[name] >= calls and added[name] >= streams for name, (calls, streams) in enough.items())
+
+    additions = _Additions(seen_enough)
 
     def called(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        additions.follow(len(written), output)
-        written.append(Written(name, args[0], output.clone(), None))  # the model may go on with it in place
+        copied = output.clone()  # the model may go on with it in place
+        written.append(Written(name, args[0], copied, None))
+        additions.follow(len(written) - 1, output)
 
     with ExitStack() as stack:
         for name, module in projections.items():
@@ -83,15 +96,16 @@ class _Additions(TorchDispatchMode):
     no stream: activation functions add such terms.
 
     Args:
-        enough: streams after which :class:`_SeenEnoughError` is raised.
+        seen_enough: from the calls whose outputs were added to something to whether to raise :class:`_SeenEnoughError`; asked
+            after every call and every stream.
 
     Attributes:
         streams: by the number of a call, what its output was added to.
     """
 
-    def __init__(self, enough: int | None) -> None:
+    def __init__(self, seen_enough: Callable[[Collection[int]], bool]) -> None:
         super().__init__()
-        self.enough = enough
+        self.seen_enough = seen_enough
         self.streams: dict[int, Tensor] = {}
         self._sums: list[_Sum] = []
         self._time = 0
@@ -101,6 +115,7 @@ class _Additions(TorchDispatchMode):
     def follow(self, call: int, output: Tensor) -> None:
         self._called[call] = self._time
         self._sums.append(_Sum(output, {call: None}))
+        self._end_if_enough()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         adds = func in ADDITIONS and isinstance(args[1], Tensor) and args[0].shape == args[1].shape
@@ -132,9 +147,12 @@ class _Additions(TorchDispatchMode):
             for call, rest in found.rests.items() if found is not None else ():
                 if self._made.get(id(beside), 0) <= self._called[call]:
                     self.streams[call] = _plus(rest, content)
-        if self.enough is not None and len(self.streams) >= self.enough:
-            raise _SeenEnoughError
+        self._end_if_enough()
         return len(self.streams) > known
+
+    def _end_if_enough(self) -> None:
+        if self.seen_enough(self.streams):
+            raise _SeenEnoughError
 
     def _take(self, tensor: Tensor) -> _Sum | None:
         found = next((position for position, sum_ in enumerate(self._sums) if sum_.tensor is tensor), None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gates.hooks.replacement import MeanHeadOutput
-from gates.recovery.rescale import ReconstructionMoments
+from gates.recovery.least_squares import ProjectionMoments
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
@@ -40,8 +40,8 @@ METRICS = {
         lambda seed: [(0, tensor(seed, 2, 6, 8)), (1, tensor(seed, 3, 6, 12))],
     ),
     "moments": (
-        lambda **more: ReconstructionMoments(4, **more),
-        lambda seed: [(tensor(seed, 2, 6, 4), tensor(seed + 10, 2, 6, 4))],
+        lambda **more: ProjectionMoments(4, 3, **more),
+        lambda seed: [(tensor(seed, 12, 4), tensor(seed + 10, 12, 3))],
     ),
 }
 

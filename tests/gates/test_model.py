@@ -7,6 +7,8 @@ from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.head_gates import HeadGates
 from gates.model import GateConfig, GatedModel, get_gated_model
+from gates.recovery.model_inputs import valid_queries
+from gates.recovery.refit import refit_
 from gates.sites import find_attention
 from tests.models import build, inputs, logits
 
@@ -298,3 +300,36 @@ def test_a_model_is_gated_once():
 def test_head_masks_are_refused():
     with pytest.raises(GateError, match="set_mask_"):
         gated_model("bert")(**inputs("bert"), head_mask=torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
+def test_closed_heads_are_made_up_for(name):
+    """The same as the function with masks of its own; padding does not count."""
+    batches = [inputs(name, batch=6, seed=seed) for seed in (1, 2)]
+    gated, other = GatedModel(build(name)).eval(), build(name).eval()
+    mask = torch.ones_like(gated.gates.mask)
+    mask[::3] = 0
+    gated.set_mask_(mask)
+    done = gated.refit_(batches, ridge=0.1)
+    expected = refit_(
+        HeadGates(other),
+        mask,
+        lambda: batches,
+        lambda batch: other(**batch),
+        lambda batch: valid_queries(batch, is_encoder_decoder=name == "bart"),
+        ridge=0.1,
+    )
+    assert done == expected
+    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in gated.base_model.state_dict().items())
+
+
+def test_gates_that_are_not_fixed_cannot_be_made_up_for():
+    gated = GatedModel(build("bert"), GateConfig(budget=3))
+    with pytest.raises(GateError, match="their mask is not fixed"):
+        gated.refit_([inputs("bert")])
+    half = GatedModel(build("bert")).eval()
+    half.gates.log_alpha.data.fill_(0.3)
+    with pytest.raises(GateError, match="between 0 and 1"):
+        half.refit_([inputs("bert")])
+    with pytest.raises(GateError, match="only once"):
+        half.set_mask_(half.mask()).refit_(iter([inputs("bert")]))

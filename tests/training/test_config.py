@@ -105,7 +105,7 @@ def test_groups_that_do_not_fit_together(settings, message):
         {"from_scratch": None, "backbone": "a/model", "finetune": 0.0, "distil": 1.0},
         {"prune": 0.0, "retrain": 0.0, "budget": None},
         {"gate": "clamped-linear", "budget": None},
-        {"swaps": 6.0, "prune_learning_rate": 1e-3},
+        {"swaps": 6.0, "prune_learning_rate": 1e-3, "refit": True},
         {"ramp": 1.0, "distil": 0.0},
     ],
 )
@@ -165,6 +165,11 @@ def test_the_options_of_a_run_are_frozen(options):
     ("settings", "expected"),
     [
         ({}, "learned Hard-Concrete gates; weights retrained with the mask"),
+        (
+            {"refit": True},
+            "learned Hard-Concrete gates; weights refitted to the dense model by least squares; "
+            "weights retrained with the mask",
+        ),
         (
             {"swaps": 40, "gate": "clamped-linear"},
             "learned clamped-linear gates, refined by swaps; weights retrained with the mask",

@@ -98,6 +98,7 @@ OTHERS = {
     "no finetuning": (["--save_every", "200", "--model.finetune", "0"], [(STEP, 8)]),
     "no retraining": (["--save_every", "6", "--model.retrain", "0"], [END]),
     "a search": (["--save_every", "5", "--model.swaps", "6"], [(STEP, 14), END]),
+    "a refit": (["--save_every", "5", "--model.refit", "true"], [(STEP, 10), (STEP, 9), END]),
     "a dense model": ([*ALONE, "--save_every", "200"], [END]),
     "a dense model that ends early": ([*ALONE, "--save_every", "6", "--patience", "1"], [(STEP, 8), END]),
 }

@@ -28,8 +28,8 @@ IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {
     ),
     "Which heads stay": ("model.budget", "model.price", "model.unit", "model.gate", "model.swaps"),
     "Training": (
-        "model.finetune", "model.prune", "model.retrain", "model.learning_rate", "model.distil", "trainer.accelerator",
-        "trainer.devices", "trainer.precision", "trainer.limit_train_batches",
+        "model.finetune", "model.prune", "model.retrain", "model.refit", "model.learning_rate", "model.distil",
+        "trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.limit_train_batches",
     ),
     "Comparison at the end": ("compare", "retrained", "curve"),
     "The run": ("config", "name", "run_dir", "existing", "seed", "wandb.mode", "wandb.project"),

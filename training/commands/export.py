@@ -1,6 +1,7 @@
 """``python -m training export RUN_OR_CHECKPOINT --format FORMAT --output DIR``: a finished run's model in another form.
 
-Any budget of any ranking of the run, without training again. Nothing is read but the run directory.
+Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit``, its
+data.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gates.surgery.remove import remove_heads_
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.commands.parsers import Format
+from training.commands.refitted import load_dense, refitted_to
 from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.comparison.run_results import metrics_on_test
 from training.config.stages import POST_HOC, RETRAINED
@@ -53,8 +55,14 @@ def export_run(line: CommandLine) -> None:
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
     refuse_taken(options.output)
-    trained = load_trained(options.run)
+    if options.refit and options.format == "gates":
+        raise GateError("--refit changes weights, but the format gates holds none; give another --format")
+    trained = load_dense(options.run) if options.refit else load_trained(options.run)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
+    if options.refit:
+        trained, refit = refitted_to(trained, mask)
+        tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.seconds:.0f} s"
+        stdout().print(f"refitted to {int(mask.sum())} heads: {tried}", soft_wrap=True, highlight=False)
     cost = export(
         trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length
     )
@@ -160,7 +168,8 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
         method = trained.options.mask_found_by
     else:
         known = {}
-        method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, not trained on with this mask"
+        method = f"the ranking {ranking!r} of a run; its {trained.checkpoint} weights, "
+        method += trained.changed or "not trained on with this mask"
     return ModelCard(base_model=trained.gate_config.base_model, method=method, **known, versions=versions(), cost=cost)
 
 

@@ -118,6 +118,12 @@ def export_parser() -> ArgumentParser:
         help="With --budget, heads that every layer keeps (default: as in the run). The stock format needs the same number in "
         "every layer: a budget of this number times the layers gives that.",
     )
+    parser.add_argument(
+        "--refit",
+        action="store_true",
+        help="Take the dense weights, from the end of fine-tuning, and refit those behind the heads to the mask by least "
+        "squares, without training. The run's data are read again.",
+    )
     parser.add_argument("--measure", type=list[int], default=[1, 8, 32], help="Batch sizes to measure latency at; [] for none.")
     parser.add_argument("--length", type=int, default=128, help="Tokens per example of the check and the measurement.")
     return parser

@@ -44,6 +44,7 @@ class TrainedModel:
         method: the run's own, such as ``learned``.
         checkpoint: its name, such as ``final``.
         tokenizer: None if the run saved none.
+        changed: what was done to the weights since, in a few words; empty for nothing.
     """
 
     run: RunDirectory
@@ -54,6 +55,7 @@ class TrainedModel:
     method: str
     checkpoint: str
     tokenizer: PreTrainedTokenizerBase | None
+    changed: str = ""
 
 
 def load_trained(path: str) -> TrainedModel:

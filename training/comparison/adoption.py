@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
-from training.config import SwapSearch
+from training.config import RefitSearch, SwapSearch
 from training.pruner.callbacks import Predictions
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
@@ -44,8 +44,8 @@ class TrainedRun:
 
 
 def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None:
-    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, and the retrained model;
-    of a run that prunes nothing the dense model and its evaluation."""
+    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, the refit, and the retrained
+    model; of a run that prunes nothing the dense model and its evaluation."""
 
     def cost(phase: Phase) -> dict[str, Any]:
         return run.costs.get(phase, NOTHING).as_row() | {"steps": run.steps[phase]}
@@ -65,16 +65,22 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
         found = {name: value for name, value in pruner.search.items() if name not in ("search", "seconds")}
         return found | Cost(pruner.search["seconds"]).as_row()
 
+    def refit(folder: Path) -> dict[str, Any]:
+        assert pruner.refitted is not None
+        found = pruner.refitted
+        return {"ridge": found["ridge"], "tried": found["tried"]} | Cost(found["seconds"]).as_row()
+
     def evaluated(folder: Path) -> dict[str, Any]:
         write_predictions(folder, run.predictions)
         if pruner.options.prune == 0:
             return dict(run.metrics) | NOTHING.as_row()
         spent = cost("retrain")
-        if pruner.search is not None and spent["steps"] > 0:  # the search began the retrain phase, and is counted by itself
-            spent["seconds"] = max(0.0, round(spent["seconds"] - pruner.search["seconds"], 2))
+        for part in (pruner.search, pruner.refitted):
+            if part is not None and spent["steps"] > 0:  # they began the retrain phase, and are counted by themselves
+                spent["seconds"] = max(0.0, round(spent["seconds"] - part["seconds"], 2))
         return dict(run.metrics) | spent
 
-    makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}
+    makers = {"dense": dense, "learn": learn, "swap": swap, "refit": refit, "retrain": evaluated, "post hoc": evaluated}
     for determined_by in _identities(experiments, pruner):
         experiments.cache.get_or_make(determined_by, makers[determined_by["experiment"]])
 
@@ -109,6 +115,13 @@ def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[s
         mask = torch.tensor(learned["mask"])
         budget, search = pruner.steering.budget_of(mask), SwapSearch(passes=pruner.options.swaps)
         yield experiments.swap_is(mask, budget, search, start=start)
+    if pruner.options.refit:
+        refit_is = experiments.refit_is(final, RefitSearch(), start=start)
+        yield refit_is
+        refitted = experiments.cache.get(refit_is)
+        if refitted is None:
+            return
+        start = refitted
     yield experiments.retrain_is(final, start=start, changes={})
 
 

@@ -31,8 +31,7 @@ from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
-from training.comparison.refits import best_refit
-from training.comparison.weights import WEIGHTS, read_weights, weights_of
+from training.comparison.weights import WEIGHTS, backbone_of, read_weights, weights_of
 from training.config import DrawSearch, PrunerOptions, RefitSearch, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
@@ -43,6 +42,7 @@ from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
 from training.scoring.mask_search import draw, refined_by_swaps
 from training.scoring.outputs import mean_outputs
+from training.scoring.refits import best_refit_
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
 
@@ -60,7 +60,7 @@ class Experiments:
         pruner: the setup's module, built and with its first weights; made by default.
 
     Attributes:
-        options: of the module; searches by swaps are a method's own here, never an option.
+        options: of the module; swaps and refits are a method's own here, never an option.
         dense_is: the identity of the dense model, which is part of every other.
     """
 
@@ -73,7 +73,7 @@ class Experiments:
         pruner: HeadPruner | None = None,
     ) -> None:
         self.setup, self.data, self.cache, self.seed = setup, data, cache, setup.run.seed
-        self.options = replace(setup.model, swaps=0.0)
+        self.options = replace(setup.model, swaps=0.0, refit=False)
         self.pruner = pruner or make_pruner(setup, data, self.options)
         self._built: tuple[PrunerOptions, HeadPruner] = (self.options, self.pruner)
         self._means: list[Tensor] | None = None
@@ -160,25 +160,28 @@ class Experiments:
         name = f"swapping among {int(mask.sum())} heads"
         return self._experiment(name, self.swap_is(mask, budget, search, start=start), make)
 
+    def refit_is(self, mask: Tensor, search: RefitSearch, *, start: Experiment) -> dict[str, Any]:
+        """The identity of :meth:`refit`."""
+        return {
+            "experiment": "refit", "dense": self.dense().key, "start": start.key, "mask": mask.tolist(),
+            "search": asdict(search),
+        }  # fmt: skip
+
     def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Weights of the dense experiment or of a learned one, refitted to a mask ``[gates]``: ``weights.ckpt``. The aim is the
         dense model; of several ridges the one whose model does best on the selection split is taken."""
-        dense = self.dense()
-        determined_by = {
-            "experiment": "refit", "dense": dense.key, "start": start.key, "mask": mask.tolist(), "search": asdict(search)
-        }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
-            pruner, checkpoint = self.with_weights(start, changes), weights_of(start)
-            with measured(self.trainer().strategy.root_device) as cost:
-                subject = Subject(pruner, self.data, self.trainer())
-                best = best_refit(subject, mask, search, read_weights(weights_of(dense)), read_weights(checkpoint))
+            subject = self.subject(start, changes)
+            with measured(subject.device) as cost:
+                best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(self.dense()))))
             if processes.is_first():
-                content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-                torch.save(content | {"state_dict": content["state_dict"] | best.weights}, folder / WEIGHTS)
+                content = torch.load(weights_of(start), map_location="cpu", weights_only=True)
+                state = {name: tensor.cpu() for name, tensor in subject.backbone.state_dict(prefix="backbone.").items()}
+                torch.save(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
             return cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
 
-        return self._experiment(f"refitting {int(mask.sum())} heads", determined_by, make)
+        return self._experiment(f"refitting {int(mask.sum())} heads", self.refit_is(mask, search, start=start), make)
 
     def post_hoc_is(self, values: Tensor, splits: Sequence[str] = SPLITS, *, start: Experiment | None = None) -> dict[str, Any]:
         """The identity of :meth:`post_hoc`, without a replacement."""

@@ -36,6 +36,7 @@ def scratch_options(options: PrunerOptions, scratch: ScratchTraining, model: Pre
         prune=0.0,
         retrain=0.0,
         swaps=0.0,
+        refit=False,
         learning_rate=scratch.from_scratch_learning_rate or options.learning_rate,
         prune_learning_rate=None,
         freeze=None,

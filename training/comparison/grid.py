@@ -54,6 +54,7 @@ INSTEAD = {
     "seed": "; --seeds has those of a comparison",
     "model.budget": "; --budgets has those of a comparison",
     "model.swaps": "; here swaps are a method, learned+swap",
+    "model.refit": "; here it is a method, learned+refit",
     "model.gate": "; here other gates are methods, such as dsp",
     "model.pipelined": "; here it is a method, learned-pipelined",
 }

@@ -18,9 +18,9 @@ from training.runs.own_code import code_fingerprint
 
 FORMAT = 4
 """Of experiments; a change in what they mean or how they are computed must raise it."""
-ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "swaps"}
-"""Options of the module that act through the model, which is in every identity, or that a comparison does not use: swaps are a
-method's ``+swap`` there."""
+ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "swaps", "refit"}
+"""Options of the module that act through the model, which is in every identity, or that a comparison does not use: swaps and
+refits are a method's ``+swap`` and ``+refit`` there."""
 OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
 AFTER_FINETUNING = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")

@@ -237,7 +237,7 @@ def own_method(options: PrunerOptions) -> Method:
         base = "lambda" if as_voita else "priced"
     if options.pipelined:
         base = f"{base}-pipelined"
-    return Method(base, frozenset({"swap"} if options.swaps else ()))
+    return Method(base, frozenset(name for name, used in (("swap", options.swaps), ("refit", options.refit)) if used))
 
 
 OF_FAMILY: dict[GateFamily, str] = {

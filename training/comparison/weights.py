@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ def read_weights(checkpoint: Path) -> dict[str, Any]:
     """The state dict of a checkpoint, on the CPU."""
     content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
     return content
+
+
+def backbone_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the backbone's in the state dict of a module, by its names there."""
+    return {name.removeprefix("backbone."): tensor for name, tensor in state.items() if name.startswith("backbone.")}
 
 
 def weights_of(experiment: Experiment) -> Path:

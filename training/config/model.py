@@ -126,6 +126,9 @@ class Phases:
             the pipelined variant of Li et al. 2021).
         swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
             the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
+        refit: whether the weights behind the kept heads are refitted to the dense model, as it is at the end of fine-tuning,
+            before they are retrained: by least squares, without training (see :mod:`gates.recovery.refit`). The ridge is
+            chosen on the selection split.
     """
 
     finetune: float = 2.0
@@ -134,6 +137,7 @@ class Phases:
     ramp: float = 0.6
     pipelined: bool = False
     swaps: float = 0.0
+    refit: bool = False
 
     def __post_init__(self) -> None:
         at_least_0(self, "finetune", "prune", "retrain")
@@ -220,6 +224,18 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
                 "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set retrain "
                 "to 0 and budget to null too"
             )
+        if self.refit and self.prune == 0:
+            raise GateError("refit makes up for closed heads, but prune is 0 and none is closed; leave out refit")
+        if self.refit and (self.freeze or self.freeze_while_pruning):
+            raise GateError(
+                "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
+                "leave out one of them"
+            )
+        if self.from_scratch is not None and self.finetune == 0 and self.refit:
+            raise GateError(
+                "refit aims at the model at the end of fine-tuning, but finetune is 0 and the model is new; give it a finetune "
+                "phase, or leave out refit"
+            )
         if self.from_scratch is not None and self.finetune == 0 and self.distils:
             raise GateError(
                 "distillation learns from the model at the end of fine-tuning, but finetune is 0 and the model is new; give it "
@@ -234,4 +250,5 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
         gates = "Hard-Concrete" if self.gate == "hard-concrete" else self.gate
         searched = ", refined by swaps" if self.swaps else ""
         trained = "weights retrained with the mask" if self.retrain > 0 else "weights as they were trained with the gates"
-        return f"learned {gates} gates{searched}; {trained}"
+        refitted = "weights refitted to the dense model by least squares; " if self.refit else ""
+        return f"learned {gates} gates{searched}; {refitted}{trained}"

@@ -138,6 +138,11 @@ class Teacher:
         for parameter in self.model.parameters():
             parameter.grad = None
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Its parameters by name."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
     @torch.no_grad()
     def __call__(self, task: Any, batch: Mapping[str, Tensor], *, hidden_states: bool) -> tuple[Tensor, Any]:
         """Logits of a batch and the model's whole output.
@@ -150,6 +155,20 @@ class Teacher:
         with recorded_outputs(self.model, hidden_states=hidden_states) as outputs:
             logits = task.losses(self.model, batch)[1]
         return logits, outputs[-1]
+
+
+def without_teacher(step: int, finetune: int) -> GateError:
+    """The error where training goes on from a checkpoint that has no dense model in it.
+
+    Args:
+        step: of the checkpoint.
+        finetune: the step at which fine-tuning ends.
+    """
+    return GateError(
+        f"the checkpoint is past fine-tuning (step {step} of {finetune}) and was trained without distillation, so that the "
+        "dense model to learn from is not in it; go on from dense.ckpt, or with --model.distil 0, --model.distil_hidden 0 and "
+        "--model.refit false"
+    )
 
 
 def distillation_terms(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,20 +20,21 @@ from gates.families.closing import NOT_CLOSED, update_closing_step
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, find_attention
 from gates.surgery.remove import check_removable
-from training.config import PrunerOptions
-from training.pruner.distillation import Teacher, taught_losses
+from training.config import PrunerOptions, RefitSearch
+from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, use_rates_
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import Steering, kinds_to_prune, new_gates
-from training.scoring.mask_search import SwapSearch, refined_by_swaps
+from training.scoring.mask_search import swapped
 from training.scoring.passes import importance_of
+from training.scoring.refits import best_refit_
 from training.scoring.subject import Subject
 from training.tasks import Task
 
 PRUNED_BEFORE = "pruned_attention"
 TEACHER = "teacher"
 CLOSING_STEP = "closing_step"
-SEARCH = "search"
+SEARCH, REFIT = "search", "refit"
 
 
 class HeadPruner(pl.LightningModule):
@@ -51,6 +51,7 @@ class HeadPruner(pl.LightningModule):
     Attributes:
         closing_step: ``[gates]``; after which optimiser step each gate closed for good, see :mod:`gates.families.closing`.
         search: what a search by swaps did at the end of the prune phase, as plain data; None without one.
+        refitted: likewise, how weights were refitted then.
         outputs: what the model said of each split when it was last evaluated.
     """
 
@@ -63,6 +64,7 @@ class HeadPruner(pl.LightningModule):
         self.teacher: Teacher | None = None
         self.schedule = Schedule()
         self.search: dict[str, Any] | None = None
+        self.refitted: dict[str, Any] | None = None
         self.outputs: dict[str, dict[str, list[str]]] = {}
         self._fixed: Tensor | None = None
 
@@ -121,6 +123,12 @@ class HeadPruner(pl.LightningModule):
         """Length of the whole run."""
         return self.options.epochs
 
+    @property
+    def _needs_dense(self) -> bool:
+        """Whether the dense model, as it is at the end of fine-tuning, is of use from now on."""
+        refits = self.options.refit and self._fixed is None and self.gates.mode != "masked"
+        return self.options.distils or refits
+
     def _set_schedule(self) -> None:
         # Not the trainer's estimated_stepping_batches: it makes the training loader before a checkpoint's progress is
         # restored, and a resumed run would start at the first batch again.
@@ -147,12 +155,8 @@ class HeadPruner(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
-        if self.options.distils and self.global_step > self.schedule.finetune and self.teacher is None:
-            raise GateError(
-                f"the checkpoint is past fine-tuning (step {self.global_step} of {self.schedule.finetune}) and was trained "
-                "without distillation, so that the dense model to learn from is not in it; go on from dense.ckpt, or with "
-                "--model.distil 0 and --model.distil_hidden 0"
-            )
+        if self._needs_dense and self.global_step > self.schedule.finetune and self.teacher is None:
+            raise without_teacher(self.global_step, self.schedule.finetune)
         if self.teacher is not None:
             self.teacher.model.to(self.device)
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
@@ -177,21 +181,22 @@ class HeadPruner(pl.LightningModule):
             self._fix_learned_mask()
 
     def _fix_learned_mask(self) -> None:
-        """From now on the gates are the mask that they learned, refined by a search by swaps on training data if one is asked
-        for."""
+        """From now on the gates are the mask that they learned, and the weights are refitted to it; it is refined by a search
+        by swaps on training data before. Either if it is asked for."""
         mask = self.steering.learned_mask()
+        subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         if self.options.swaps:
-            subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
-            budget, minimum = self.steering.budget_of(mask), self.options.minimum_per_layer
-            search, start = SwapSearch(passes=self.options.swaps), time.perf_counter()
-            found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=minimum)
-            self.search = {"search": asdict(search), **found, "seconds": round(time.perf_counter() - start, 2)}
-            mask = torch.tensor(found["mask"], device=self.device)
+            self.search = swapped(subject, mask, self.steering.budget_of(mask), self.options)
+            mask = torch.tensor(self.search["mask"], device=self.device)
+        if self.options.refit:
+            assert self.teacher is not None
+            self.refitted = best_refit_(subject, mask, RefitSearch(), self.teacher.weights).as_plain(RefitSearch())
         self.gates.set_mask_(mask)
+        self.teacher = self.teacher if self.options.distils else None
 
     def _start_pruning(self) -> None:
         """At the end of fine-tuning: the dense model becomes the teacher, and the gates start as their family does."""
-        if self.options.distils:
+        if self._needs_dense:
             self.teacher = Teacher(self.backbone, self.gates)
         if self._fixed is None:
             self.closing_step.fill_(NOT_CLOSED)
@@ -213,16 +218,16 @@ class HeadPruner(pl.LightningModule):
         found; and the teacher, where training can go on."""
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
         checkpoint[CLOSING_STEP] = self.closing_step.cpu()
-        checkpoint[SEARCH] = self.search
+        checkpoint[SEARCH], checkpoint[REFIT] = self.search, self.refitted
         if self.teacher is not None and "optimizer_states" in checkpoint:
             checkpoint[TEACHER] = self.teacher.model.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.search = checkpoint.get(SEARCH)
+        self.search, self.refitted = checkpoint.get(SEARCH), checkpoint.get(REFIT)
         if self._fixed is None and CLOSING_STEP in checkpoint:
             self.closing_step.copy_(checkpoint[CLOSING_STEP])
         self.teacher = None
-        if self.options.distils and TEACHER in checkpoint:
+        if (self.options.distils or self.options.refit) and TEACHER in checkpoint:
             self.teacher = Teacher(self.backbone, self.gates)
             self.teacher.model.load_state_dict(checkpoint[TEACHER])
 
@@ -233,7 +238,7 @@ class HeadPruner(pl.LightningModule):
         own = noise + 1 + self.global_rank
         self.gates.generator = torch.Generator(self.device).manual_seed(noise if self.gates.draw_per == "batch" else own)
         torch.manual_seed(own)
-        if self.teacher is None:
+        if self.teacher is None or not self.options.distils:
             losses, _ = self.task.losses(self.backbone, batch)
             task_loss = objective = self.task.batch_loss(losses, batch)
         else:

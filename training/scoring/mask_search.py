@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from gates.budget import Budget
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
 from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps
-from training.config import DrawSearch, SwapSearch
+from training.config import DrawSearch, PrunerOptions, SwapSearch
 from training.runs import progress
 from training.scoring.subject import Subject, at_rest
 
@@ -45,6 +47,13 @@ def refined_by_swaps(
     """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
     return {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
+
+
+def swapped(subject: Subject, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:
+    """A run's own search: what :func:`refined_by_swaps` finds, what was searched, and the seconds that it took."""
+    search, begin = SwapSearch(passes=options.swaps), time.perf_counter()
+    found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=options.minimum_per_layer)
+    return {"search": asdict(search), **found, "seconds": round(time.perf_counter() - begin, 2)}
 
 
 def draw(

@@ -44,11 +44,10 @@ def refit(
     Args:
         subject: with the weights that the mask is for; they are changed.
         mask: 0/1 ``[gates]``.
-        dense: state dict of the dense model's module.
+        dense: parameters of the dense model by name.
         ridge, batches, feed_forward: see :class:`training.config.search.RefitSearch`.
     """
-    names = [name for name, _ in subject.backbone.named_parameters()]
-    aim = {name: dense[f"backbone.{name}"].to(subject.device) for name in names}
+    aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
         return refit_(
             subject.gates,

@@ -1,4 +1,5 @@
 import copy
+import gc
 
 import pytest
 import torch
@@ -239,3 +240,105 @@ def test_what_cannot_be_refitted():
     model.bert.encoder.layer[1].output.dense.weight = model.bert.encoder.layer[0].output.dense.weight
     with pytest.raises(GateError, match="share one weight"):
         refitted("bert", model, MASK)
+
+
+def test_no_other_weights_come_nearer():
+    """At the first projection that is refitted: every change raises the squared error and the price of the change together."""
+    model, path = build("bert").eval(), FAMILIES["bert"].output_paths[0]
+    dense, mask, ridge = copy.deepcopy(model), torch.tensor([1.0, 0, 1, 1, 1, 1, 1, 1]), 0.05
+    kept, inputs_, targets = mask[:4].repeat_interleave(8).bool(), [], []
+    dense.get_submodule(path).register_forward_hook(lambda m, a, out: targets.append(out.flatten(0, -2).double()))
+    masked("bert", dense, torch.ones(8))
+    reference = copy.deepcopy(model)
+    reference.get_submodule(path).register_forward_pre_hook(lambda m, a: inputs_.append(a[0].flatten(0, -2).double()))
+    masked("bert", reference, mask)
+    refitted("bert", model, mask, ridge=ridge)
+    x, y = torch.cat(inputs_)[:, kept], torch.cat(targets)
+    before = dense.get_submodule(path).weight.detach().double()[:, kept]
+    price = ridge * (x - x.mean(0)).square().sum(0).mean()
+
+    def objective(weight, bias):
+        return float((x @ weight.T + bias - y).square().sum() + price * (weight - before).square().sum())
+
+    weight, bias = (part.detach().double() for part in (model.get_submodule(path).weight, model.get_submodule(path).bias))
+    best = objective(weight[:, kept], bias)
+    assert best < objective(before, dense.get_submodule(path).bias.detach().double())
+    torch.manual_seed(0)
+    for _ in range(20):
+        step = 1e-3 * torch.randn(32, int(kept.sum()), dtype=torch.float64)
+        shift = 1e-3 * torch.randn(32, dtype=torch.float64)
+        assert objective(weight[:, kept] + step, bias) > best
+        assert objective(weight[:, kept], bias + shift) > best
+
+
+@torch.no_grad()
+def test_a_head_that_is_linear_in_a_kept_one_is_made_up_for_exactly():
+    """The second head attends as the first does, and its values are those of the first turned and stretched."""
+    model = build("bert").eval()
+    attention = model.bert.encoder.layer[0].attention
+    for projection in (attention.self.query, attention.self.key):
+        projection.weight[8:16], projection.bias[8:16] = projection.weight[:8], projection.bias[:8]
+    turn, value = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)), attention.self.value
+    value.weight[8:16], value.bias[8:16] = turn @ value.weight[:8], turn @ value.bias[:8]
+    mask = torch.ones(8)
+    dense = masked("bert", model, mask)
+    mask[1] = 0
+    before = distance(masked("bert", model, mask), dense)
+    refitted("bert", model, mask, ridge=1e-9)
+    assert distance(masked("bert", model, mask), dense) < 1e-6 * before
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "bart", "marian"])
+def test_sites_without_a_head_left_of_every_layout(name):
+    """One site of each kind is closed; those without a bias stay as they are, and the rest makes up for them."""
+    model = build(name).eval()
+    gates, closed = HeadGates(model), set()
+    mask = torch.ones(gates.size)
+    for site, part in zip(gates.sites, mask.split(gates.sizes), strict=True):
+        if site.kind not in closed:
+            closed.add(site.kind)
+            part.zero_()
+    dense, before = masked(name, model, torch.ones_like(mask)), masked(name, model, mask)
+    done = refitted(name, model, mask, ridge=1e-3)
+    assert done
+    assert all(one.after <= one.before for one in done)
+    assert distance(masked(name, model, mask), dense) < distance(before, dense)
+
+
+@pytest.mark.parametrize(("keep_states", "grows"), [(False, False), (True, True)])
+def test_memory_does_not_grow_with_the_data_unless_states_are_kept(keep_states, grows):
+    """By the tensors alive whenever a batch is asked for."""
+
+    def most(count):
+        alive = []
+
+        def batches():
+            for seed in range(count):
+                alive.append(sum(isinstance(one, torch.Tensor) for one in gc.get_objects()))
+                yield inputs("bert", batch=2, seed=seed)
+
+        model = build("bert").eval()
+        refit_(HeadGates(model), MASK, batches, lambda b: logits(model, b), lambda b: {}, keep_states=keep_states)
+        return max(alive) - alive[0]
+
+    most(2)  # what is made once
+    assert (most(12) > most(2) + 8) is grows
+
+
+def _in_one_of_two(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    model, own = build("bert").eval(), [inputs("bert", batch=4, seed=seed) for seed in ((1, 2), (3,))[rank]]
+    refit_(HeadGates(model), MASK, lambda: own, lambda b: logits(model, b), lambda b: {"encoder": b["attention_mask"]})
+    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_with_unequal_shares_end_as_one(tmp_path):
+    torch.multiprocessing.spawn(_in_one_of_two, args=(str(tmp_path),), nprocs=2)
+    one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    model, whole = build("bert").eval(), [inputs("bert", batch=4, seed=seed) for seed in (1, 2, 3)]
+    refit_(HeadGates(model), MASK, lambda: whole, lambda b: logits(model, b), lambda b: {"encoder": b["attention_mask"]})
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(one[name], other[name])
+        torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-6)

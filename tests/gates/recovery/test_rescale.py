@@ -4,7 +4,8 @@ from transformers import LlamaConfig, LlamaModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.recovery.rescale import ReconstructionMoments, rescaled_gates
+from gates.recovery.least_squares import ProjectionMoments, valid_positions
+from gates.recovery.rescale import rescaled_gates
 from tests.models import FAMILIES, build, inputs, logits
 
 
@@ -90,12 +91,12 @@ def test_padded_queries_do_not_count():
     torch.manual_seed(0)
     pruned, dense = torch.randn(2, 5, 4), torch.randn(2, 5, 4)
     valid = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    metric = ReconstructionMoments(4)
-    metric.update(pruned, dense, valid)
+    metric = ProjectionMoments(4, 4)
+    metric.update(valid_positions(pruned, valid), valid_positions(dense, valid))
     rows = [(row, position) for row in range(2) for position in range(5) if valid[row, position]]
-    second, cross = metric.compute()
-    torch.testing.assert_close(second, sum(torch.outer(pruned[at], pruned[at]) for at in rows).double())
-    torch.testing.assert_close(cross, sum(torch.outer(pruned[at], dense[at]) for at in rows).double())
+    moments = metric.compute()
+    torch.testing.assert_close(moments.xx, sum(torch.outer(pruned[at], pruned[at]) for at in rows).double())
+    torch.testing.assert_close(moments.xy, sum(torch.outer(pruned[at], dense[at]) for at in rows).double())
 
 
 def test_a_mask_of_another_size_is_refused():

@@ -104,7 +104,7 @@ def test_a_norm_in_between_leaves_no_stream():
 def test_the_pass_ends_where_enough_is_seen():
     model = build("llama").eval()
     layers = outputs_of(model, ("layers.0", "layers.1"))
-    with watch_writers({"first": model.model.layers[0].self_attn.o_proj}, enough=1) as calls:
+    with watch_writers({"first": model.model.layers[0].self_attn.o_proj}, enough={"first": (1, 1)}) as calls:
         logits(model, inputs("llama"))
         raise AssertionError("the pass went on")
     assert calls[0].stream is not None
@@ -114,7 +114,7 @@ def test_the_pass_ends_where_enough_is_seen():
 
 def test_other_errors_come_through():
     model = build("llama").eval()
-    with pytest.raises(ZeroDivisionError), watch_writers(projections_of(model, ["o_proj"]), enough=1):
+    with pytest.raises(ZeroDivisionError), watch_writers(projections_of(model, ["o_proj"]), enough={"none": (1, 1)}):
         raise ZeroDivisionError
 
 

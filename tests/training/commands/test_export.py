@@ -65,6 +65,43 @@ def kept(run, path):
     return load_mask(path, find_attention(dense(run)))
 
 
+def test_any_budget_refitted_without_training(run, tmp_path, capsys):
+    """The dense weights, changed behind the heads alone, and nearer to what the dense model says than without a refit."""
+    for name, more in (("plain", []), ("refitted", ["--refit"])):
+        source = run / "checkpoints" / "dense.ckpt" if name == "plain" else run
+        options = ["--format", "masked", "--budget", "2", "--output", str(tmp_path / name), "--measure", "[]", *more]
+        assert run_command("export", [str(source), *options]) == 0
+    said = capsys.readouterr().out
+    assert "refitted to 2 heads: " in said
+    assert "masked: 2 of 8 heads" in said
+    plain, refitted = (
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / name).eval()
+        for name in ("plain", "refitted")
+    )
+    expected = logits(dense(run, "dense"))
+    assert (logits(refitted) - expected).square().sum() < (logits(plain) - expected).square().sum()
+    own = dense(run, "dense").state_dict()
+    changed = {name for name, tensor in refitted.state_dict().items() if not torch.equal(tensor, plain.state_dict()[name])}
+    assert changed
+    assert all(name.endswith(("out_proj.weight", "o_proj.weight", "fc2.weight", "down_proj.weight")) for name in changed), (
+        changed
+    )
+    assert own.keys() == refitted.state_dict().keys()
+    assert "refitted to this mask by least squares (ridge " in (tmp_path / "refitted" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "format", "message"),
+    [("final", "masked", "--refit starts from the dense weights of a run"), ("dense", "gates", "the format gates holds none")],
+)
+def test_what_cannot_be_refitted(run, tmp_path, capsys, checkpoint, format, message):
+    path = run / "checkpoints" / f"{checkpoint}.ckpt"
+    arguments = [str(path), "--format", format, "--output", str(tmp_path / "out"), "--refit"]
+    assert run_command("export", arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
 def learned(run):
     return kept(run, run / "masks" / "learned.json")
 

@@ -68,6 +68,24 @@ def test_a_search_by_swaps_is_one_too_and_costs_nothing_twice(tmp_path):
     assert apart == pytest.approx(max(together, pruner.search["seconds"]), abs=0.05)
 
 
+def test_a_refit_is_one_too_and_costs_nothing_twice(tmp_path):
+    experiments, pruner, run, directory = trained_run(tmp_path, refit=True, learning_rate=1e-2)
+    adopt(experiments, pruner, run)
+    assert is_adopted(experiments, pruner)
+    found = kinds(experiments)
+    assert found.keys() == {"dense", "learn", "refit", "retrain"}
+    assert found["refit"][0]["mask"] == found["learn"][1]["mask"] == pruner.gates.mask.tolist()
+    assert found["retrain"][0]["start"] == found["refit"][2].name
+    assert found["refit"][1]["tried"] == pruner.refitted["tried"]
+    assert found["refit"][1]["seconds"] == pruner.refitted["seconds"] > 0
+    apart = found["refit"][1]["seconds"] + found["retrain"][1]["seconds"]
+    assert apart == pytest.approx(max(run.costs["retrain"].seconds, found["refit"][1]["seconds"]), abs=0.05)
+    again = make_pruner(experiments.setup, experiments.data)
+    assert restore(directory, again)
+    assert is_adopted(experiments, again)
+    assert again.refitted == pruner.refitted
+
+
 def test_what_is_lost_is_known_to_be_and_the_rest_stays(tmp_path):
     """After a kill in the middle of adopting, the run's end is restored and the rest adopted."""
     experiments, pruner, run, directory = trained_run(tmp_path)

@@ -79,6 +79,7 @@ def test_batches_of_evaluation_matter_only_where_they_are_limited():
         ({"budget": 5}, False),
         ({"gate": "relaxed-top-k"}, False),
         ({"swaps": 40.0}, False),
+        ({"refit": True}, False),
         ({"distil": 0.5}, False),
     ],
 )

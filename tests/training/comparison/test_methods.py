@@ -23,6 +23,8 @@ def test_a_name_is_read_and_written(base):
     [
         ({}, "learned"),
         ({"swaps": 40.0}, "learned+swap"),
+        ({"refit": True}, "learned+refit"),
+        ({"swaps": 40.0, "refit": True}, "learned+swap+refit"),
         ({"pipelined": True}, "learned-pipelined"),
         ({"budget": None}, "priced"),
         ({"budget": None, "draw_per": "batch"}, "lambda"),

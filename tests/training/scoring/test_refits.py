@@ -1,0 +1,72 @@
+"""Weights refitted to a mask, with the ridge that does best on the selection split."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.runs import make_data, make_pruner, make_trainer
+from tests.training.scoring.subjects import make_subject
+from training.config import RefitSearch
+from training.pruner.evaluation import evaluate
+from training.scoring.refits import best_refit_, quality
+from training.scoring.subject import Subject
+
+MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
+
+
+def with_a_selection_split(subject):
+    return replace(subject, trainer=make_trainer(limit_val_batches=1.0))
+
+
+def parameters_of(subject):
+    return {name: parameter.detach().clone() for name, parameter in subject.backbone.named_parameters()}
+
+
+def test_quality_is_what_evaluation_says():
+    subject = with_a_selection_split(make_subject())
+    with subject.module.fixed_to(MASK):
+        subject.module.gates.set_mask_(MASK)
+        expected = evaluate(make_trainer(limit_val_batches=1.0), subject.module, subject.data, ("select",))
+    subject.module.gates.mode = "stochastic"
+    assert quality(subject, MASK) == pytest.approx(expected[f"select_{subject.task.main_metric}"], abs=1e-6)
+    assert subject.module.gates.mode == "stochastic"
+
+
+def test_the_best_ridge_is_taken_and_its_weights_stay():
+    """As by refitting with that ridge alone; of equals the first."""
+    one = with_a_selection_split(make_subject())
+    dense = parameters_of(one)
+    search = RefitSearch(ridges=[100.0, 0.01, 0.1], batches=2)
+    found = best_refit_(one, MASK, search, dense)
+    assert found.ridge == search.ridges[found.tried.index(max(found.tried))]
+    assert len(found.tried) == 3
+    alone = with_a_selection_split(make_subject())
+    again = best_refit_(alone, MASK, RefitSearch(ridges=[found.ridge], batches=2), dense)
+    assert again.tried == [max(found.tried)]
+    assert quality(one, MASK) == max(found.tried)
+    changed = [name for name, tensor in parameters_of(one).items() if not torch.equal(tensor, dense[name])]
+    assert changed
+    assert all("output.dense" in name for name in changed)
+    assert all(torch.equal(tensor, parameters_of(alone)[name]) for name, tensor in parameters_of(one).items())
+
+
+@pytest.mark.parametrize("retrain", [1.0, 0.0])
+def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain):
+    """As by hand on the weights of that moment, towards those at the end of fine-tuning."""
+    options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
+    plain, data = make_pruner(**options), make_data()
+    make_trainer(limit_val_batches=1.0, max_steps=32).fit(plain, data)  # the end of fine-tuning
+    kept = parameters_of(Subject(plain, data, make_trainer(limit_val_batches=1.0)))
+    pruned = make_pruner(**options)
+    make_trainer(limit_val_batches=1.0, max_steps=48).fit(pruned, make_data())  # the end of the prune phase
+    by_hand = Subject(pruned, data, make_trainer(limit_val_batches=1.0))
+    expected = best_refit_(by_hand, pruned.steering.learned_mask(), RefitSearch(), kept)
+    refitting = make_pruner(**options, refit=True)
+    make_trainer(limit_val_batches=1.0).fit(refitting, make_data())
+    assert refitting.refitted["tried"] == expected.tried
+    assert refitting.refitted["ridge"] == expected.ridge
+    assert torch.equal(refitting.gates.mask, pruned.steering.learned_mask())
+    for name, parameter in parameters_of(by_hand).items() if not retrain else ():
+        torch.testing.assert_close(refitting.backbone.get_parameter(name).detach(), parameter, rtol=1e-5, atol=1e-6)
+    assert refitting.teacher is None

@@ -1,0 +1,82 @@
+"""Weights refitted to a mask, with the ridge whose model does best on the selection split."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.config import RefitSearch
+from training.runs import progress
+from training.scoring.outputs import refit
+from training.scoring.subject import Subject
+
+
+@dataclass(frozen=True)
+class Refit:
+    """How weights were refitted to a mask.
+
+    Args:
+        ridge: that did best.
+        tried: the main metric on the selection split with each ridge.
+        seconds: that it took.
+    """
+
+    ridge: float
+    tried: list[float]
+    seconds: float
+
+    def as_plain(self, search: RefitSearch) -> dict[str, Any]:
+        """As JSON, with what was searched."""
+        return {"search": asdict(search), "ridge": self.ridge, "tried": self.tried, "seconds": round(self.seconds, 2)}
+
+
+def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
+    """Refit weights with every ridge, and leave those of the best, the first of equals.
+
+    Args:
+        subject: with the weights to refit, which are changed.
+        mask: 0/1 ``[gates]``.
+        search: the ridges, and what they are fitted on.
+        dense: parameters of the dense model by their names in the subject's, which are the aim.
+    """
+    begin, tried, best = time.perf_counter(), list[float](), dict[str, Tensor]()
+    start = _weights(subject)
+    with progress.stage("refitting", len(search.ridges)) as shown:
+        for ridge in search.ridges:
+            _use(subject, start)
+            refit(subject, mask, dense, ridge=ridge, batches=search.batches, feed_forward=search.feed_forward)
+            found = quality(subject, mask)
+            if not tried or found > max(tried):
+                best = _weights(subject)
+            tried.append(found)
+            shown.advance()
+    _use(subject, best)
+    return Refit(search.ridges[tried.index(max(tried))], tried, time.perf_counter() - begin)
+
+
+def quality(subject: Subject, mask: Tensor) -> float:
+    """The main metric on the selection split with a mask ``[gates]``, of all processes together."""
+    loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
+    batches = limit if isinstance(limit, int) else int(limit * len(loader))
+    metrics = subject.task.metrics("select").to(subject.device)
+    with subject.at_rest(), subject.gates.use(mask.to(subject.device)), torch.no_grad():
+        for batch in islice(subject.on_device(loader, "selection split", bar=False), batches):
+            _, logits = subject.task.losses(subject.backbone, batch)
+            subject.task.update(metrics, subject.backbone, batch, logits)
+    return float(metrics.compute()[subject.task.main_metric])
+
+
+def _weights(subject: Subject) -> dict[str, Tensor]:
+    """Copies on the CPU."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in subject.backbone.named_parameters()}
+
+
+def _use(subject: Subject, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in subject.backbone.named_parameters():
+        parameter.data.copy_(weights[name])
