@@ -70,7 +70,10 @@ def test_the_search_as_plain_data(trained):
         "mask": expected.mask.tolist(),
         "losses": expected.losses,
         "swaps": expected.swaps,
+        "gains": expected.gains,
+        "tested": expected.tested,
         "passes": expected.passes,
+        "gradients": expected.gradients,
     }
     json.dumps(found)
 
@@ -132,7 +135,7 @@ def test_frozen_weights_stay_frozen(trained):
     frozen.requires_grad_(True)
 
 
-@pytest.mark.parametrize(("options", "least"), [({"rows": 1}, 2), ({"passes": 5}, 6)])
+@pytest.mark.parametrize(("options", "least"), [({"rows": 3}, 4), ({"passes": 5}, 6)])
 def test_a_search_that_can_do_nothing_is_refused(options, least):
     with pytest.raises(GateError, match=f"expected at least {least}"):
         SwapSearch(**options)
