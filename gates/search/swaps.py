@@ -1,16 +1,22 @@
-"""Refine a mask by swaps: give up a kept head for a dropped one wherever that lowers the loss. No training.
+"""Refine a mask by swaps: give up a kept head for a dropped one wherever that lowers the loss beyond noise. No training.
 
-The gradient of the loss with respect to the gates, at the mask, says to first order what adding each dropped head and
-giving up each kept one would do. The most promising pairs race on parts of the calibration data
-(:mod:`gates.search.successive_halving`), and those in front are taken if the loss on all of it falls. Gradient and loss should
-come from disjoint examples, so that a swap has to prove itself on data that did not propose it.
+Two halves of the calibration data have two offices. On the *proposing* half, the gradient of the loss with respect to the
+gates, at the mask, says to first order what adding each dropped head and giving up each kept one would do, and the most
+promising pairs race on parts of it (:mod:`gates.search.successive_halving`). On the *deciding* half, a swap in front is
+taken only if the loss falls significantly, by a paired test over the examples: the mean gain has to exceed its standard
+error as often as the normal quantile of the level says, corrected for the number of swaps tested in the round (Bonferroni).
+The race needs no correction, since its examples do not decide. A search ends with the first round that takes nothing, so a
+mask that no swap improves is left alone with a probability of at least one minus the level, however long the search.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +28,28 @@ from gates.search.successive_halving import Loss, Metered, race
 CANDIDATES = 16
 """Swaps that race for each gradient."""
 
+SIGNIFICANCE = 0.05
+"""Level at which a round of swaps is tested."""
+
 Swap = tuple[int, int]
+
+
+class Gain(NamedTuple):
+    """What a swap gains on the deciding examples.
+
+    Args:
+        mean: of the loss before less the loss after, over examples.
+        standard_error: of this mean, from the differences of single examples.
+        needed: standard errors that the mean had to exceed.
+    """
+
+    mean: float
+    standard_error: float
+    needed: float
+
+    @property
+    def is_taken(self) -> bool:
+        return self.mean > self.needed * self.standard_error
 
 
 @dataclass(frozen=True)
@@ -31,15 +58,21 @@ class Refinement:
 
     Args:
         mask: 0/1 ``[gates]``, with as many ones as the mask it came from.
-        losses: losses on the calibration data: of the mask it came from, then after every swap taken; falls strictly.
+        losses: mean losses on the deciding half: of the mask it came from, then after every swap taken; falls strictly.
         swaps: pairs (added, given up) of gate numbers, in their order.
-        passes: number of passes over the calibration data that it took.
+        gains: of these swaps, in their order.
+        tested: number of swaps that were tested on the deciding half.
+        passes: number of forward passes over one half that it took.
+        gradients: number of gradients over the proposing half that it took.
     """
 
     mask: Tensor
     losses: tuple[float, ...]
     swaps: tuple[Swap, ...]
+    gains: tuple[Gain, ...]
+    tested: int
     passes: float
+    gradients: int
 
 
 @dataclass(frozen=True)
@@ -83,53 +116,85 @@ class Limits:
 def refine_by_swaps(
     mask: Tensor,
     *,
-    loss: Loss,
     gradient: Callable[[Tensor], Tensor],
+    loss: Loss,
+    losses: Callable[[Tensor], Tensor],
     limits: Limits | None = None,
     passes: float = 40.0,
+    significance: float = SIGNIFICANCE,
 ) -> Refinement:
-    """Swap heads while the loss falls.
+    """Swap heads while the loss falls by more than chance would have it.
 
     Args:
         mask: 0/1 ``[gates]`` to start from.
-        loss: see :data:`gates.search.successive_halving.Loss`.
-        gradient: function from a mask to the gradient of the loss with respect to the gates there, ``[gates]``, on other data.
+        gradient: function from a mask to the gradient of the loss with respect to the gates there, ``[gates]``, on the
+            proposing half.
+        loss: see :data:`gates.search.successive_halving.Loss`; on the proposing half.
+        losses: function from a mask to the losses ``[examples]`` of the deciding half, which shares no example with the other;
+            the same examples in the same order at every call.
         limits: swaps that are allowed; any by default.
-        passes: number of passes over the calibration data after which nothing new is tried, though a race that has begun
-            ends; the search ends earlier when no proposed swap helps.
+        passes: number of passes over one half after which nothing new is tried, though a race that has begun ends; the search
+            ends earlier when no proposed swap helps.
+        significance: level of a round of tests, one-sided.
 
     Raises:
-        GateError: for fewer than :data:`LEAST_PASSES`.
+        GateError: for fewer than :data:`LEAST_PASSES`, or a level that is not between 0 and 1.
 
     >>> cost = torch.tensor([4.0, 3.0, 2.0, 1.0])  # what a closed gate adds to the loss
+    >>> def losses(mask):
+    ...     return (cost * (1 - mask)).sum() + torch.tensor([-0.1, 0.0, 0.1])
     >>> def loss(mask, share):
-    ...     return float((cost * (1 - mask)).sum())
-    >>> refined = refine_by_swaps(torch.tensor([0.0, 0, 1, 1]), loss=loss, gradient=lambda mask: -cost)
+    ...     return float(losses(mask).mean())
+    >>> refined = refine_by_swaps(torch.tensor([0.0, 0, 1, 1]), gradient=lambda mask: -cost, loss=loss, losses=losses)
     >>> refined.mask.tolist()
     [1.0, 1.0, 0.0, 0.0]
     """
     if passes < LEAST_PASSES:
         raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least {LEAST_PASSES}")
+    if not 0 < significance < 1:
+        raise GateError(f"the significance of swaps is {significance}; expected a level between 0 and 1, such as 0.05")
     limits = Limits() if limits is None else limits
     meter = Metered(loss)
     mask = mask.detach().clone()
-    losses, swaps = [meter(mask, 1.0)], []
-    found = True
-    while found and meter.passes < passes:
+    before = losses(mask)
+    means, swaps, gains = [float(before.mean())], [], []
+    decisions, gradients, found = 1, 0, True
+    while found and meter.passes + decisions < passes:
         found = False
         proposed = list(islice(_promising(gradient(mask), limits.allow(mask)), CANDIDATES))
-        for number in race([_swapped(mask, *swap) for swap in proposed], meter):
+        gradients += 1
+        finalists = race([_swapped(mask, *swap) for swap in proposed], meter)
+        needed = NormalDist().inv_cdf(1 - significance / max(1, len(finalists)))
+        for number in finalists:
             added, dropped = proposed[number]
-            if meter.passes >= passes:
+            if meter.passes + decisions >= passes:
                 break
             if not bool(limits.allow(mask)[added, dropped]):  # another swap of this round has taken one of the two
                 continue
-            value = meter(swapped := _swapped(mask, added, dropped), 1.0)
-            if value < losses[-1]:
-                mask, found = swapped, True
-                losses.append(value)
+            after, decisions = losses(swapped := _swapped(mask, added, dropped)), decisions + 1
+            gain = paired_gain(before, after, needed=needed)
+            if gain.is_taken:
+                mask, before, found = swapped, after, True
+                means.append(float(after.mean()))
                 swaps.append((added, dropped))
-    return Refinement(mask, tuple(losses), tuple(swaps), meter.passes)
+                gains.append(gain)
+    return Refinement(mask, tuple(means), tuple(swaps), tuple(gains), decisions - 1, meter.passes + decisions, gradients)
+
+
+def paired_gain(before: Tensor, after: Tensor, *, needed: float) -> Gain:
+    """What the same examples gain; of a single example nothing is known, so its standard error is infinite.
+
+    Args:
+        before, after: losses ``[examples]``.
+        needed: see :class:`Gain`.
+
+    >>> paired_gain(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 2.0, 1.0]), needed=2.0).mean
+    0.8333333333333334
+    """
+    difference = before.double() - after.double()
+    examples = len(difference)
+    error = float(difference.std() / math.sqrt(examples)) if examples > 1 else math.inf
+    return Gain(float(difference.mean()), error, needed)
 
 
 def _promising(gradient: Tensor, allowed: Tensor) -> Iterator[Swap]:

@@ -8,6 +8,7 @@ import torch
 
 from gates.hooks.replacement import MeanHeadOutput
 from gates.recovery.least_squares import ProjectionMoments
+from gates.scores.brain_surgeon import SiteMoments
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
@@ -29,6 +30,12 @@ def of_attention(seed):
 METRICS = {
     "importance": (lambda **more: HeadImportance(4, **more), lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)]),
     "fisher": (lambda **more: FisherInformation(4, **more), lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)]),
+    "brain surgeon": (
+        lambda **more: SiteMoments(6, 4, **more),
+        lambda seed: [
+            (tensor(seed, 2 + seed, 5, 6), tensor(seed + 7, 2 + seed, 5, 4), 2 + seed, tensor(seed, 2 + seed, 5) > 0.3)
+        ],
+    ),
     "gradients": (
         lambda **more: MeanGradients([torch.zeros(2), torch.zeros(3, 2)], **more),
         lambda seed: [([tensor(seed, 2), tensor(seed, 3, 2)], 2 + seed)],

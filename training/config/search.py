@@ -12,20 +12,24 @@ from gates.options import LEAST_PASSES
 
 @dataclass(frozen=True)
 class SwapSearch:
-    """How long to search.
+    """How long to search, and what it takes for a swap.
 
     Args:
-        rows: training examples; one half proposes swaps by its gradient, the other decides on them by its loss.
-        passes: over the deciding half after which nothing new is tried.
+        rows: training examples, as far as there are so many; one half proposes swaps, the other decides on them.
+        passes: over a half after which nothing new is tried.
+        significance: level of the paired tests by which the deciding half takes swaps.
     """
 
-    rows: int = 1024
+    rows: int = 2048
     passes: float = 40.0
+    significance: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 2), ("passes", LEAST_PASSES)):
+        for name, least in (("rows", 4), ("passes", LEAST_PASSES)):
             if getattr(self, name) < least:
                 raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
+        if not 0 < self.significance < 1:
+            raise GateError(f"--swap.significance is {self.significance}; expected a level between 0 and 1, such as 0.05")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps
 from training.config import DrawSearch, PrunerOptions, SwapSearch
 from training.runs import progress
-from training.scoring.subject import Subject, at_rest
+from training.scoring.subject import Batch, Subject, at_rest
 
 
 def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0) -> Refinement:
@@ -28,16 +28,27 @@ def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget
     """
     gates = subject.gates
     with calibration(subject, search.rows) as found, progress.stage("searching by swaps, passes", search.passes) as shown:
+
+        def loss(values: Tensor, share: float) -> float:
+            return found.loss(values, share, found.proposing)
+
+        def losses(values: Tensor) -> Tensor:
+            decided = found.losses(values)
+            shown.advance(1.0, lambda: f"loss {float(decided.mean()):.3g}")
+            return decided
+
         return refine_by_swaps(
             mask.to(subject.device),
-            loss=_shown(found.loss, shown),
             gradient=found.gradient,
+            loss=_shown(loss, shown),
+            losses=losses,
             limits=Limits(
                 within=gates.kind_index() if budget.per_kind else None,
                 layer_index=gates.layer_index(),
                 minimum_per_layer=minimum_per_layer,
             ),
             passes=search.passes,
+            significance=search.significance,
         )
 
 
@@ -46,7 +57,7 @@ def refined_by_swaps(
 ) -> dict[str, Any]:
     """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
-    return {"mask": found.mask.tolist(), "losses": found.losses, "swaps": found.swaps, "passes": found.passes}
+    return {name: part.tolist() if isinstance(part, Tensor) else part for name, part in vars(found).items()}
 
 
 def swapped(subject: Subject, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:
@@ -82,8 +93,11 @@ def draw(
     )
     passes = 1 + passes_of(sum(not torch.equal(one.cpu(), mask.cpu()) for one in draws))
     with calibration(subject, search.rows) as found, progress.stage("comparing draws, passes", passes) as shown:
-        loss = _shown(found.loss, shown)
-        return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=loss)
+
+        def loss(values: Tensor, share: float) -> float:
+            return found.loss(values, share, found.deciding)
+
+        return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=_shown(loss, shown))
 
 
 def _shown(loss: Loss, stage: progress.Stage) -> Loss:
@@ -105,8 +119,10 @@ class Calibration:
 
     Args:
         subject: at rest. Its trainer's precision counts.
-        rows: training examples; one half gives gradients, the other losses (see
-            :meth:`training.data.base.TaskData.calibration_dataloaders`).
+        rows: training examples in two halves (see :meth:`training.data.base.TaskData.calibration_dataloaders`).
+
+    Attributes:
+        proposing, deciding: batches of each half.
     """
 
     def __init__(self, subject: Subject, rows: int) -> None:
@@ -117,25 +133,40 @@ class Calibration:
         ]
 
     @torch.no_grad()
-    def loss(self, values: Tensor, share: float) -> float:
-        """Mean loss with gate values ``[gates]`` over a share of the deciding half."""
-        batches = self.deciding[:: max(1, round(1 / share))]
-        total = torch.stack([self._total_loss(values, batch) for batch in batches]).double().sum()
-        examples = torch.tensor(float(sum(len(batch["labels"]) for batch in batches)), dtype=torch.float64, device=self.device)
-        return float(self.subject.summed(total) / self.subject.summed(examples))
+    def loss(self, values: Tensor, share: float, half: Sequence[Batch]) -> float:
+        """Mean loss with gate values ``[gates]`` over a share of one half."""
+        found = self._losses(values, half[:: max(1, round(1 / share))])
+        examples = torch.tensor(float(len(found)), dtype=torch.float64, device=self.device)
+        return float(self.subject.summed(found.sum()) / self.subject.summed(examples))
+
+    @torch.no_grad()
+    def losses(self, values: Tensor) -> Tensor:
+        """Losses with gate values ``[gates]`` of the examples of the deciding half, ``[examples]``, float64: those of one
+        process after those of another, so that all have the same."""
+        found, trainer = self._losses(values, self.deciding), self.subject.trainer
+        counts = torch.zeros(trainer.world_size, dtype=torch.float64, device=self.device)
+        counts[trainer.global_rank] = len(found)
+        counts = self.subject.summed(counts).long()
+        first = int(counts[: trainer.global_rank].sum())
+        everyone = torch.zeros(int(counts.sum()), dtype=torch.float64, device=self.device)
+        everyone[first : first + len(found)] = found
+        return self.subject.summed(everyone)
 
     def gradient(self, values: Tensor) -> Tensor:
         """Of the loss with respect to gate values ``[gates]``, up to a factor, on the proposing half."""
         leaf = values.clone().requires_grad_()
         for batch in self.proposing:
-            self._total_loss(leaf, batch).backward()
+            self._losses_of(leaf, batch).sum().backward()
         assert leaf.grad is not None
         return self.subject.summed(leaf.grad)
 
-    def _total_loss(self, values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def _losses(self, values: Tensor, batches: Sequence[Batch]) -> Tensor:
+        return torch.cat([self._losses_of(values, batch) for batch in batches]).double()
+
+    def _losses_of(self, values: Tensor, batch: Batch) -> Tensor:
         subject = self.subject
         with subject.trainer.strategy.precision_plugin.forward_context(), subject.gates.use(values):
-            return subject.task.losses(subject.backbone, batch)[0].sum()
+            return subject.task.losses(subject.backbone, batch)[0]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from gates.errors import GateError
 from gates.hooks.observe import observe_attention, observe_entropy
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
+from gates.scores.brain_surgeon import SiteMoments, brain_surgeon_scores, output_gradients
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
@@ -26,6 +27,7 @@ from gates.scores.importance import (
     requiring_gradients,
 )
 from gates.scores.taylor import MeanGradients, output_weights, weight_taylor
+from gates.sites import weight_by_output
 from training.scoring.subject import Batch, Subject
 
 Raw = Callable[[str], Tensor]
@@ -91,6 +93,19 @@ def _attention_gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     for batch in subject.batches("differentiating attention"):
         importance.update(attention_gradients(backbone, gates.sites, lambda batch=batch: subject.losses(batch)))  # type: ignore[misc]
     return {"attention-his": gates.to_gates(importance.compute().his)}
+
+
+def _output_moments(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    """What optimal brain surgeons need: moments of the output projections' inputs and of their outputs' gradients."""
+    gates, task = subject.gates, subject.task
+    shapes = [weight_by_output(site.output).shape for site in gates.sites]
+    moments = [SiteMoments(features, outputs).to(subject.device) for outputs, features in shapes]
+    for batch in subject.batches("gathering moments of outputs"):
+        valid = task.valid_queries(batch)
+        for site, inputs, gradients in output_gradients(gates, lambda batch=batch: subject.losses(batch)):  # type: ignore[misc]
+            examples = len(batch["labels"])
+            moments[site].update(inputs, gradients, examples, valid.get(gates.sites[site].kind))
+    return {"obs": brain_surgeon_scores(gates, [of_site.compute() for of_site in moments])}
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,7 @@ PASSES: dict[str, Pass] = {
     ),
     "attention": Pass(("entropy", "confidence"), _attention),
     "attention-gradients": Pass(("attention-his",), _attention_gradients),
+    "output-moments": Pass(("obs",), _output_moments),
     **{f"{name}-steps".removeprefix("his-"): _steps(name) for name in VARIANTS},
     "left-out": Pass(("leave-one-out",), _left_out),
 }

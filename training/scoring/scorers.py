@@ -174,7 +174,7 @@ def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -
 
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
-KWON, VOITA = "Kwon et al. 2022", "Voita et al. 2019"
+KWON, VOITA, KURTIC = "Kwon et al. 2022", "Voita et al. 2019", "Kurtic, Frantar and Alistarh 2023"
 OF_HIS = {
     "his": (MICHEL, "E|dL/dz| per example"),
     "his-token": (f"{MICHEL} (code)", "absolute values per token"),
@@ -189,6 +189,7 @@ _ALL = (
     _by_raw("fisher", "fisher", KWON, "diagonal Fisher information of the gates"),
     Scorer("fisher-rearranged", KWON, "rearranged by each layer's Fisher block", ("fisher", "fisher-matrix"), None, "fisher"),
     _by_raw("taylor-weights", "taylor-weights", "Molchanov et al. 2019", "sum|w dL/dw| over the output weights"),
+    _by_raw("obs", "obs", KURTIC, "error behind the kept heads' best update, as the loss feels it (optimal brain surgeon)"),
     _by_raw("leave-one-out", "leave-one-out", MICHEL, "what closing the head alone adds to the loss"),
     _by_raw("confidence", "confidence", VOITA, "mean of the largest attention weight"),
     _ranking("entropy-low-first", ("entropy",), "control", "gives up low attention entropy first"),

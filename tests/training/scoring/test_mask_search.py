@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from gates.errors import GateError
 from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.config import DrawSearch, SwapSearch
-from training.scoring.mask_search import draw, refine, refined_by_swaps
+from training.scoring.mask_search import calibration, draw, refine, refined_by_swaps
 from training.scoring.subject import Subject
 
 
@@ -70,7 +71,10 @@ def test_the_search_as_plain_data(trained):
         "mask": expected.mask.tolist(),
         "losses": expected.losses,
         "swaps": expected.swaps,
+        "gains": expected.gains,
+        "tested": expected.tested,
         "passes": expected.passes,
+        "gradients": expected.gradients,
     }
     json.dumps(found)
 
@@ -132,7 +136,7 @@ def test_frozen_weights_stay_frozen(trained):
     frozen.requires_grad_(True)
 
 
-@pytest.mark.parametrize(("options", "least"), [({"rows": 1}, 2), ({"passes": 5}, 6)])
+@pytest.mark.parametrize(("options", "least"), [({"rows": 3}, 4), ({"passes": 5}, 6)])
 def test_a_search_that_can_do_nothing_is_refused(options, least):
     with pytest.raises(GateError, match=f"expected at least {least}"):
         SwapSearch(**options)
@@ -159,3 +163,40 @@ def test_a_run_can_end_its_prune_phase_with_swaps(retrain):
     assert int(expected.mask.sum()) == 3
     assert swapping.search["mask"] == expected.mask.tolist()
     assert swapping.search["losses"] == expected.losses
+
+
+def decide_on_a_share(rank, world, folder):
+    """One of several processes with its share of the deciding half; every process writes the losses and means it has."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+
+    def reduce(values, reduce_op):
+        assert reduce_op == "sum"
+        torch.distributed.all_reduce(values)
+        return values
+
+    pruner, data, trainer = make_pruner(), make_data(train_rows=64, score_rows=16, batch_size=2), make_trainer()
+    strategy = SimpleNamespace(
+        reduce=reduce, root_device=trainer.strategy.root_device, precision_plugin=trainer.strategy.precision_plugin
+    )
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=None)
+    subject = Subject(pruner, data, SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy))
+    mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
+    with calibration(subject, 26) as found:
+        mean = found.loss(mask, 1.0, found.proposing)
+        torch.save((found.losses(mask), mean), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_decide_on_the_same_losses_as_one(tmp_path):
+    """13 examples in two unequal shares: the same losses everywhere, those of one process in another order."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for world, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
+        torch.multiprocessing.spawn(decide_on_a_share, (world, str(folder)), nprocs=world)
+    losses, mean = torch.load(tmp_path / "one" / "0.pt", weights_only=True)
+    first, second = (torch.load(tmp_path / "two" / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first[0], second[0])
+    assert len(losses) == 13
+    torch.testing.assert_close(first[0].sort().values, losses.sort().values, atol=1e-6, rtol=1e-5)
+    assert first[1] == second[1] == pytest.approx(mean, abs=1e-6)

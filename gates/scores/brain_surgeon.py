@@ -1,0 +1,208 @@
+"""Removal of heads by an optimal brain surgeon: what is lost of a site's output once the kept heads have made up for a head.
+
+ZipLM (Kurtic, Frantar and Alistarh 2023) for heads. Of ``y = W x + b`` on the dense weights, ``H`` is the second moment of x
+about its mean, with a ridge. If the columns S of a head go and all others take their best values, ``W`` changes by
+``-W_S (H^-1_SS)^-1 H^-1_S:``, and the error of the output has the second moment ``W_S (H^-1_SS)^-1 W_S^T``, ``[out, out]``.
+Heads of a layer go one at a time, the one of the least error first; ``H^-1`` and ``W`` follow by block elimination, so that
+each head is judged with what the removed ones have left to the others.
+
+Layers are compared by what the loss feels of such an error e: ``1/2 E (g . e)^2`` with g the gradient of an example's loss
+with respect to the output at a position. With g and e independent of each other, and positions too, this is
+``1/2 tr(G E e e^T)``, where ``G = E g g^T`` is the output's factor of the Fisher information in K-FAC (Martens and Grosse 2015;
+for the removal of structures, Wang et al. 2019). ``G`` changes what an error costs, not the update that makes it least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.hooks.intercept import observing
+from gates.scores.taylor import output_weights
+from gates.sites import weight_by_output
+
+RIDGE = 0.01
+"""Price of changed weights, in units of the mean second moment of an input; keeps heads that follow from others apart."""
+
+
+class OutputMoments(NamedTuple):
+    """Sums over positions of the inputs x ``[in]`` of an output projection and of the gradients g ``[out]`` of its output.
+
+    Args:
+        examples, positions: their numbers.
+        x, xx: ``[in]`` and ``[in, in]``.
+        gg: ``[out, out]``.
+    """
+
+    examples: Tensor
+    positions: Tensor
+    x: Tensor
+    xx: Tensor
+    gg: Tensor
+
+
+class SiteMoments(Metric):
+    """Gathers :class:`OutputMoments` of one site, of any number of processes.
+
+    Args:
+        features: inputs of the output projection.
+        outputs: of the output projection.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    full_state_update = False
+    examples: Tensor
+    positions: Tensor
+    x: Tensor
+    xx: Tensor
+    gg: Tensor
+
+    def __init__(self, features: int, outputs: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        shapes = {"examples": (), "positions": (), "x": (features,), "xx": (features,) * 2, "gg": (outputs,) * 2}
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, inputs: Tensor, gradients: Tensor, examples: int, valid: Tensor | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            inputs: concatenated heads, ``[batch, query, in]``, or ``[..., in]`` where all count.
+            gradients: of the summed losses with respect to the output, ``[batch, query, out]`` or ``[..., out]``.
+            examples: number of examples.
+            valid: queries that are not padding, ``[batch, query]``; None if all count.
+
+        Raises:
+            GateError: for a mask of valid queries of another batch or number of queries.
+        """
+        if valid is None:
+            x, g = inputs.flatten(0, -2), gradients.flatten(0, -2)
+        elif valid.shape == inputs.shape[:2]:
+            x, g = inputs[valid.bool()], gradients[valid.bool()]
+        else:
+            raise GateError(
+                f"the mask of valid queries has shape {list(valid.shape)}, but the heads' outputs have "
+                f"{list(inputs.shape[:2])}; expected the same batch and queries"
+            )
+        x, g = x.double(), g.double()
+        self.examples += examples
+        self.positions += len(x)
+        self.x += x.sum(0)
+        self.xx += x.T @ x
+        self.gg += g.T @ g
+
+    def compute(self) -> OutputMoments:
+        """The sums."""
+        return OutputMoments(self.examples, self.positions, self.x, self.xx, self.gg)
+
+
+def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tuple[int, Tensor, Tensor]]:
+    """What the output projections were given in one forward pass, and the gradients of the loss where they put their output.
+
+    Args:
+        gates: gates of the model, attached or not.
+        losses: function that runs the model and returns the per-example losses ``[batch]``.
+
+    Returns:
+        For each call of a site its index, the inputs ``[..., in]`` and the gradients ``[..., out]`` of the summed losses; zeros
+        where the loss does not depend on the output.
+    """
+    calls: list[tuple[int, Tensor, Tensor]] = []
+
+    def take(site: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        leaf = torch.zeros_like(output, requires_grad=True)
+        calls.append((site, args[0].detach(), leaf))
+        return output + leaf
+
+    with ExitStack() as stack:
+        stack.enter_context(gates.attached())
+        stack.enter_context(observing(gates.model, gates.sites))
+        stack.enter_context(torch.enable_grad())
+        for index, site in enumerate(gates.sites):
+            stack.callback(site.output.register_forward_hook(partial(take, index)).remove)
+        total = losses().sum()
+        found = torch.autograd.grad(total, [leaf for _, _, leaf in calls], materialize_grads=True)
+    return [(site, inputs, gradient) for (site, inputs, _), gradient in zip(calls, found, strict=True)]
+
+
+def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, ridge: float = RIDGE) -> Tensor:
+    """What each head's removal adds to the error of a site's output, in the order in which its heads go.
+
+    Args:
+        weight: of the output projection, ``[out, in]``.
+        second: second moment of its inputs, ``[in, in]``; about the mean where a bias makes up for it.
+        cost: metric of the error, ``[out, out]``: what a squared error costs is ``tr(cost e e^T)``.
+        heads: of the site, with equally many inputs each, side by side.
+        ridge: see :data:`RIDGE`; above 0.
+
+    Returns:
+        ``[heads]``, float64: the error that the head's removal adds, but more than that of every head which goes before it;
+        so higher is kept first, and the order is that of removal. All 0 for inputs that are.
+
+    Raises:
+        GateError: for a ridge that is not above 0.
+
+    >>> weight, second = torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 0.9, 0], [0.9, 1.0, 0], [0, 0, 1.0]])
+    >>> removal_errors(weight, second, torch.eye(1), 3, ridge=1e-9).round(decimals=2).tolist()
+    [0.19, 3.61, 9.0]
+    """
+    if not ridge > 0:
+        raise GateError(f"ridge is {ridge}; expected a number above 0, such as {RIDGE}")
+    w, g = weight.double(), cost.double()
+    scale = second.diagonal().mean().double()
+    errors = torch.zeros(heads, dtype=torch.float64, device=w.device)
+    if not scale > 0:
+        return errors
+    width = w.shape[1] // heads
+    damped = second.double() + ridge * scale * torch.eye(len(second), dtype=torch.float64, device=w.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    left, least = list(range(heads)), errors.new_zeros(())
+    while left:
+        own = inverse.unflatten(0, (-1, width)).unflatten(2, (-1, width)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        columns = w.unflatten(1, (-1, width)).movedim(1, 0)
+        added = torch.linalg.solve(own, columns.mT @ g @ columns).diagonal(dim1=1, dim2=2).sum(-1)
+        position = int(added.argmin())
+        least = torch.maximum(added[position], least.nextafter(least.new_tensor(torch.inf)))
+        errors[left.pop(position)] = least
+        goes = torch.zeros(w.shape[1], dtype=torch.bool, device=w.device)
+        goes[position * width : (position + 1) * width] = True
+        made_up = torch.linalg.solve(own[position], inverse[goes])
+        w = (w - w[:, goes] @ made_up)[:, ~goes]
+        inverse = (inverse - inverse[:, goes] @ made_up)[~goes][:, ~goes]
+        inverse = (inverse + inverse.T) / 2
+    return errors
+
+
+def brain_surgeon_scores(gates: HeadGates, moments: Sequence[OutputMoments], *, ridge: float = RIDGE) -> Tensor:
+    """The score of every gate, ``[gates]``, float64, in units of the loss per example; higher is kept first.
+
+    Args:
+        gates: gates of the model, with the weights that the moments are of.
+        moments: of every site.
+        ridge: see :data:`RIDGE`.
+
+    Raises:
+        GateError: where an adapter adds to an output projection, or for no examples.
+    """
+    output_weights(gates)  # raises
+    scores = []
+    for site, size, of_site in zip(gates.sites, gates.sizes, moments, strict=True):
+        if of_site.positions == 0:
+            raise GateError(
+                "there is nothing to score heads on; expected batches with at least one position that is not padding"
+            )
+        second = of_site.xx
+        if site.output.bias is not None:
+            second = second - torch.outer(of_site.x, of_site.x) / of_site.positions
+        cost = of_site.gg / of_site.positions
+        weight = weight_by_output(site.output).detach()
+        scores.append(removal_errors(weight, second / of_site.examples, cost / 2, size, ridge=ridge))
+    return torch.cat(scores)
