@@ -4,11 +4,10 @@ A head scores ``|dL/dW_Q| * |dL/dW_K| * |dL/dW_V|``, the product of the l2 norms
 projections. The head of the lowest score is removed, all that are left are scored again, and so on
 (:func:`gates.scores.importance.removal_ranking`, one head in each step).
 
-The product and the loop are the abstract's. The objective L is that of the authors' released code
-(Sheridan-Stable/greedy-gnorm), the norm of the logits, which needs no labels. There L is the norm of all logits of a batch, with
-dropout on, and the norms of gradients are averaged over batches. Here L is the mean over examples of the norm of an example's
-logits, without dropout, and the norms are of its whole gradient, so that the score depends neither on the batches nor on the
-number of processes.
+The product and the loop are the abstract's. The objective L is that of the released code (Sheridan-Stable/greedy-gnorm): the
+norm of the logits, which needs no labels. There it is the norm of all logits of a batch, with dropout on, and the norms of
+gradients are averaged over batches. Here L is the mean over examples of the norm of an example's logits, without dropout, and
+the norms are of its whole gradient, so that the score depends neither on the batches nor on the number of processes.
 """
 
 from __future__ import annotations
