@@ -60,7 +60,7 @@ def optimal_constants(subject: Subject, masks: Tensor, *, steps: int = 8, rows: 
                 found.update([torch.stack(values), torch.stack(slopes)], len(batch["labels"]))
             shown.advance()
             value, slope = found.compute()
-            return value, slope
+            return value.reshape(len(points)), slope  # metrics squeeze what has one entry
 
         dense = torch.ones(subject.gates.size)
         losses = MeanGradients([dense[0]]).set_dtype(torch.float64).to(subject.device)
