@@ -270,7 +270,7 @@ class Experiments:
             with uniform_replacement(subject.backbone, subject.gates):
                 yield
         elif replacement == "constants":
-            constants = optimal_constants(subject, mask.unsqueeze(0))
+            constants = optimal_constants(subject, mask.unsqueeze(0), steps=32)
             with mean_replacement(subject.gates, [of_site[0] for of_site in constants]):
                 yield
         else:
