@@ -68,6 +68,26 @@ def hies(his: Tensor, entropy: Tensor, alpha: float) -> Tensor:
     return alpha * _minmax(his) + (1 - alpha) * (1 - _minmax(entropy))
 
 
+def layer_leaders_first(scores: Tensor, layer_index: Tensor) -> Tensor:
+    """Ranks of scores, with the best head of every layer ahead of all others; in the order of the scores on both sides.
+
+    A budget of at least as many heads as layers thus keeps one head in each, as ``minimum_per_layer=1`` of
+    :func:`gates.budget.budget_mask` does; a smaller one keeps the best of these.
+
+    Args:
+        scores: ``[heads]``, higher kept first.
+        layer_index: layer of each head, ``[heads]``.
+
+    >>> layer_leaders_first(torch.tensor([0.3, 0.9, 0.1, 0.2]), torch.tensor([0, 0, 1, 1])).tolist()
+    [2.0, 7.0, 0.0, 5.0]
+    """
+    leads = torch.zeros_like(scores, dtype=torch.bool)
+    for layer in layer_index.unique():
+        members = (layer_index == layer).nonzero().flatten()
+        leads[members[torch.sort(scores[members], descending=True, stable=True).indices[0]]] = True
+    return ranks(scores) + len(scores) * leads
+
+
 def ranks(scores: Tensor) -> Tensor:
     """Rank of each entry, 0 for the lowest; ties share their mean rank."""
     less = (scores.unsqueeze(0) < scores.unsqueeze(1)).sum(1)

@@ -83,26 +83,36 @@ def _fused(fusion: Fusion, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat([query.flatten(), key.flatten(), value.flatten()])
 
 
+def rows_of_parts(site: AttentionSite) -> dict[str, tuple[str, Tensor]]:
+    """For query, key and value the path of the projection that holds it, and which of its output features belong to which
+    head, ``[heads, head_dim]``; ``[kv_heads, head_dim]`` for key and value."""
+    counts = {"query": site.heads, "key": site.kv_heads, "value": site.kv_heads}
+    found: dict[str, tuple[str, Tensor]] = {}
+    for path, parts in input_projections(site):
+        held = [part for part in parts if part not in found]  # none in a further projection with the rows of one of these
+        sizes = [counts[part] for part in held]
+        labels = torch.arange(sum(sizes) * site.head_dim).view(-1, site.head_dim).split(sizes)
+        if len(held) == 3:
+            place = _fused(site.layout.fusion, *labels).argsort()  # where the feature with a given label is kept
+            labels = tuple(place[label] for label in labels)
+        found |= {part: (path, rows) for part, rows in zip(held, labels, strict=True)}
+    return found
+
+
 def _kept_rows(cut: Cut) -> dict[str, Tensor]:
     """Output features that stay in each input projection, in their new order."""
     site = cut.site
-    counts = {"query": site.heads, "key": site.kv_heads, "value": site.kv_heads}
     kept = {"query": cut.queries, "key": cut.keys, "value": cut.keys}
+    of_part = {part: rows[kept[part]] for part, (_, rows) in rows_of_parts(site).items()}
     whole = {part.before for part in per_head_parts(site) if part.form == "spanning"}
     rows: dict[str, Tensor] = {}
     for path, parts in input_projections(site):
         if path in whole:
             rows[path] = torch.arange(weight_by_output(site.projection(path)).shape[0])
         elif len(parts) < 3:
-            offsets = [sum(counts[before] for before in parts[:index]) for index in range(len(parts))]
-            heads = [offset + head for part, offset in zip(parts, offsets, strict=True) for head in kept[part]]
-            rows[path] = _rows(heads, site.head_dim)
+            rows[path] = torch.cat([of_part[part].flatten() for part in parts])
         else:
-            features = torch.arange(sum(counts.values()) * site.head_dim)
-            labels = features.view(-1, site.head_dim).split(list(counts.values()))
-            place = _fused(site.layout.fusion, *labels).argsort()  # where the feature with a given label is kept
-            query, key, value = (place[part[kept[name]]] for name, part in zip(counts, labels, strict=True))
-            rows[path] = _fused(site.layout.fusion, query, key, value)
+            rows[path] = _fused(site.layout.fusion, of_part["query"], of_part["key"], of_part["value"])
     return rows
 
 

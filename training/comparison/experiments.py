@@ -40,6 +40,7 @@ from training.pruner.gate_log import GateLog
 from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
+from training.scoring.constants import optimal_constants
 from training.scoring.mask_search import draw, refined_by_swaps
 from training.scoring.outputs import mean_outputs
 from training.scoring.refits import best_refit_
@@ -47,7 +48,7 @@ from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
 
 PREDICTIONS, GATES_OVER_TIME = "predictions.npz", "gates_over_time.csv"
-Replacement = Literal["zero", "mean", "uniform"]
+Replacement = Literal["zero", "mean", "constants", "uniform"]
 
 
 class Experiments:
@@ -201,8 +202,8 @@ class Experiments:
         Args:
             values: ``[gates]``.
             splits: to evaluate on.
-            replacement: what takes the place of closed heads: nothing, their mean output on training data, or what they
-                would read with uniform attention.
+            replacement: what takes the place of closed heads: nothing, their mean output on training data, the constants
+                with which the loss on training data is lowest, or what they would read with uniform attention.
             start: whose weights; the dense experiment's by default.
         """
         determined_by = self.post_hoc_is(values, splits, start=start) | (
@@ -211,7 +212,7 @@ class Experiments:
 
         def make(folder: Path) -> dict[str, Any]:
             pruner = self.with_weights(start or self.dense(), {})
-            with self._replaced(Subject(pruner, self.data, self.trainer()), replacement):
+            with self._replaced(Subject(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
                 return self._evaluate(pruner, folder, values, splits)
 
         return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
@@ -264,12 +265,16 @@ class Experiments:
         return self._experiment(name, determined_by, make)
 
     @contextmanager
-    def _replaced(self, subject: Subject, replacement: Replacement) -> Iterator[None]:
+    def _replaced(self, subject: Subject, replacement: Replacement, mask: Tensor) -> Iterator[None]:
         """What takes the place of closed heads for a while; the subject comes with the dense weights."""
         if replacement == "zero":
             yield
         elif replacement == "uniform":
             with uniform_replacement(subject.backbone, subject.gates):
+                yield
+        elif replacement == "constants":
+            constants = optimal_constants(subject, mask.unsqueeze(0), steps=32)
+            with mean_replacement(subject.gates, [of_site[0] for of_site in constants]):
                 yield
         else:
             if self._means is None:

@@ -19,7 +19,7 @@ from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
-from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, is_post_hoc
+from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, WITH_CONSTANTS, WITH_MEANS, WITH_UNIFORM, is_post_hoc
 from training.runs import progress
 
 DENSE = Method("dense")
@@ -200,9 +200,11 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
 def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Experiment:
     if stage == POST_HOC:
         return experiments.post_hoc(selection.values, start=selection.refit)
-    if stage == "post hoc with means":
+    if stage == WITH_MEANS:
         return experiments.post_hoc(selection.values, replacement="mean")
-    if stage == "post hoc with uniform attention":
+    if stage == WITH_CONSTANTS:
+        return experiments.post_hoc(selection.values, replacement="constants")
+    if stage == WITH_UNIFORM:
         return experiments.post_hoc(selection.values, replacement="uniform")
     if stage == RETRAINED:
         return experiments.retrain(selection.values, start=selection.refit or selection.start, changes=selection.changes)

@@ -201,7 +201,7 @@ class MaskSelector:
 
     def _scored(self, base: str, budget: BudgetOption, changes: Mapping[str, Any]) -> Selection:
         alpha, seconds = None, 0.0
-        if base == "hies":
+        if SCORERS[base].is_weighted:
             masks = [torch.tensor(self._score(base, budget, tried).result["mask"]) for tried in ALPHAS]
             best, seconds = self._best(masks)
             alpha = ALPHAS[best]

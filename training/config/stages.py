@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 POST_HOC, RETRAINED, FROM_SCRATCH = "post hoc", "retrained", "from scratch"
-STAGES = (POST_HOC, "post hoc with means", "post hoc with uniform attention", RETRAINED, FROM_SCRATCH)
-"""In the second and third, closed heads are not zero but have their mean output, or attend uniformly."""
+WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM = (
+    f"{POST_HOC} with {what}" for what in ("means", "optimal constants", "uniform attention")
+)
+"""Closed heads are not zero but have their mean output, or the constants that cost least, or attend uniformly."""
+STAGES = (POST_HOC, WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM, RETRAINED, FROM_SCRATCH)
 
 
 def is_post_hoc(stage: str) -> bool:

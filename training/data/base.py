@@ -140,6 +140,12 @@ class TaskData(pl.LightningDataModule, ABC):
             self.splits["score"] = self.splits["train"].select(np.sort(rows))
         return self._split_loader("score", self.score_batch_size)
 
+    def score_places(self) -> range:
+        """The number that each example of this process's :meth:`score_dataloader` has among those of all processes, in its
+        order; the numbers count all of them from 0."""
+        rank, world = self._place()
+        return range(rank, min(self.options.score_rows, self.splits["train"].num_rows), world)
+
     def calibration_dataloaders(self, rows: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
         """Two disjoint halves of ``rows`` training examples chosen at random, other ones than :meth:`score_dataloader`'s as
         far as there are enough."""

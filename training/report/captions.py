@@ -16,6 +16,8 @@ from training.stats.verdict import nothing_learned, regime
 STAGE_WORDS = {
     "post hoc": "With the mask alone (post hoc)",
     "post hoc with means": "With the mask alone and the mean output of closed heads (post hoc with means)",
+    "post hoc with optimal constants": "With the mask alone and fitted constants in place of closed heads (post hoc with "
+    "optimal constants)",
     "post hoc with uniform attention": "With the mask alone and uniform attention of closed heads (post hoc with uniform "
     "attention)",
     "retrained": "Retrained with the mask",

@@ -18,6 +18,7 @@ from training.stats.numbers import IN_PERCENT, shown, unit
 STAGE_TITLES = {
     "post hoc": "mask only (post hoc)",
     "post hoc with means": "mask only, closed heads at their mean",
+    "post hoc with optimal constants": "mask only, closed heads at fitted constants",
     "post hoc with uniform attention": "mask only, closed heads attend uniformly",
     "retrained": "retrained with the mask",
 }

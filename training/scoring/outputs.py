@@ -1,4 +1,4 @@
-"""What heads put out on training data: their mean, and the gate values or weights that make up for closed ones."""
+"""What heads put out on training data: its mean, and the gate values or weights that make up for closed ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import MeanHeadOutput
 from gates.recovery.refit import Refitted, refit_
 from gates.recovery.rescale import rescaled_gates
+from gates.scores.fluctuation import HeadOutputVariance
 from training.scoring.subject import Batch, Subject
 
 
@@ -73,15 +74,27 @@ def _run(subject: Subject, batch: Batch) -> object:
 
 def mean_outputs(subject: Subject) -> list[Tensor]:
     """The mean head output of each site, ``[heads * head_dim]``, for :func:`gates.hooks.replacement.mean_replacement`."""
-    sites = subject.gates.sites
-    means = MeanHeadOutput(sites).to(subject.device)
-    with subject.at_rest(), torch.no_grad():
-        for batch in subject.batches("mean outputs"):
-            valid = subject.task.valid_queries(batch)
-
-            def take(site: int, heads: Tensor, valid: dict[str, Tensor | None] = valid) -> None:
-                means.update(site, heads, valid.get(sites[site].kind))
-
-            with observe_head_outputs(subject.backbone, sites, take):
-                subject.task.losses(subject.backbone, batch)
+    means = MeanHeadOutput(subject.gates.sites).to(subject.device)
+    with subject.at_rest():
+        observe_outputs(subject, means, "mean outputs")
     return [mean.cpu() for mean in means.compute()]
+
+
+@torch.no_grad()
+def observe_outputs(subject: Subject, metric: MeanHeadOutput | HeadOutputVariance, description: str) -> None:
+    """Feed a metric with what all heads put out on the scoring data.
+
+    Args:
+        subject: at rest.
+        metric: of the subject's sites, on its device.
+        description: of the pass, for its bar.
+    """
+    sites = subject.gates.sites
+    for batch in subject.batches(description):
+        valid = subject.task.valid_queries(batch)
+
+        def take(site: int, heads: Tensor, valid: dict[str, Tensor | None] = valid) -> None:
+            metric.update(site, heads, valid.get(sites[site].kind))
+
+        with observe_head_outputs(subject.backbone, sites, take):
+            subject.task.losses(subject.backbone, batch)

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from gates.errors import GateError
 from gates.hooks.observe import observe_attention, observe_entropy
+from gates.hooks.replacement import mean_replacement
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
 from gates.scores.brain_surgeon import SiteMoments, brain_surgeon_scores, output_gradients
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
+from gates.scores.fluctuation import HeadOutputVariance, fluctuation
+from gates.scores.gradient_norm import gradient_norms, input_weights
 from gates.scores.importance import (
     Granularity,
     HeadImportance,
@@ -26,8 +29,12 @@ from gates.scores.importance import (
     removal_ranking,
     requiring_gradients,
 )
+from gates.scores.shapley import ShapleyValues, removal_orders, shapley_rows
 from gates.scores.taylor import MeanGradients, output_weights, weight_taylor
 from gates.sites import weight_by_output
+from training.runs import progress
+from training.scoring.constants import constant_of_each
+from training.scoring.outputs import mean_outputs, observe_outputs
 from training.scoring.subject import Batch, Subject
 
 Raw = Callable[[str], Tensor]
@@ -159,14 +166,93 @@ def _steps(name: str) -> Pass:
 
 
 def _left_out(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    return {"leave-one-out": _ablated(subject, "leaving heads out")}
+
+
+def _ablated(subject: Subject, description: str) -> Tensor:
     """The loss with each gate closed alone, above the dense model's: one pass per gate."""
     gates = subject.gates
     masks = leave_one_out_masks(gates.size).to(subject.device)
     effects = HeadImportance(gates.size).to(subject.device)
-    for batch in subject.batches("leaving heads out"):
+    for batch in subject.batches(description):
         losses = ablate(gates, masks, [batch], subject.losses)
         effects.update((losses[1:] - losses[:1]).T)
-    return {"leave-one-out": effects.compute().signed}
+    return effects.compute().signed
+
+
+def _mean_ablated(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    """The same with its mean output in the place of the closed head."""
+    with mean_replacement(subject.gates, mean_outputs(subject)):
+        return {"mean-ablation": _ablated(subject, "mean ablation")}
+
+
+def _optimally_ablated(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    """The same with the constant in the place of the closed head that costs least."""
+    with mean_replacement(subject.gates, constant_of_each(subject)):
+        return {"optimal-ablation": _ablated(subject, "optimal ablation")}
+
+
+def _outputs(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    """What follows from the head outputs alone."""
+    variance = HeadOutputVariance(subject.gates.sites).to(subject.device)
+    observe_outputs(subject, variance, "observing head outputs")
+    return {"flap": fluctuation(subject.gates, variance.compute())}
+
+
+def _shapley(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    """Shapley values from one walk of every example: one pass for each gate, less where walks are truncated."""
+    size, device = subject.gates.size, subject.device
+    batches = list(subject.batches("walking from all heads to none", bar=False))
+    lengths = [len(batch["labels"]) for batch in batches]
+
+    def mean(values: Tensor) -> float:
+        of_all = ShapleyValues(1).to(device)
+        of_all.update(values.unsqueeze(1).to(device))
+        return float(of_all.compute().values)
+
+    with torch.no_grad(), progress.stage("walking from all heads to none, passes", size + 1) as shown:
+
+        def losses_of(masks: Tensor) -> Tensor:
+            losses = []
+            for batch, own in zip(batches, masks.split(lengths), strict=True):
+                with subject.gates.use(own.to(device)):
+                    losses.append(subject.losses(batch).cpu())
+            shown.advance()
+            return torch.cat(losses)
+
+        rows = shapley_rows(removal_orders(subject.data.score_places(), size), losses_of, mean=mean)
+    values = ShapleyValues(size).to(device)
+    values.update(rows.to(device))
+    found = values.compute()
+    return {"shapley": found.values, "shapley_standard_error": found.standard_error}
+
+
+def _greedy_gnorm(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    """Greedy-Gnorm: a forward and a backward pass for every gate."""
+    gates = subject.gates
+    weights = input_weights(gates)
+
+    def scores_at(mask: Tensor) -> Tensor:
+        of_weights = MeanGradients(weights).to(subject.device)
+        with gates.use(mask.to(subject.device)):
+            for batch in subject.batches("gradient norms", bar=False):
+                norms = _logit_norms(subject, batch)
+                gradients = torch.autograd.grad(norms.mean(), weights, materialize_grads=True)
+                of_weights.update(gradients, len(norms))
+        shown.advance()
+        return gradient_norms(gates, of_weights.compute())
+
+    with requiring_gradients(weights), progress.stage("removing heads by gradient norms", gates.size) as shown:
+        return {"greedy-gnorm": removal_ranking(scores_at, gates.size, share=1 / gates.size)}
+
+
+def _logit_norms(subject: Subject, batch: Batch) -> Tensor:
+    """The l2 norm of each example's logits ``[batch]``, over the positions that are not padding."""
+    logits = subject.task.losses(subject.backbone, batch)[1]
+    valid = subject.task.valid_queries(batch)["decoder"] if logits.dim() == 3 else None
+    if valid is not None:
+        logits = logits * valid.unsqueeze(-1)
+    return logits.flatten(1).norm(dim=1)
 
 
 PASSES: dict[str, Pass] = {
@@ -179,6 +265,11 @@ PASSES: dict[str, Pass] = {
     "output-moments": Pass(("obs",), _output_moments),
     **{f"{name}-steps".removeprefix("his-"): _steps(name) for name in VARIANTS},
     "left-out": Pass(("leave-one-out",), _left_out),
+    "mean-ablated": Pass(("mean-ablation",), _mean_ablated),
+    "optimally-ablated": Pass(("optimal-ablation",), _optimally_ablated),
+    "walks": Pass(("shapley", "shapley_standard_error"), _shapley),
+    "outputs": Pass(("flap",), _outputs),
+    "gradient-norms": Pass(("greedy-gnorm",), _greedy_gnorm),
 }
 
 

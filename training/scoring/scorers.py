@@ -15,7 +15,7 @@ from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import RankingName, ranking_scores
+from gates.scores.ranking import RankingName, hies, layer_leaders_first, ranking_scores, ranks
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import Subject
@@ -67,7 +67,7 @@ class Scores:
 
         Args:
             method: of :data:`SCORERS`.
-            alpha: of ``hies``; choose it on a selection split.
+            alpha: of a weighted method; choose it on a selection split.
             seed: of ``random``.
 
         Raises:
@@ -128,6 +128,7 @@ class Scorer:
         raws: raw scores it needs.
         ranking: from (scores, alpha, seed) to numbers ``[gates]``, higher kept first; None for a search without a ranking.
         rearranges: the method whose mask it rearranges within each layer; empty for a method that is a ranking.
+        is_weighted: whether its ranking depends on alpha.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Scorer:
     raws: tuple[str, ...]
     ranking: Ranking | None
     rearranges: str = ""
+    is_weighted: bool = False
 
     @property
     def ranks(self) -> bool:
@@ -170,11 +172,22 @@ def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -
         found = {raw: scores.raw(raw) if raw in raws else torch.zeros(len(layers)) for raw in ("his", "entropy")}
         return ranking_scores(name, his=found["his"], entropy=found["entropy"], layer_index=layers, alpha=alpha, seed=seed)
 
-    return Scorer(name, source, what, raws, rank)
+    return Scorer(name, source, what, raws, rank, is_weighted=name == "hies")
+
+
+def _rank_sum_broad(scores: Scores, alpha: float, seed: int) -> Tensor:
+    """Important and broad: the ranks of HIS and of high entropy, added."""
+    return ranks(scores.by_layer("his")) + ranks(scores.raw("entropy"))
+
+
+def _hies_broad(scores: Scores, alpha: float, seed: int) -> Tensor:
+    """HIES the other way round: of minus the entropy, its low end is the entropy's high end."""
+    return hies(scores.by_layer("his"), -scores.raw("entropy"), alpha)
 
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
-KWON, VOITA, KURTIC = "Kwon et al. 2022", "Voita et al. 2019", "Kurtic, Frantar and Alistarh 2023"
+KWON, VOITA, OURS = "Kwon et al. 2022", "Voita et al. 2019", "this project"
+KURTIC = "Kurtic, Frantar and Alistarh 2023"
 OF_HIS = {
     "his": (MICHEL, "E|dL/dz| per example"),
     "his-token": (f"{MICHEL} (code)", "absolute values per token"),
@@ -184,6 +197,13 @@ OF_HIS = {
 _ALL = (
     *(_his(name) for name in VARIANTS),
     *(_in_steps(name) for name in VARIANTS),
+    Scorer(
+        "his-each-layer",
+        "control",
+        "his with the best head of each layer first",
+        ("his",),
+        lambda scores, *_: layer_leaders_first(scores.by_layer("his"), scores.layer_index),
+    ),
     _ranking("his-inverted", ("his",), "control", "keeps what HIS gives up first"),
     _by_raw("attention-his", "attention-his", "lecture notes", "E sum|dL/dA| over the attention weights A"),
     _by_raw("fisher", "fisher", KWON, "diagonal Fisher information of the gates"),
@@ -191,11 +211,18 @@ _ALL = (
     _by_raw("taylor-weights", "taylor-weights", "Molchanov et al. 2019", "sum|w dL/dw| over the output weights"),
     _by_raw("obs", "obs", KURTIC, "error behind the kept heads' best update, as the loss feels it (optimal brain surgeon)"),
     _by_raw("leave-one-out", "leave-one-out", MICHEL, "what closing the head alone adds to the loss"),
+    _by_raw("mean-ablation", "mean-ablation", "Wang et al. 2023", "the same with the head's mean output in its place"),
+    _by_raw("optimal-ablation", "optimal-ablation", "Li and Janson 2024", "the same with the constant that costs least"),
+    _by_raw("shapley", "shapley", "Held and Yang 2023", "what the head adds on average over all coalitions of heads; signed"),
+    _by_raw("flap", "flap", "An et al. 2024", "fluctuation of the head's output times its output weights"),
+    _by_raw("greedy-gnorm", "greedy-gnorm", "Guo and Sheridan 2026", "|dL/dQ| |dL/dK| |dL/dV|, again after every head"),
     _by_raw("confidence", "confidence", VOITA, "mean of the largest attention weight"),
     _ranking("entropy-low-first", ("entropy",), "control", "gives up low attention entropy first"),
     _ranking("entropy-high-first", ("entropy",), CHOI, "gives up high attention entropy first"),
     _ranking("hies", ("his", "entropy"), CHOI, "HIS and low entropy, weighted by alpha"),
     _ranking("rank-sum", ("his", "entropy"), "control", "ranks of HIS and of low entropy, added"),
+    Scorer("hies-broad", OURS, "HIS and high entropy, weighted by alpha", ("his", "entropy"), _hies_broad, is_weighted=True),
+    Scorer("rank-sum-broad", OURS, "ranks of HIS and of high entropy, added", ("his", "entropy"), _rank_sum_broad),
     _ranking("random", (), "control", "heads drawn by the seed"),
 )
 SCORERS: dict[str, Scorer] = {found.name: found for found in _ALL}

@@ -171,7 +171,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
 def test_every_method_has_all_its_rows(method, finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
-    stages = "post hoc,post hoc with means,post hoc with uniform attention,retrained,from scratch"
+    stages = (
+        "post hoc,post hoc with means,post hoc with optimal constants,post hoc with uniform attention,retrained,from scratch"
+    )
     assert main([*arguments, "--stages", stages, "--experiments", str(run / "experiments")]) == 0
     table = pd.read_csv(tmp_path / "run" / "comparison.csv")
     own = table[table["method"] == Method.parse(method).name]
@@ -213,6 +215,23 @@ def test_two_processes_end_with_complete_tables(finished, tmp_path):
             assert accuracy == pytest.approx(getattr(row, f"{split}_accuracy"), abs=1e-6)
     again, _ = start("two", *devices)
     pd.testing.assert_frame_equal(again, table)
+
+
+@pytest.mark.slow
+def test_two_processes_score_by_every_pass(finished, tmp_path):
+    _, config = finished
+    methods = [name for name in SCORERS if not name.startswith("his-")] + ["his-each-layer"]
+    stages = ["post hoc", "post hoc with optimal constants"]
+    arguments = command(tmp_path / "two", config, "--methods", ",".join(methods), "--budgets", "3", "--seeds", "0")
+    arguments += ["--stages", ",".join(stages), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    process, environment = [sys.executable, "-m", "training", "compare", *arguments], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(process, capture_output=True, text=True, env=environment, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    table = pd.read_csv(tmp_path / "two" / "comparison.csv")
+    own = table[table["method"] != "dense"]
+    assert set(zip(own["method"], own["stage"], strict=True)) == {(name, stage) for name in methods for stage in stages}
+    assert (own["heads"] == 3).all()
+    assert np.isfinite(own["test_loss"]).all()
 
 
 @pytest.mark.parametrize(

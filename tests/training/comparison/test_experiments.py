@@ -159,9 +159,9 @@ def test_the_dense_weights_are_evaluated_whatever_was_trained_in_between(experim
 
 
 def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments):
-    found = [experiments.post_hoc(MASK, replacement=how) for how in ("zero", "mean", "uniform")]
-    assert len({one.key for one in found}) == 3
-    assert len({one.result["test_loss"] for one in found}) == 3
+    found = [experiments.post_hoc(MASK, replacement=how) for how in ("zero", "mean", "uniform", "constants")]
+    assert len({one.key for one in found}) == 4
+    assert len({one.result["test_loss"] for one in found}) == 4
     assert experiments.post_hoc(MASK).key == found[0].key
     only = experiments.post_hoc(MASK, splits=("select",))
     assert only.key != found[0].key

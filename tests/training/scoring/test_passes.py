@@ -10,6 +10,7 @@ from gates.errors import GateError
 from gates.scores.importance import head_gradients, normalise_by_layer
 from tests.training.runs import make_data
 from tests.training.scoring.subjects import KINDS, RAWS, ROWS, close, examples, loss_of, make_scores, make_subject
+from training.scoring.constants import optimal_constants
 from training.scoring.outputs import mean_outputs, rescale
 from training.scoring.passes import VARIANTS, importance_and_entropy, importance_of, pass_of
 from training.scoring.subject import Subject
@@ -128,6 +129,40 @@ def test_leave_one_out_by_brute_force(scores, subject):
     torch.testing.assert_close(scores.raw("leave-one-out"), expected, atol=1e-5, rtol=1e-3)
 
 
+@torch.no_grad()
+def test_mean_ablation_by_brute_force(scores, subject):
+    gates, means = subject.gates, mean_outputs(subject)
+    widths = [len(mean) // size for mean, size in zip(means, gates.sizes, strict=True)]
+    expected = torch.zeros(gates.size, dtype=torch.float64)
+    places = [(site, at) for site, size in enumerate(gates.sizes) for at in range(size)]
+    with subject.at_rest():
+        for one in examples(subject):
+            dense = loss_of(subject, one)
+            for gate, (site, at) in enumerate(places):
+
+                def instead(module, args, features=slice(at * widths[site], (at + 1) * widths[site]), mean=means[site]):
+                    heads = args[0].clone()
+                    heads[..., features] = mean[features].to(heads)
+                    return (heads, *args[1:])
+
+                hook = gates.sites[site].output.register_forward_pre_hook(instead)
+                expected[gate] += float(loss_of(subject, one) - dense) / ROWS
+                hook.remove()
+    torch.testing.assert_close(scores.raw("mean-ablation"), expected, atol=1e-5, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_shapley_values_add_up_to_all_that_heads_do(scores, subject):
+    size = subject.gates.size
+    with subject.at_rest():
+        ends = [
+            torch.cat([loss_of(subject, one, torch.full((size,), value)) for one in examples(subject)]).double().mean()
+            for value in (0.0, 1.0)
+        ]
+    assert float(scores.raw("shapley").sum()) == pytest.approx(float(ends[0] - ends[1]), rel=1e-4)
+    assert bool((scores.raw("shapley_standard_error") > 0).all())
+
+
 def order_of_steps(gates, scores_at):
     """Gates in the order in which they go if the lowest goes and the others are scored again; so few go one by one."""
     mask, order = torch.ones(gates.size), []
@@ -170,6 +205,33 @@ def test_every_variant_of_his_in_steps(scores, subject, name):
     assert scores.ranking(f"{name}-steps").argsort().tolist() == order
 
 
+def test_greedy_gnorm_by_hand(scores, subject):
+    """Of heads with rows of their own; how the rows of each family lie is in the tests of gates.scores.gradient_norm."""
+    gates = subject.gates
+
+    def scores_at(mask):
+        norms = []
+        for one in examples(subject):
+            with gates.use(mask):
+                norms.append(subject.task.losses(subject.backbone, one)[1].norm())
+        torch.stack(norms).mean().backward()
+        found = []
+        for site, size in zip(gates.sites, gates.sizes, strict=True):
+            product = 1.0
+            for path in (site.layout.query, site.layout.key, site.layout.value):
+                heads = site.projection(path).weight.grad.double().unflatten(0, (-1, site.head_dim)).square().sum((1, 2))
+                shared = heads.repeat_interleave(max(1, size // len(heads)))  # by several gates
+                squares = shared.view(size, -1).sum(1)
+                product = product * squares.sqrt()
+            found.append(product)
+        subject.module.zero_grad()
+        return torch.cat(found)
+
+    with subject.at_rest():
+        order = order_of_steps(gates, scores_at)
+    assert scores.ranking("greedy-gnorm").argsort().tolist() == order
+
+
 def test_they_agree_with_the_scores_of_a_run(scores, subject):
     importance, entropy = importance_and_entropy(subject)
     close(scores.raw("his"), importance.his)
@@ -193,6 +255,9 @@ def score_a_share(rank, world, folder):
     found = {name: scores.raw(name) for name in RAWS}
     found["rescaled"] = rescale(scores.subject, torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0]), batches=100)
     found["means"] = torch.cat(mean_outputs(scores.subject))
+    closed = torch.tensor([[1.0, 0, 1, 0, 0, 1, 1, 1]])
+    for rows in (5, 13):
+        found[f"constants of {rows}"] = torch.cat(optimal_constants(scores.subject, closed, steps=3, rows=rows), dim=1)
     torch.save(found, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

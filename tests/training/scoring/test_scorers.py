@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import rankdata
 
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError
@@ -50,6 +51,28 @@ def test_named_rankings_are_what_they_say(scores):
     ends = [scores.ranking("hies", alpha=alpha).argsort().tolist() for alpha in (1.0, 0.0)]
     assert ends == [scores.ranking("his").argsort().tolist(), scores.ranking("entropy-high-first").argsort().tolist()]
     assert not torch.equal(scores.ranking("random", seed=1), scores.ranking("random", seed=2))
+
+
+def test_important_and_broad_is_the_other_end_of_entropy(scores):
+    his, high = scores.ranking("his"), scores.ranking("entropy-low-first")
+    ends = [scores.ranking("hies-broad", alpha=alpha).argsort().tolist() for alpha in (1.0, 0.0)]
+    assert ends == [his.argsort().tolist(), high.argsort().tolist()]
+    his_rank, entropy_rank = (torch.from_numpy(rankdata(values)) for values in (his, high))
+    assert torch.equal(scores.ranking("rank-sum-broad"), his_rank + entropy_rank - 2)
+    low = scores.ranking("hies", alpha=0.5) + scores.ranking("hies-broad", alpha=0.5)
+    spread = (his - his.min()) / (his.max() - his.min())
+    torch.testing.assert_close(low, spread + 0.5)  # the two entropy terms are each other's complement
+
+
+def test_a_head_of_each_layer_comes_first(scores):
+    gates = scores.subject.gates
+    for count in range(len(gates.sizes), gates.size + 1):
+        expected = scores.mask("his", Budget(count, {}), minimum_per_layer=1)
+        assert torch.equal(scores.mask("his-each-layer", Budget(count, {})), expected)
+    (best,) = scores.mask("his-each-layer", Budget(1, {})).nonzero().flatten().tolist()
+    per_layer = gates.size // len(gates.sizes)
+    leaders = scores.ranking("his").view(-1, per_layer).argmax(1) + per_layer * torch.arange(len(gates.sizes))
+    assert best in leaders.tolist()
 
 
 def test_one_pass_serves_many_scores_and_is_remembered(monkeypatch):
