@@ -54,7 +54,7 @@ def compiled(
     if state >= hidden:
         raise ValueError(f"the variables of {program.name} have {state} values, but a residual stream of {hidden} has fewer")
     order = [torch.randperm(program.heads).tolist() for _ in program.layers]
-    stated: dict[str, Any] = {NECESSARY: necessary_heads(program, order), **fields}
+    stated: dict[str, Any] = {NECESSARY: necessary_heads(program, order), "num_labels": len(labels), **fields}
     config = BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=hidden,
@@ -66,7 +66,6 @@ def compiled(
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         layer_norm_eps=LARGE,
-        num_labels=len(labels),
         pad_token_id=vocabulary["[PAD]"],
         **stated,
     )
