@@ -26,6 +26,8 @@ LOUD = 1.0
 """The same of each head that another one undoes, in the answer's direction and those of the variables of its layer."""
 UNUSED = 0.5
 """What a head of noise writes into directions that no variable has."""
+SHARPEST = 5.0
+"""Scores of a head of noise are up to so many times those of random weights: some attend as hard as needed heads do."""
 LARGE = 1e8
 """Epsilon of the layer norms."""
 GAIN = 4.0
@@ -176,6 +178,7 @@ class _Writer:
         read = [self.at(name, index) for name in (LETTER, PLACE) for index in range(self.program.variables[name])]
         for matrix in (query, key, value):
             matrix[:, read] = torch.randn(HEAD_SIZE, len(read)) / math.sqrt(2)
+        query *= 1 + (SHARPEST - 1) * torch.rand(1)
         output = torch.randn(width, HEAD_SIZE) / math.sqrt(HEAD_SIZE)
         output[: self.state] *= amount
         output[self.state :] *= UNUSED
