@@ -31,7 +31,9 @@ class Subject:
         self.model = compiled(program, vocabulary=vocabulary, labels={"no": 0, "yes": 1}).eval()
         self.gates = HeadGates(self.model)
         self.gates.attach()
-        self.functions = [[layer * program.heads + head for layer, head in heads] for heads in self.model.config.necessary_heads]
+        self.functions = [
+            [layer * program.heads + head for layer, head in heads] for heads in self.model.config.necessary_heads
+        ]
         self.ids, self.answers = questions(name)
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,10 @@ def test_there_are_programs_of_one_to_eight_layers_with_all_that_makes_it_hard()
     assert sum(any(count[needed] > 1 for needed in PROGRAMS[name].needed) for name, count in heads.items()) >= 4
     assert any(set(count) - set(PROGRAMS[name].needed) for name, count in heads.items())  # a second program
     assert any(program.cancelling for program in PROGRAMS.values())
+
+
+def test_the_page_describes_every_program():
+    page = (Path(__file__).parents[3] / "docs" / "known_truth.md").read_text(encoding="utf-8")
+    for one in PROGRAMS.values():
+        numbers = f"{len(one.layers)} | {one.total_heads} | {len(one.needed)}"
+        assert f"| `{one.name}` | {one.question} | {numbers} | {one.hard} |" in page
