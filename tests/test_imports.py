@@ -21,6 +21,7 @@ LAYERS = (
     ("data", "stats"),
     ("tasks",),
     ("runs", "config", "cli"),
+    ("truth",),
     ("gates",),
 )
 """Packages and modules from top to bottom: a file imports from its own layer and from those below."""

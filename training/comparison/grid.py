@@ -14,6 +14,7 @@ import pandas as pd
 import yaml
 from jsonargparse import Namespace
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from gates.budget import Budget
@@ -29,6 +30,7 @@ from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
 from training.comparison.to_wandb import send_comparison
+from training.comparison.truth import as_markdown, truth_rows
 from training.config import (
     BudgetOption,
     ComparisonOptions,
@@ -40,6 +42,7 @@ from training.config import (
     SwapSearch,
     group_of,
 )
+from training.config.setup import data_of
 from training.config.stages import FROM_SCRATCH
 from training.report.captions import warning
 from training.report.contents import Contents
@@ -62,22 +65,51 @@ INSTEAD = {
 
 
 def compare(line: CommandLine) -> RunDirectory | None:
-    """The whole comparison, as its command line says; or, if it asks for that, the list of methods."""
+    """A comparison, or several of a benchmark, as the command line says; or, if it asks for that, the list of methods."""
     quiet_libraries()
-    config, given = line.options, line.given
+    config = line.options
     if config.list_methods:
         show_methods(stdout())
         return None
+    parts = data_of(config.data).parts
+    return compare_parts(line, parts) if parts else compare_on_one(line)
+
+
+def compare_parts(line: CommandLine, parts: Mapping[str, Mapping[str, Any]]) -> RunDirectory:
+    """A comparison of each data set of a benchmark, in a folder of its name, and over all of them ``truth.csv``.
+
+    Args:
+        line: as it was given.
+        parts: by name the options of each data set.
+    """
+    config = line.options
+    run = claim(config.run_dir or f"runs/{config.name}-comparison")
+    truths = []
+    for name, changes in parts.items():
+        own = config.clone()
+        own.data.init_args.update(Namespace(**changes))
+        own.name, own.run_dir = f"{config.name}-{name}", str(run.path / name)
+        own.experiments = config.experiments or str(run.path / "experiments")
+        part = compare_on_one(replace(line, options=own))
+        if (part.path / "truth.csv").is_file():
+            truths.append(pd.read_csv(part.path / "truth.csv").assign(program=name))
+    if truths and processes.is_first():
+        truth = pd.concat(truths, ignore_index=True)
+        run.write_table("truth.csv", truth)
+        run.write_text("truth.md", as_markdown(truth))
+        stdout().print(Markdown(as_markdown(truth)))
+    return run
+
+
+def compare_on_one(line: CommandLine) -> RunDirectory:
+    """The comparison on one data set."""
+    config, given = line.options, line.given
     options = group_of(ComparisonOptions, config)
-    methods, budgets, seeds, stages = (
-        parse_methods(options.all_methods),
-        options.all_budgets,
-        options.all_seeds,
-        options.all_stages,
-    )
+    methods, seeds, stages = parse_methods(options.all_methods), options.all_seeds, options.all_stages
     check_unused(config, given)
     check_needed(given, methods, stages)
     setup = Setup.of(config)
+    budgets: list[BudgetOption] = list(setup.data.own_budgets or options.all_budgets)
     if FROM_SCRATCH in stages:
         setup.check_scratch()
     run = claim(config.run_dir or f"runs/{config.name}-comparison")
@@ -118,6 +150,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
                     run.write_table(UNFINISHED, pd.DataFrame(results.rows))
             results.scores.append(score_columns(experiments, selector, results.rankings))
             results.prices.append(price_rows(experiments, selector))
+            results.truth += truth_rows(experiments, results)
             results.pruner, results.data = experiments.pruner, experiments.data
     if processes.is_first():
         write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
@@ -146,6 +179,8 @@ def check_unused(config: Namespace, given: Sequence[str]) -> None:
     for name, instead in (dict.fromkeys(OF_A_RUN, "") | INSTEAD).items():
         if any(argument.split("=")[0] == f"--{name}" for argument in given):
             raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead}")
+    if data_of(config.data).own_budgets is not None and any(argument.split("=")[0] == "--budgets" for argument in given):
+        raise GateError("--budgets is given, but these data know how many heads are needed; --data.spare says how many more")
     if config.ckpt_path is not None:
         raise GateError("ckpt_path is set, but a comparison trains its own dense models; remove it from the configuration")
     if config.trainer.fast_dev_run:

@@ -41,6 +41,7 @@ class Results:
         masks: of ``masks.json``.
         rankings: scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
+        truth: rows of ``truth.csv``, where the necessary heads are known.
         alphas: weight of HIS, of methods that have it, by budget, method and seed.
         predictions: file with the predictions behind each row, by experiment.
         pruner, data: of the last seed.
@@ -53,6 +54,7 @@ class Results:
     scores: list[pd.DataFrame] = field(default_factory=list)
     gates: list[pd.DataFrame] = field(default_factory=list)
     prices: list[pd.DataFrame] = field(default_factory=list)
+    truth: list[dict[str, Any]] = field(default_factory=list)
     predictions: dict[str, Path] = field(default_factory=dict)
     pruner: HeadPruner | None = None
     data: TaskData | None = None
@@ -179,6 +181,7 @@ def write_tables(
         "scores.csv": pd.concat(results.scores, ignore_index=True) if results.scores else None,
         "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
         "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
+        "truth.csv": pd.DataFrame(results.truth) if results.truth else None,
         "samples.tsv": sample_translations(results, predictions),
     }
     for file, held in tables.items():

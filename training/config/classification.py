@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from gates.errors import GateError
 from training.config.checks import at_least_1
 from training.config.data_base import DataOptions, WithSplits, check_rows, check_share
+from training.truth.programs import PROGRAMS
 
 
 @dataclass(frozen=True)
@@ -115,3 +117,54 @@ class Synthetic(ClassificationOptions):
     def rows(self) -> dict[str, int]:
         """How many examples each split has."""
         return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}
+
+
+@dataclass(frozen=True)
+class KnownTruth(ClassificationOptions):
+    """Questions that compiled programs answer, so that the necessary heads are known (see the page Known truth).
+
+    Args:
+        program: whose question; the model is compiled from it too. ``all``, in a comparison, is one comparison for each.
+        spare: budgets of a comparison: so many heads more than the program needs. Those that the model does not have are left
+            out.
+        train_rows: training examples, for gates and scores.
+        select_rows: examples of the selection split.
+        test_rows: test examples.
+        text_seed: of the strings. Runs with other seeds see the same ones, in models with other noise.
+    """
+
+    reader: ClassVar[str] = "training.data.known_truth:KnownTruthData"
+
+    program: str = "all"
+    spare: list[int] = field(default_factory=lambda: [0, 2])
+    train_rows: int = 4096
+    select_rows: int = 256
+    test_rows: int = 512
+    text_seed: int = 0
+    batch_size: int = 32
+    score_rows: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rows(self.rows, least=2)
+        if self.program != "all" and self.program not in PROGRAMS:
+            raise GateError(f"there is no program {self.program!r}; expected all or one of {', '.join(PROGRAMS)}")
+        if not self.spare or min(self.spare) < 0 or len(set(self.spare)) < len(self.spare):
+            raise GateError(f"spare is {self.spare}; expected numbers of heads from 0, each once, such as [0, 2]")
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many examples each split has."""
+        return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}
+
+    @property
+    def parts(self) -> Mapping[str, Mapping[str, Any]]:
+        return {name: {"program": name} for name in PROGRAMS} if self.program == "all" else {}
+
+    @property
+    def own_budgets(self) -> list[int] | None:
+        if self.parts:
+            return None
+        program = PROGRAMS[self.program]
+        budgets = sorted(len(program.needed) + spare for spare in self.spare)
+        return [budget for budget in budgets if budget < program.total_heads]

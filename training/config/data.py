@@ -6,7 +6,7 @@ the data are opened. Data of your own are a subclass of one of these with a read
 
 from __future__ import annotations
 
-from training.config.classification import ClassificationOptions, Synthetic, Text
+from training.config.classification import ClassificationOptions, KnownTruth, Synthetic, Text
 from training.config.data_base import Data, DataOptions
 from training.config.translation import (
     BleuTokenizer,
@@ -23,6 +23,7 @@ __all__ = [
     "ClassificationOptions",
     "Data",
     "DataOptions",
+    "KnownTruth",
     "ParallelText",
     "SentenceLoss",
     "Subwords",
@@ -32,5 +33,5 @@ __all__ = [
     "TranslationOptions",
 ]
 
-KINDS = {kind.__name__: kind for kind in (Text, ParallelText, Synthetic, SyntheticTranslation)}
+KINDS = {kind.__name__: kind for kind in (Text, ParallelText, Synthetic, SyntheticTranslation, KnownTruth)}
 """The kinds of data that come with the product, by name."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
@@ -54,6 +55,16 @@ class DataOptions(Data):
     def __post_init__(self) -> None:
         at_least_1(self, "eval_batch_size", "score_rows", "max_length")
         at_least_0(self, "num_workers")
+
+    @property
+    def parts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of a benchmark of several data sets, by name the options that make each of them; empty for one data set."""
+        return {}
+
+    @property
+    def own_budgets(self) -> list[int] | None:
+        """The budgets of a comparison where the data decide on them; None where the command line does."""
+        return None
 
 
 def check_share(select_fraction: float) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gates.errors import GateError
+from training.cli.comparison_parser import build_comparison_parser
 from training.cli.run_parser import build_parser
 from training.commands.preflight import check_text
 from training.config.data import ParallelText, Text
@@ -27,7 +28,7 @@ def local_text_configurations():
     """The shipped configurations for local files with a class on each line, with the data that they configure."""
     for path in sorted(CONFIGS.glob("*.yaml")):
         files = ["--data.train_file", "train.tsv", "--data.test_file", "test.tsv"]
-        config = build_parser().parse_args(["--config", str(path)])
+        config = build_comparison_parser().parse_args(["--config", str(path)])
         if config.data.class_path.endswith(".Text") and config.data.init_args.dataset is None:
             yield path.stem, data_of(build_parser().parse_args(["--config", str(path), *files]).data)
 

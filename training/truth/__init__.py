@@ -1,0 +1,1 @@
+"""Transformers whose necessary attention heads are known, because they are compiled from programs."""
