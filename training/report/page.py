@@ -15,7 +15,8 @@ from markupsafe import Markup, escape
 from gates.files import replacing
 from training.report import captions, tables, translations
 from training.report.contents import Contents
-from training.report.drawing import gate_animation, inline_svg, save_figure
+from training.report.drawing import inline_svg, save_figure
+from training.report.film import gate_animation
 from training.report.pictures import focus_course, pictures_of
 from training.report.player import gate_player
 from training.report.tables import Table

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from training.stats.crossed import SEEDS_FOR_A_CLAIM
-from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown
+from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown, signed
 from training.stats.significance import SIGNIFICANCE, RankTest
 
 DENSE = "dense"
@@ -204,7 +204,7 @@ class _BudgetVerdict:
 
     def _standing(self, best: str, other: str) -> tuple[str, str]:
         """The group that a method belongs to, and how it is named there."""
-        gap, pair = f"{self.mean[other] - self.mean[best]:+.1f}", self.pairs.get((best, other))
+        gap, pair = signed(self.mean[other] - self.mean[best]), self.pairs.get((best, other))
         if pair is None:
             return "Not tested against it", f"{other} ({gap})"
         if not math.isnan(pair.p_holm):
@@ -212,7 +212,7 @@ class _BudgetVerdict:
         if pair.ahead < pair.seeds:
             text = f"{other} ({gap}, in {pair.ahead} of {counted(pair.seeds, 'seed')})"
             return "Behind in the mean but not in every seed", text
-        ends = " to ".join(f"{-shown(self.metric, float(end)):+.1f}" for end in (pair.most, pair.least))
+        ends = " to ".join(signed(-shown(self.metric, float(end))) for end in (pair.most, pair.least))
         return "Behind in every seed", f"{other} ({gap}, from {ends})"
 
     def _winner(self, best: str, all_behind: bool) -> list[str]:
