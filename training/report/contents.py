@@ -136,6 +136,7 @@ class Contents:
         prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
         samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, what each system
             made of them.
+        truth: where the necessary heads are known, what each method found of them (:mod:`training.report.truth`).
         significance: of a run, the paired bootstrap of its translations against the dense model's.
         signatures: settings and version of sacrebleu for each of its metrics.
         missing: what the report leaves out and why.
@@ -157,6 +158,7 @@ class Contents:
     courses: dict[tuple[str, int], Course] = field(default_factory=dict)
     prices: pd.DataFrame | None = None
     samples: pd.DataFrame | None = None
+    truth: pd.DataFrame | None = None
     significance: pd.DataFrame | None = None
     signatures: dict[str, str] = field(default_factory=dict)
     verdict: str | None = None

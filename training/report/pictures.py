@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from training.plotting import agreement_matrix
-from training.report import captions, figures, quality
+from training.report import captions, figures, quality, truth
 from training.report.contents import Contents, Course, Values
 from training.report.film import film_strip
 from training.report.reading import read_contents
 from training.stats.numbers import counted, listed, slug
 
-SECTIONS = ("quality", "heads", "training", "agreement", "scores")
+SECTIONS = ("truth", "quality", "heads", "training", "agreement", "scores")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,21 @@ def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
 
 def pictures_of(contents: Contents) -> list[Picture]:
     """The pictures that the contents suffice for, in the order of a report."""
-    return [*_quality(contents), *_heads(contents), *_training(contents), *_agreement(contents), *_scores(contents)]
+    found = [*_truth(contents), *_quality(contents), *_heads(contents), *_training(contents)]
+    return [*found, *_agreement(contents), *_scores(contents)]
+
+
+def main_pictures(contents: Contents) -> list[Picture]:
+    """Those that say most of a directory: known truth, quality, the masks of the middle budget, and where heads stay."""
+    masks = _masks(contents, contents.focus) if contents.focus else []
+    return [*_truth(contents), *_quality(contents), *masks, *_kept(contents), *_prices(contents)]
+
+
+def _truth(contents: Contents) -> list[Picture]:
+    if contents.truth is None:
+        return []
+    alt = f"Table of methods by programs with a tick where a method found the necessary heads. {truth.caption(contents.truth)}"
+    return [Picture("truth", "truth", truth.ticks(contents.truth), truth.caption(contents.truth), alt, wide=True)]
 
 
 def _quality(contents: Contents) -> list[Picture]:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from gates.errors import GateError, first_line
 from training.report.contents import COMBINATION, Contents, Course, Site, by_kind, group_labels
+from training.report.truth import recoveries
 from training.runs.run_directory import UNFINISHED
 from training.stats.numbers import BOUNDS
 from training.stats.statistics import TEST_COLUMNS, summarise
@@ -36,13 +37,15 @@ def read_contents(path: Path) -> Contents:
     unfinished = comparison is None
     if unfinished:
         comparison = _table(path, UNFINISHED)
+    truth = _table(path, "truth.csv")
     is_table = comparison is not None and {"seed", "method", "stage", "budget", "heads"} <= set(comparison.columns)
-    if not is_table and not (isinstance(metrics, dict) and "heads" in metrics):
+    if not is_table and truth is None and not (isinstance(metrics, dict) and "heads" in metrics):
         raise GateError(
             f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns seed, method, "
             "stage, budget and heads; give a directory that training compare or training.fit wrote"
         )
     contents = Contents(path, "run" if "run" in metrics else "comparison", metrics=metrics)
+    contents.truth = None if truth is None or not len(truth) else recoveries(truth)
     if comparison is None:
         contents.missing.append("There is no comparison.csv, so there is no table of results.")
     else:
