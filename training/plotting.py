@@ -80,7 +80,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """One style per method: colours differ as long as there are any left of :data:`COLOURS`, and so do markers."""
-    free = [colour for colour in COLOURS if colour not in OF_METHODS.values()]
+    free = sorted(COLOURS, key=lambda colour: colour in OF_METHODS.values())
     others = [method for method in methods if method not in OF_METHODS]
     colours = OF_METHODS | {method: free[index % len(free)] for index, method in enumerate(others)}
     return {method: line_style(index) | {"color": colours[method]} for index, method in enumerate(methods)}
