@@ -86,19 +86,18 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {method: line_style(index) | {"color": colours[method]} for index, method in enumerate(methods)}
 
 
-def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = (), **how: Any) -> Legend:
+def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
     """The names of an axes' lines on the right of the picture.
 
     Args:
         figure: in constrained layout, which makes room.
         axes: with the lines.
         order: of the names, from the top; others come after them.
-        how: of the legend, such as ``title``.
     """
     handles, labels = axes.get_legend_handles_labels()
     places = sorted(range(len(labels)), key=lambda at: order.index(labels[at]) if labels[at] in order else len(order))
     return figure.legend(
-        [handles[at] for at in places], [labels[at] for at in places], loc="outside right upper", alignment="left", **how
+        [handles[at] for at in places], [labels[at] for at in places], loc="outside right upper", alignment="left"
     )
 
 
