@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 
 from gates.errors import GateError
+from training.report.page import write_report
+from training.report.reading import read_contents
 from training.report.truth import CROSS, TICK, caption, recoveries, ticks
 
 
@@ -61,3 +63,18 @@ def test_recoveries_are_those_at_as_many_heads_as_are_needed():
     assert recoveries(table()).equals(table())
     with pytest.raises(GateError, match="no column 'needed'"):
         recoveries(truth.drop(columns="needed"))
+
+
+def test_a_report_of_known_truth_opens_with_the_ticks(tmp_path):
+    """A benchmark over several programs leaves nothing but this table."""
+    table().to_csv(tmp_path / "truth.csv", index=False)
+    contents = read_contents(tmp_path)
+    write_report([contents], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    lead = page[page.index('<figure class="lead"') : page.index("</figure>")]
+    assert caption(contents.truth) in lead
+    assert TICK in lead
+    assert "There are no results yet." not in lead
+    pd.DataFrame({"seed": [0], "method": ["his"]}).to_csv(tmp_path / "truth.csv", index=False)
+    with pytest.raises(GateError, match="no column 'budget'"):
+        read_contents(tmp_path)
