@@ -1,6 +1,6 @@
-"""``python docs/pictures.py``: the pictures of README and documentation, drawn from ``notebooks/results``.
+"""``python docs/pictures.py``: the pictures of the documentation and those beside the results, from ``notebooks/results``.
 
-Each is an SVG with colours for light and for dark screens, small enough for a phone's width.
+Those of pages are SVGs with colours for light and for dark screens. Those of results are the main pictures of their report.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,147 +16,114 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from training.plotting import COLOURS, INK, MARKERS, legend_beside, styled
+from training.report.figures import masks_by_method
+from training.report.film import film_strip
+from training.report.pictures import main_pictures
+from training.report.quality import quality_against_heads
+from training.report.reading import read_contents
+from training.report.truth import recoveries, ticks
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "notebooks" / "results"
 ASSETS = ROOT / "docs" / "assets"
 
-COLOURS = {
-    "paper": ("#ffffff", "#1b1e24"),
-    "ink": ("#1c1f23", "#e4e6ea"),
-    "faint": ("#d9dbdf", "#3a3f48"),
-    "blue": ("#0072b2", "#56b4e9"),
-    "sky": ("#3f9bd1", "#a3d5f2"),
-    "orange": ("#c44f00", "#f08c3c"),
-    "green": ("#007f5f", "#3fc79a"),
-    "purple": ("#a8558c", "#df9cc4"),
-    "grey": ("#6f757e", "#9aa1ab"),
+ON_DARK = (
+    "#4aa8e0", "#f08c3c", "#3fc79a", "#df9cc4", "#f0b83c", "#8fd0f5", "#c2c25a", "#a79bf5", "#c99a6b", "#dd6bd0", "#a5abb4",
+)  # fmt: skip
+"""The colours of lines on dark screens, in the order of :data:`training.plotting.COLOURS`."""
+SCREENS = {"paper": ("#ffffff", "#1b1e24"), "ink": (INK, "#e4e6ea")} | {
+    f"line{index}": pair for index, pair in enumerate(zip(COLOURS, ON_DARK, strict=True))
 }
 """Name to the colours on light and on dark screens; matplotlib draws with the first, the file refers to the name."""
-LIGHT = {name: light for name, (light, _) in COLOURS.items()}
-LINES = {
-    "learned": ("learned gates", "blue", "o", "-"),
-    "learned+swap": ("learned gates + swaps", "sky", "s", "--"),
-    "his": ("Head Importance Score", "orange", "^", "-"),
-    "his+swap": ("Head Importance Score + swaps", "orange", "v", ":"),
-    "dsp": ("Differentiable Subset Pruning", "green", "D", "-."),
-    "entropy-low-first": ("attention entropy, low first", "purple", "D", "-."),
-    "random": ("random heads", "grey", "x", ":"),
-}
-"""Method to its name in the legend, colour, marker and dashes."""
-TITLES = {"post hoc": "mask alone, no further training", "retrained": "trained on with the mask"}
-PICTURES: dict[str, tuple[str, str, float]] = {
+QUALITY: dict[str, tuple[str, str, float | None]] = {
     "translation": ("multi30k_all_budgets", "retrained", 24),
-    "translation_post_hoc": ("multi30k_all_budgets", "post hoc", 0),
+    "translation_post_hoc": ("multi30k_all_budgets", "post hoc", None),
     "encoder": ("multi30k_encoder_budgets", "retrained", 32),
     "agreement": ("agreement", "post hoc", 70),
     "sick": ("sick", "post hoc", 55),
-    "sst2": ("sst2", "post hoc", 50),
-    "sst2_retrained": ("sst2", "retrained", 80),
+    "sst2": ("sst2", "post hoc", None),
+    "sst2_retrained": ("sst2", "retrained", None),
 }
-"""File to the folder of results, the stage, and the lower end of the axis in points."""
-KINDS = {
-    "encoder": ("encoder", "orange", "^"),
-    "decoder": ("decoder, on itself", "green", "D"),
-    "cross": ("decoder, on the encoder", "blue", "o"),
-}
-STYLE: dict[Any, Any] = {
+"""File to the folder of results, the stage, and the lower end of the axis, where one method lies far below the others."""
+HEADS = ("sst2", "learned", 18)
+"""The folder, method and budget whose gates and masks the pages show."""
+TRUTH = "known_truth"
+"""The folder of the benchmark whose necessary heads are known; without it there is no picture of it."""
+KINDS = {"encoder": "encoder", "decoder": "decoder, on itself", "cross": "decoder, on the encoder"}
+SVG: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.color": LIGHT["ink"],
-    "axes.labelcolor": LIGHT["ink"],
-    "axes.edgecolor": LIGHT["ink"],
-    "xtick.color": LIGHT["ink"],
-    "ytick.color": LIGHT["ink"],
-    "grid.color": LIGHT["faint"],
-    "figure.facecolor": LIGHT["paper"],
+    "figure.facecolor": SCREENS["paper"][0],
     "axes.facecolor": "none",
     "svg.fonttype": "path",
     "svg.hashsalt": "head-gates",  # the same picture is the same file
 }
 
 
-def quality(folder: str, stage: str, lowest: float) -> Figure:
-    """Quality on the test split against the heads kept: a line per method, beside the dense model.
-
-    Args:
-        folder: with ``summary.csv``, in ``notebooks/results``.
-        stage: ``post hoc`` or ``retrained``.
-        lowest: lower end of the axis, in points; what lies below it is written at the edge.
-    """
-    rows = pd.read_csv(RESULTS / folder / "summary.csv").query("stage == @stage")
-    in_percent = rows["mean"].max() <= 1
-    rows = rows.assign(mean=rows["mean"] * (100 if in_percent else 1))
-    dense = rows.query("method == 'dense'")
-    kept = rows.query("method != 'dense'")
-    budgets = sorted(kept["budget"].unique(), reverse=True)
-    figure = Figure(figsize=(4.2, 3.9), layout="constrained")
-    axes = figure.subplots()
-    axes.axhline(dense["mean"].item(), color=LIGHT["ink"], linestyle=(0, (1, 1.5)), label=f"all {dense['budget'].item()} heads")
-    for method, (name, colour, marker, dashes) in LINES.items():
-        line = kept[kept["method"] == method].sort_values("budget", ascending=False)
-        places = [budgets.index(budget) for budget in line["budget"]]
-        axes.plot(places, line["mean"], color=LIGHT[colour], marker=marker, linestyle=dashes, markersize=5, label=name)
-        below = line[line["mean"] < lowest]
-        for budget, value in zip(below["budget"], below["mean"], strict=True):
-            place = (budgets.index(budget), lowest)
-            axes.annotate(f"{value:.1f} ↓", place, xytext=(0, 3), textcoords="offset points", ha="center", color=LIGHT[colour])
-    top = max(rows["mean"].max(), dense["mean"].item())
-    axes.set(xlim=(-0.3, len(budgets) - 0.7), ylim=(lowest, top + 0.04 * (top - lowest)))
-    whole = dense["budget"].item() - (96 if "encoder" in folder else 0)
-    axes.set_xticks(range(len(budgets)), [str(budget - dense["budget"].item() + whole) for budget in budgets])
-    of_what = "encoder heads kept" if "encoder" in folder else "heads kept"
-    measure = "test accuracy, percent" if in_percent else "test BLEU"
-    axes.set(xlabel=f"{of_what}, of {whole}", ylabel=measure, title=TITLES[stage])
-    axes.grid(visible=True, axis="y")
-    handles, labels = axes.get_legend_handles_labels()
-    shown = [(handle, label) for handle, label in zip(handles, labels, strict=True) if len(handle.get_xdata()) > 0]
-    figure.legend(*zip(*shown, strict=True), loc="outside lower center", ncols=2 if len(shown) < 7 else 1)
-    return figure
-
-
+@styled
 def prices() -> Figure:
     """Open heads of a translator by kind of attention, against the price of an open head."""
     rows = pd.read_csv(RESULTS / "multi30k_prices" / "prices.csv")
-    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
+    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
     axes = figure.subplots()
-    for kind, (name, colour, marker) in KINDS.items():
-        counts = rows.filter(regex=rf"^{kind}\.\d+$").sum(axis="columns")
-        axes.plot(range(len(rows)), counts, color=LIGHT[colour], marker=marker, markersize=5, label=name)
-    axes.set_xticks(range(len(rows)), [f"{price:g}" for price in rows["price"]])
+    for index, (kind, name) in enumerate(KINDS.items()):
+        counts = rows.filter(regex=rf"^{kind}\.\d+$").sum(axis="columns").groupby(rows["price"]).mean()
+        axes.plot(range(len(counts)), counts, color=COLOURS[index], marker=MARKERS[index], markersize=5, label=name)
+    axes.set_xticks(range(len(counts)), [f"{price:g}" for price in counts.index])
     axes.set(xlabel="price of an open head", ylabel="open heads, of 48", ylim=(0, 50))
     axes.grid(visible=True, axis="y")
-    figure.legend(loc="outside lower center", ncols=2)
+    legend_beside(figure, axes)
     return figure
+
+
+def of_pages() -> Iterator[tuple[str, Figure]]:
+    """The pictures of pages by name, as far as their results are there."""
+    for name, (folder, stage, lowest) in QUALITY.items():
+        yield name, quality_against_heads(read_contents(RESULTS / folder), stage, lowest=lowest)
+    yield "prices", prices()
+    folder, method, budget = HEADS
+    contents = read_contents(RESULTS / folder)
+    yield "film", film_strip(contents.courses[method, budget], f"gates of {method}, {contents.label(budget)}")
+    kept = {name: values for name, at in contents.masks if at == budget and (values := contents.kept(name, at))}
+    yield "masks", masks_by_method(kept, seeds=contents.comparison["seed"].nunique())
+    if (RESULTS / TRUTH / "truth.csv").is_file():
+        yield "truth", ticks(recoveries(pd.read_csv(RESULTS / TRUTH / "truth.csv")))
 
 
 def svg(figure: Figure) -> str:
     """A figure as an SVG whose colours follow the reader's screen."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with matplotlib.rc_context(SVG):
+        figure.set_facecolor(SVG["figure.facecolor"])
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r">\s+<", "><", text)
     text = re.sub(r"([1-9]\.\d\d)\d+", r"\1", text)  # places to a hundredth of a point; scales, below 1, stay exact
-    for name, light in LIGHT.items():
-        text = text.replace(light, f"var(--{name})")
-    scheme = [";".join(f"--{name}:{pair[dark]}" for name, pair in COLOURS.items()) for dark in (0, 1)]
+    for name, (light, _) in SCREENS.items():
+        text = text.replace(light.lower(), f"var(--{name})")
+    scheme = [";".join(f"--{name}:{pair[dark]}" for name, pair in SCREENS.items()) for dark in (0, 1)]
     style = f"<style>svg{{{scheme[0]}}}@media (prefers-color-scheme:dark){{svg{{{scheme[1]}}}}}</style>"
     return re.sub(r"(<svg[^>]*>)", lambda tag: tag[1] + style, text, count=1) + "\n"
 
 
-def main(folder: Path = ASSETS) -> None:
-    """Write every picture into a folder."""
+def write_pages(folder: Path = ASSETS) -> None:
+    """Write the pictures of the pages into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        drawn = {name: quality(*what) for name, what in PICTURES.items()} | {"prices": prices()}
-        for name, figure in drawn.items():
-            (folder / f"{name}.svg").write_text(svg(figure), encoding="utf-8")
+    for name, figure in of_pages():
+        (folder / f"{name}.svg").write_text(svg(figure), encoding="utf-8")
+
+
+def write_results(results: Path = RESULTS) -> None:
+    """Write the main pictures of each folder of results into it, in place of those that are there."""
+    for folder in sorted(path.parent for path in results.glob("*/summary.csv")):
+        for earlier in folder.glob("*.png"):
+            earlier.unlink()
+        for picture in main_pictures(read_contents(folder)):
+            picture.figure.savefig(folder / f"{picture.name}.png", dpi=150, facecolor="white")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    write_pages(*map(Path, sys.argv[1:2]))
+    if not sys.argv[1:]:
+        write_results()

@@ -159,7 +159,7 @@ def test_pictures_are_those_of_the_files(tmp_path):
     spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
     pictures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pictures)
-    pictures.main(tmp_path)
+    pictures.write_pages(tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert "translation.svg" in drawn
     for name in drawn:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.transforms import ScaledTranslation
 from PIL import Image
 from torch import Tensor
 
@@ -20,8 +23,13 @@ from training.stats.statistics import overlap
 
 INK = "#1c1f23"
 """Colour of text, axes and the dense model; a page may replace it by the colour of its own text."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933")
-"""Okabe and Ito's colours, distinguishable for colour-blind readers (their yellow, faint on white, is an olive here)."""
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#7767E6", "#73481D", "#990086", "#7D838C",
+)  # fmt: skip
+"""Okabe and Ito's colours, distinguishable for colour-blind readers (their yellow, faint on white, is an olive here), then a
+violet, a brown, a magenta and a grey that stand apart from them; all can be seen on white and on near black."""
+OF_METHODS = {"learned": COLOURS[0], "his": COLOURS[1], "random": COLOURS[-1]}
+"""Colours of the methods that most pictures hold; no other method has them while others are left."""
 MARKERS = "osD^vP*X<>"
 DASHES: tuple[Any, ...] = ("-", "--", (0, (1, 1.2)), "-.", (0, (5, 1, 1, 1, 1, 1)))
 MAP = "cividis"
@@ -31,6 +39,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 9.5,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "legend.handlelength": 2.8,  # shows the dashes beside the marker
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -69,6 +78,69 @@ def line_style(index: int) -> dict[str, Any]:
     }
 
 
+def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """One style per method: colours differ as long as there are any left of :data:`COLOURS`, and so do markers."""
+    free = sorted(COLOURS, key=lambda colour: colour in OF_METHODS.values())
+    others = [method for method in methods if method not in OF_METHODS]
+    colours = OF_METHODS | {method: free[index % len(free)] for index, method in enumerate(others)}
+    return {method: line_style(index) | {"color": colours[method]} for index, method in enumerate(methods)}
+
+
+def legend_beside(figure: Figure, axes: Axes, order: Sequence[str] = ()) -> Legend:
+    """The names of an axes' lines on the right of the picture.
+
+    Args:
+        figure: in constrained layout, which makes room.
+        axes: with the lines.
+        order: of the names, from the top; others come after them.
+    """
+    handles, labels = axes.get_legend_handles_labels()
+    places = sorted(range(len(labels)), key=lambda at: order.index(labels[at]) if labels[at] in order else len(order))
+    return figure.legend(
+        [handles[at] for at in places], [labels[at] for at in places], loc="outside right upper", alignment="left"
+    )
+
+
+def label_ends(axes: Axes, ends: Mapping[str, tuple[float, str]], *, size: float = 8) -> None:
+    """Names on the right of the axes, each in the colour of its line and at its end, moved apart where they are close.
+
+    Args:
+        axes: with limits that are not to change any more.
+        ends: name to the value at the line's end and its colour.
+        size: of the letters in points.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # the height of the axes is known then
+    low, high = axes.get_ylim()
+    apart = 1.25 * size / 72 / (axes.get_position().height * figure.get_figheight()) * (high - low)
+    names = sorted(ends, key=lambda name: ends[name][0])
+    heights = spread(np.array([min(high, max(low, ends[name][0])) for name in names]), apart, high)
+    right = axes.get_yaxis_transform() + ScaledTranslation(5 / 72, 0, figure.dpi_scale_trans)
+    for name, height in zip(names, heights, strict=True):
+        axes.text(1, height, name, transform=right, color=ends[name][1], size=size, va="center", ha="left")
+
+
+def spread(values: np.ndarray, apart: float, top: float) -> np.ndarray:
+    """Rising values ``[n]``, moved so that neighbours are at least so far apart and none is above the top: those that
+    would touch are spread around their mean."""
+    groups: list[list[float]] = []
+    for value in values:
+        groups.append([float(value)])
+        while len(groups) > 1 and _lowest(groups[-1], apart, top) - _highest(groups[-2], apart, top) < apart:
+            last = groups.pop()
+            groups[-1] += last
+    return np.array([_lowest(group, apart, top) + apart * place for group in groups for place in range(len(group))])
+
+
+def _highest(group: list[float], apart: float, top: float) -> float:
+    return min(top, sum(group) / len(group) + apart * (len(group) - 1) / 2)
+
+
+def _lowest(group: list[float], apart: float, top: float) -> float:
+    return _highest(group, apart, top) - apart * (len(group) - 1)
+
+
 @styled
 def gate_heat_map(sites: tuple[AttentionSite, ...], values: Tensor, *, title: str) -> Figure:
     """Layer x head pictures of a value per head in [0, 1], one panel per kind of attention."""
@@ -99,22 +171,25 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
         metric: such as ``accuracy``.
     """
     column = f"select_{metric}"
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    names = list(dict.fromkeys(map(str, curve["method"])))
+    styles = method_styles(names)
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    for index, (method, line) in enumerate(curve.groupby("method", sort=False)):
-        style = line_style(index)
-        axes.plot(line["heads"], line[column], **style, markersize=4, linewidth=1.2, label=str(method))
+    for method, style in styles.items():
+        line = curve[curve["method"] == method]
+        axes.plot(line["heads"], line[column], **style, markersize=4, linewidth=1.2, label=method)
         retrained = comparison[(comparison["method"] == method) & (comparison["stage"] == "retrained")]
         ring = {"s": 90, "facecolors": "none", "edgecolors": style["color"], "marker": style["marker"]}
         axes.scatter(retrained["heads"], retrained[column], **ring)
     dense = comparison[comparison["method"] == "dense"]
     if len(dense):
-        axes.axhline(float(dense[column].iloc[-1]), color="grey", linestyle=":", label="dense control")
+        axes.axhline(float(dense[column].iloc[-1]), color=INK, linestyle=":", label="dense control")
     axes.set(
         xlabel="heads kept", ylabel=f"{metric} (selection split)", title="Lines: mask only; large open markers: trained on"
     )
-    axes.legend(fontsize=7, ncols=2)
     axes.grid(visible=True)
+    fewest = curve[curve["heads"] == curve["heads"].min()].sort_values(column, ascending=False, kind="stable")
+    legend_beside(figure, axes, ["dense control", *fewest["method"]])
     return figure
 
 
@@ -130,24 +205,39 @@ def mask_agreement(masks: dict[str, Tensor], kinds: Tensor | None = None) -> Fig
     grid = np.array([[jaccard(masks[row], masks[column]) for column in names] for row in names])
     any_mask = next(iter(masks.values())).cpu().int().numpy()
     _, chance = overlap(any_mask, any_mask, None if kinds is None else kinds.cpu().numpy())
-    return agreement_matrix(names, grid, title=f"Heads in both masks over heads in either\n(by chance: {chance:.2f})")
+    title = f"Heads in both masks over heads in either\n(by chance: {chance:.2f})"
+    return agreement_matrix(names, grid, title=title, chance=chance)
 
 
 @styled
-def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str) -> Figure:
-    """Agreement of methods in [0, 1] with its numbers, ``[names, names]``; NaN where there is none."""
-    size = max(3.2, 1.5 + 0.5 * len(names))
-    figure = Figure(figsize=(size + 1.0, size), layout="constrained")
+def agreement_matrix(names: list[str], grid: np.ndarray, *, title: str, chance: float | None = None) -> Figure:
+    """Agreement of methods in [0, 1] with its numbers, every pair once.
+
+    Args:
+        names: of the methods.
+        grid: ``[names, names]``, of which the lower triangle is shown; NaN where there is none.
+        title: of the picture.
+        chance: agreement of random masks, a line on the scale.
+    """
+    size = max(2.6, 1.0 + 0.42 * len(names))
+    figure = Figure(figsize=(size + 1.6, size), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, interpolation="none")
+    lower = np.where(np.tri(len(names), dtype=bool), grid, np.nan)
+    image = axes.imshow(lower, cmap=MAP, vmin=0, vmax=1, interpolation="none")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), names)
+    axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    for row, column in zip(*np.nonzero(~np.isnan(grid)), strict=True):
-        shade = "#ffffff" if grid[row, column] < 0.5 else "#000000"
-        axes.text(column, row, f"{grid[row, column]:.2f}", ha="center", va="center", color=shade, fontsize=8)
+    for row, column in zip(*np.nonzero(~np.isnan(lower)), strict=True):
+        shade = "#ffffff" if lower[row, column] < 0.5 else "#000000"
+        axes.text(column, row, f"{lower[row, column]:.2f}", ha="center", va="center", color=shade, fontsize=8)
     axes.set_title(title, fontsize=9)
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    scale = figure.colorbar(image, ax=axes, shrink=0.8)
+    if chance is not None:
+        scale.ax.axhline(chance, color="#ffffff" if chance < 0.5 else "#000000", linewidth=1.5)
+        scale.ax.annotate(
+            "chance", (0, chance), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7
+        )
     return figure
 
 

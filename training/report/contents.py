@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +65,8 @@ class Course:
         open: share of seeds in which the gate is open (its value above 0), ``[steps, gates]``.
         seeds: of the mean.
         ends_in_mask: whether the last step is the mask that was made of the gates.
+        expected: number of gates that are expected to be open, ``[steps]``; NaN where it was not logged. None: nowhere.
+        prices: of an open gate ``[steps]``, under "", or of one of each kind under its name; NaN where it was not logged.
     """
 
     sites: tuple[Site, ...]
@@ -73,18 +75,21 @@ class Course:
     open: np.ndarray
     seeds: int = 1
     ends_in_mask: bool = False
+    expected: np.ndarray | None = None
+    prices: dict[str, np.ndarray] = field(default_factory=dict)
 
     def ending_in(self, mask: np.ndarray) -> Course:
         """The same with one more step: the mask ``[gates]`` (the mean of the seeds'), of the highest gates of those that are
         open."""
         gap = self.steps[-1] - self.steps[-2] if len(self.steps) > 1 else 1
-        return Course(
-            self.sites,
-            np.append(self.steps, self.steps[-1] + gap),
-            np.vstack([self.values, mask]),
-            np.vstack([self.open, mask]),
-            self.seeds,
+        return replace(
+            self,
+            steps=np.append(self.steps, self.steps[-1] + gap),
+            values=np.vstack([self.values, mask]),
+            open=np.vstack([self.open, mask]),
             ends_in_mask=True,
+            expected=None if self.expected is None else np.append(self.expected, np.nan),
+            prices={kind: np.append(prices, np.nan) for kind, prices in self.prices.items()},
         )
 
     @property
@@ -101,6 +106,14 @@ class Course:
         """Index of the last step at which some gate is neither open nor closed; the last step if there is none."""
         soft = ((self.values > 0) & (self.values < 1) & ((self.open == 0) | (self.open == 1))).any(axis=1)
         return int(np.nonzero(soft)[0][-1]) if soft.any() else len(self.steps) - 1
+
+
+def by_kind(sites: tuple[Site, ...]) -> tuple[tuple[Site, ...], np.ndarray]:
+    """The sites kind after kind, as the first of each comes, and where each of their gates was before, ``[gates]``."""
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    order = sorted(range(len(sites)), key=lambda at: kinds.index(sites[at].kind))
+    places = np.split(np.arange(sum(site.gates for site in sites)), np.cumsum([site.gates for site in sites])[:-1])
+    return tuple(sites[at] for at in order), np.concatenate([places[at] for at in order])
 
 
 @dataclass
@@ -123,6 +136,7 @@ class Contents:
         prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
         samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, what each system
             made of them.
+        truth: where the necessary heads are known, what each method found of them (:mod:`training.report.truth`).
         significance: of a run, the paired bootstrap of its translations against the dense model's.
         signatures: settings and version of sacrebleu for each of its metrics.
         missing: what the report leaves out and why.
@@ -144,6 +158,7 @@ class Contents:
     courses: dict[tuple[str, int], Course] = field(default_factory=dict)
     prices: pd.DataFrame | None = None
     samples: pd.DataFrame | None = None
+    truth: pd.DataFrame | None = None
     significance: pd.DataFrame | None = None
     signatures: dict[str, str] = field(default_factory=dict)
     verdict: str | None = None
@@ -241,7 +256,8 @@ class Contents:
         by_seed = [rows[name].to_numpy(dtype=float) for _, rows in self.scores.groupby("seed", sort=False)]
         if len({len(values) for values in by_seed}) > 1:
             return None
-        return Values(group_labels(first["label"]), np.mean(by_seed, axis=0))
+        sites, order = by_kind(group_labels(first["label"]))
+        return Values(sites, np.mean(by_seed, axis=0)[order])
 
     def kept(self, method: str, budget: int) -> Values | None:
         """Share of seeds in which a method keeps each head, 0 to 1."""

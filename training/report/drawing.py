@@ -1,4 +1,4 @@
-"""Figures as files and as parts of a page; the gates over training as an animation."""
+"""Figures as files and as parts of a page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from gates.files import replacing
-from training.plotting import INK, MAP, STYLE, figure_image
-from training.report.contents import Course, Values
-from training.report.figures import label_heads, label_layers
+from training.plotting import INK
 
-FRAMES = 24
-"""Of an animation, at most."""
 SVG: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "head-gates", "font.family": ["DejaVu Sans"]}
 """Text stays text (small, searchable, in the reader's font), and the same figure is the same file."""
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -58,36 +54,6 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     size = f' style="max-width: {float(width[1]) * 1.5:.0f}px"' if width else ""
     svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg))
     return svg.replace("<svg", f'<svg class="chart" role="img" aria-label="{label}"{size}', 1)
-
-
-def frames_of(course: Course) -> list[int]:
-    """Indices of the steps that an animation shows, from the last one before the gates begin to move."""
-    moved = (course.values != course.values[0]).any(axis=1)
-    first, last = max(0, int(moved.argmax()) - 1), len(course.steps) - 1
-    return sorted({round(first + i * (last - first) / max(1, FRAMES - 1)) for i in range(FRAMES)})
-
-
-def gate_animation(course: Course, title: str) -> bytes:
-    """The heat map of gates over training as an animated GIF."""
-    frames = frames_of(course)
-    grid = Values(course.sites, course.values[0]).grid()
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.6 + 0.26 * max(8, grid.shape[1]), 1.3 + 0.26 * max(4, grid.shape[0])), layout="constrained")
-        axes = figure.subplots()
-        image = axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="none")
-        label_layers(axes, course.sites)
-        label_heads(axes, course.sites)
-        figure.colorbar(image, ax=axes, label="gate")
-        pictures = []
-        for frame in frames:
-            image.set_data(Values(course.sites, course.values[frame]).grid())
-            axes.set_title(f"{title}\nstep {course.steps[frame]}")
-            pictures.append(figure_image(figure).convert("RGB"))
-            figure.set_layout_engine("none")  # nothing moves from frame to frame
-    animated = io.BytesIO()
-    durations = [250] * (len(pictures) - 1) + [2000]  # milliseconds; the result stays in sight
-    pictures[0].save(animated, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
-    return animated.getvalue()
 
 
 def data_uri(content: bytes, kind: str) -> str:

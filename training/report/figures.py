@@ -2,118 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from training.config.stages import is_post_hoc
-from training.plotting import COLOURS, INK, MAP, MARKERS, line_style, styled
-from training.report.contents import Contents, Course, Site, Values, is_dense
-from training.stats.numbers import IN_PERCENT, shown, unit
+from training.plotting import INK, MAP, MARKERS, line_style, styled
+from training.report.contents import Contents, Course, Site, Values
 
-STAGE_TITLES = {
-    "post hoc": "mask only (post hoc)",
-    "post hoc with means": "mask only, closed heads at their mean",
-    "post hoc with optimal constants": "mask only, closed heads at fitted constants",
-    "post hoc with uniform attention": "mask only, closed heads attend uniformly",
-    "retrained": "retrained with the mask",
-}
 WIDTH = 4.6
 """Inches of most pictures: at this width their text is as large as a phone's screen allows."""
+KEPT = LinearSegmentedColormap.from_list("kept", ["#e3e8ee", "#7fb2d9", "#0b5cad", "#08264d"])
+"""Of masks: pale where a head goes, dark where it stays, and apart from the paper of light and of dark pages."""
 COLUMNS = 4
 """Heat maps side by side."""
-LEGEND_WIDTH = 60
-"""Letters of the names of a legend side by side."""
-
-
-def styles(contents: Contents) -> dict[str, dict[str, Any]]:
-    """One style per method, the same in all pictures of the directory."""
-    return {method: line_style(index) for index, method in enumerate(contents.methods)}
-
-
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """The names of an axes' lines in three columns below the picture, in fewer where a name is long."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = max(1, min(3, LEGEND_WIDTH // max([1, *map(len, labels)])))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-@styled
-def quality_against_heads(contents: Contents, stage: str) -> Figure:
-    """The main metric on the test split against heads kept: a line per method, with 95 % intervals, beside the dense model.
-    Budgets are equally far apart, since they mostly halve."""
-    metric, style = contents.metric, styles(contents)
-    rows = contents.summary[contents.summary["stage"] == stage]
-    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)]
-    methods = [method for method in contents.methods if method in set(rows["method"])]
-    figure = Figure(figsize=(WIDTH, 3.3 + 0.17 * (len(methods) // 3)), layout="constrained")
-    axes = figure.subplots()
-    budgets = sorted(map(int, set(rows["budget"])))
-    step = min(0.03, 0.5 / max(1, len(methods)))  # apart, or intervals hide one another
-    for index, method in enumerate(methods):
-        line = rows[rows["method"] == method].sort_values("budget")
-        x = line["budget"].map(budgets.index) + step * (index - (len(methods) - 1) / 2)
-        axes.plot(x, shown(metric, line["mean"]), **style[method], markersize=4.5, linewidth=1.3, label=method)
-        _intervals(axes, x, line, metric, colour=str(style[method]["color"]))
-    if len(dense):
-        axes.axhline(shown(metric, float(dense["mean"].iloc[0])), color=INK, linestyle=":", linewidth=1.2, label="dense")
-    _limit(axes, rows, dense, metric)
-    _majority(axes, contents)
-    ticks, title = contents.axis(budgets)
-    axes.set_xticks(range(len(budgets)), ticks)
-    axes.set(xlabel=title, ylabel=f"test {metric}{unit(metric)}", title=STAGE_TITLES.get(stage, stage))
-    axes.grid(visible=True, axis="y")
-    legend_below(figure, axes)
-    return figure
-
-
-@styled
-def quality_of_methods(contents: Contents) -> Figure:
-    """The main metric on the test split at the one budget: open markers post hoc, filled ones retrained, with intervals."""
-    metric = contents.metric
-    rows = contents.summary[~is_dense(contents.summary)]
-    last = rows[rows["stage"] == rows["stage"].iloc[-1]].set_index("method")["mean"]
-    methods = sorted(contents.methods, key=lambda method: last.get(method, -np.inf))
-    figure = Figure(figsize=(WIDTH, 1.4 + 0.26 * len(methods)), layout="constrained")
-    axes = figure.subplots()
-    for index, stage in enumerate(contents.stages):
-        of_stage = rows[rows["stage"] == stage]
-        y = np.array([methods.index(method) for method in of_stage["method"]]) + 0.12 * (index - (len(contents.stages) - 1) / 2)
-        colour = COLOURS[index]
-        fill: dict[str, Any] = {"facecolors": "none" if is_post_hoc(stage) else colour, "edgecolors": colour}
-        axes.scatter(shown(metric, of_stage["mean"]), y, marker=MARKERS[index], s=32, label=stage, zorder=3, **fill)
-        _intervals(axes, y, of_stage, metric, colour=COLOURS[index], across=True)
-        dense = contents.summary[(contents.summary["method"] == "dense") & (contents.summary["stage"] == stage)]
-        if len(dense):
-            value, dashes = shown(metric, float(dense["mean"].iloc[0])), ":" if is_post_hoc(stage) else "--"
-            axes.axvline(value, color=INK, linestyle=dashes, linewidth=1, label=f"dense, {stage}")
-    axes.set_yticks(range(len(methods)), methods)
-    axes.set(xlabel=f"test {metric}{unit(metric)}")
-    axes.grid(visible=True)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
-@styled
-def curve_of_run(contents: Contents) -> Figure:
-    """A run's rankings at other budgets: the main metric on the selection split, mask only."""
-    assert contents.curve is not None
-    metric, style = contents.metric, styles(contents)
-    names = list(dict.fromkeys(contents.curve["method"]))
-    figure = Figure(figsize=(WIDTH, 3.3 + 0.17 * (len(names) // 3)), layout="constrained")
-    axes = figure.subplots()
-    for index, (method, line) in enumerate(contents.curve.groupby("method", sort=False)):
-        look = style.get(str(method), line_style(index))
-        axes.plot(line["heads"], shown(metric, line[f"select_{metric}"]), **look, markersize=4.5, linewidth=1.3, label=method)
-    axes.set_xticks(sorted(set(contents.curve["heads"])))
-    axes.set(xlabel="heads kept", ylabel=f"{metric}{unit(metric)} (selection split)", title=STAGE_TITLES["post hoc"])
-    axes.grid(visible=True, axis="y")
-    legend_below(figure, axes)
-    return figure
 
 
 @styled
@@ -142,9 +48,52 @@ def heat_maps(panels: dict[str, tuple[Values, float | None]]) -> Figure:
     return figure
 
 
+@styled
+def masks_by_method(kept: dict[str, Values], *, unit: str = "head", seeds: int = 1) -> Figure:
+    """Which heads each method keeps, layer x head side by side, and last how many of the methods keep each.
+
+    Args:
+        kept: method to the share of seeds that keep each head.
+        unit: what a cell is.
+        seeds: of each method; with several, a cell's shade is the share of them.
+    """
+    panels = dict(kept)
+    if len(kept) > 1 and len({values.sites for values in kept.values()}) == 1:
+        sites = next(iter(kept.values())).sites
+        panels["mean of the methods"] = Values(sites, np.mean([values.values for values in kept.values()], axis=0))
+    columns = min(COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    rows = max(len(values.sites) for values in panels.values())
+    figure = Figure(figsize=(1.9 * columns + 0.3, 0.85 + lines * (0.62 + 0.14 * max(5, rows))), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False)
+    for axes in grid.flatten()[len(panels) :]:
+        axes.set_axis_off()
+    for place, (axes, (method, values)) in enumerate(zip(grid.flatten(), panels.items(), strict=False)):
+        image = axes.imshow(values.grid(), cmap=KEPT, vmin=0, vmax=1, aspect="auto", interpolation="none")
+        label_layers(axes, values.sites)
+        label_heads(axes, values.sites)
+        across, down = max(site.gates for site in values.sites), len(values.sites)
+        axes.vlines(np.arange(across - 1) + 0.5, -0.5, down - 0.5, colors="white", linewidth=0.8)
+        axes.hlines(np.arange(down - 1) + 0.5, -0.5, across - 0.5, colors="white", linewidth=0.8)
+        axes.set_title(method, fontsize=8.5)
+        if place + columns < len(panels):
+            axes.set_xlabel("")
+        if place % columns:
+            axes.set_ylabel("")
+    label = f"share of {seeds} seeds that keep the {unit}" if seeds > 1 else f"1: the {unit} is kept"
+    scale = figure.colorbar(image, ax=list(grid.flatten()), location="bottom", shrink=0.4, aspect=30, pad=0.02)
+    scale.set_label(label, fontsize=8)
+    scale.ax.tick_params(labelsize=7)
+    return figure
+
+
 def label_layers(axes: Axes, sites: tuple[Site, ...]) -> None:
-    """A heat map's rows: layers, after their kind where there are several, at most about 20 of them named."""
+    """A heat map's rows: layers, after their kind where there are several, with a line between kinds; at most about 20 of them
+    are named."""
     several = len({site.kind for site in sites}) > 1
+    for row, (above, below) in enumerate(pairwise(sites)):
+        if above.kind != below.kind:
+            axes.axhline(row + 0.5, color="white", linewidth=2)
     labels = [site.label.replace(".", " ") if several else site.label.split(".")[-1] for site in sites]
     every = -(-len(labels) // 20)
     axes.set_yticks(range(0, len(labels), every), labels[::every])
@@ -281,32 +230,3 @@ def round_numbers(low: float, high: float) -> list[float]:
         if len(found) >= 3:
             break
     return found[:: -(-len(found) // 7)]
-
-
-def _intervals(axes: Axes, positions: Any, rows: pd.DataFrame, metric: str, *, colour: str, across: bool = False) -> None:
-    """The 95 % intervals, where the rows have them, beside what is drawn at the positions."""
-    if not {"low", "high"} <= set(rows.columns) or rows["low"].isna().all():
-        return
-    low, high = shown(metric, rows["low"]), shown(metric, rows["high"])
-    draw = axes.hlines if across else axes.vlines
-    draw(positions, low, high, colors=colour, linewidth=1.1, alpha=0.75)
-
-
-def _majority(axes: Axes, contents: Contents) -> None:
-    """What always answering the most frequent class would score, where that is within the frame."""
-    if contents.majority is None:
-        return
-    value, (bottom, top) = shown(contents.metric, contents.majority), axes.get_ylim()
-    if bottom <= value <= top:
-        axes.axhline(value, color=INK, linestyle=(0, (1, 3)), linewidth=1, label="majority class")
-
-
-def _limit(axes: Axes, rows: pd.DataFrame, dense: pd.DataFrame, metric: str) -> None:
-    """Frame the means; with few seeds an interval may be many times wider, and is cut by the frame then."""
-    means = shown(metric, pd.concat([rows["mean"], dense["mean"]]).dropna())
-    if not len(means):
-        return
-    room = 0.6 * max(float(means.max() - means.min()), 1e-3 * abs(float(means.max())), 1e-9)
-    bottom, top = axes.get_ylim()
-    most = 101.0 if metric in IN_PERCENT else np.inf  # a share of more than all is no result; a mark at 100 % has room
-    axes.set_ylim(max(bottom, float(means.min()) - room), min(top, most, float(means.max()) + room))

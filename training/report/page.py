@@ -15,7 +15,8 @@ from markupsafe import Markup, escape
 from gates.files import replacing
 from training.report import captions, tables, translations
 from training.report.contents import Contents
-from training.report.drawing import gate_animation, inline_svg, save_figure
+from training.report.drawing import inline_svg, save_figure
+from training.report.film import gate_animation
 from training.report.pictures import focus_course, pictures_of
 from training.report.player import gate_player
 from training.report.tables import Table
@@ -44,7 +45,8 @@ class Section:
         id: unique in the page.
         contents: what the directory holds.
         opening: the result in one sentence.
-        lead: the picture of quality that the page opens with, its caption being that sentence; None without results.
+        lead: the picture that the page opens with, of known truth or of quality, its caption being that sentence; None without
+            results.
         warning: of a comparison that says nothing; else empty.
         verdict: the result at length.
         pictures: by section.
@@ -112,7 +114,9 @@ def make_section(contents: Contents, identifier: str, folder: Path) -> Section:
         drawn = Drawn(picture.name, Markup(svg), picture.caption, picture.shown, picture.wide)
         pictures.setdefault(picture.section, []).append(drawn)
     opening, lead, said = captions.opening(contents), None, _verdict(contents)
-    if found := pictures.get("quality", []):
+    if found := pictures.pop("truth", []):
+        lead, opening = found[0], found[0].caption
+    elif found := pictures.get("quality", []):
         first = next((one for one in found if one.name.endswith(slug(contents.stages_by_weight[0]))), found[0])
         found.remove(first)
         lead = replace(first, caption=opening)

@@ -11,12 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from training.plotting import agreement_matrix
-from training.report import captions, figures
+from training.report import captions, figures, quality, truth
 from training.report.contents import Contents, Course, Values
+from training.report.film import film_strip
 from training.report.reading import read_contents
 from training.stats.numbers import counted, listed, slug
 
-SECTIONS = ("quality", "heads", "training", "agreement", "scores")
+SECTIONS = ("truth", "quality", "heads", "training", "agreement", "scores")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,21 @@ def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
 
 def pictures_of(contents: Contents) -> list[Picture]:
     """The pictures that the contents suffice for, in the order of a report."""
-    return [*_quality(contents), *_heads(contents), *_training(contents), *_agreement(contents), *_scores(contents)]
+    found = [*_truth(contents), *_quality(contents), *_heads(contents), *_training(contents)]
+    return [*found, *_agreement(contents), *_scores(contents)]
+
+
+def main_pictures(contents: Contents) -> list[Picture]:
+    """Those that say most of a directory: known truth, quality, the masks of the middle budget, and where heads stay."""
+    masks = _masks(contents, contents.focus) if contents.focus else []
+    return [*_truth(contents), *_quality(contents), *masks, *_kept(contents), *_prices(contents)]
+
+
+def _truth(contents: Contents) -> list[Picture]:
+    if contents.truth is None:
+        return []
+    alt = f"Table of methods by programs with a tick where a method found the necessary heads. {truth.caption(contents.truth)}"
+    return [Picture("truth", "truth", truth.ticks(contents.truth), truth.caption(contents.truth), alt, wide=True)]
 
 
 def _quality(contents: Contents) -> list[Picture]:
@@ -63,47 +78,57 @@ def _quality(contents: Contents) -> list[Picture]:
         for stage in contents.stages:
             alt = (
                 f"Line chart of test {contents.metric} against {contents.unit}s kept "
-                f"({', '.join(map(str, contents.budgets))}), {stage}: a line each for {methods}, a dotted one for the dense "
-                "model."
+                f"({', '.join(map(str, contents.budgets))}), {stage}: a line each for {methods}, with a band of its seeds, and "
+                "a dotted one for the dense model."
             )
-            figure = figures.quality_against_heads(contents, stage)
-            found.append(Picture(f"quality_{slug(stage)}", "quality", figure, captions.quality(contents, stage), alt))
+            figure = quality.quality_against_heads(contents, stage)
+            found.append(
+                Picture(f"quality_{slug(stage)}", "quality", figure, captions.quality(contents, stage), alt, wide=True)
+            )
     elif contents.budgets and len(contents.summary):
         alt = (
             f"Dot chart of test {contents.metric} by method ({methods}), one marker per stage; vertical lines: the dense model."
         )
         caption = " ".join(captions.headline(contents))
-        found.append(Picture("quality", "quality", figures.quality_of_methods(contents), caption, alt))
+        found.append(Picture("quality", "quality", quality.quality_of_methods(contents), caption, alt))
     if contents.curve is not None and f"select_{contents.metric}" in contents.curve:
         alt = f"Line chart of {contents.metric} on the selection split against heads kept, mask only, a line per method."
-        found.append(Picture("curve", "quality", figures.curve_of_run(contents), captions.curve(contents), alt))
+        found.append(Picture("curve", "quality", quality.curve_of_run(contents), captions.curve(contents), alt))
     return found
 
 
 def _heads(contents: Contents) -> list[Picture]:
-    """Gates, HIS, entropy and masks side by side at the middle budget; the masks at the others."""
-    found = []
+    """The masks of all methods side by side, at the middle budget first; where heads stay; gates, HIS and entropy."""
+    masks = [picture for budget in contents.budgets or [0] for picture in _masks(contents, budget)]
+    return sorted(masks, key=lambda picture: not picture.shown) + _kept(contents) + _prices(contents) + _values(contents)
+
+
+def _masks(contents: Contents, budget: int) -> list[Picture]:
+    at_budget = {method: contents.kept(method, budget) for method, at in contents.masks if at == budget}
+    kept = {method: values for method, values in at_budget.items() if values is not None}
+    if not kept:
+        return []
+    seeds = max(len(masks) for (_, at), (_, masks) in contents.masks.items() if at == budget)
+    caption = captions.masks(contents, budget, next(iter(kept)))
+    alt = f"Maps of layers (rows) by {contents.unit}s (columns), a panel each for {listed(list(kept))}: dark where it is kept."
+    figure = figures.masks_by_method(kept, unit=contents.unit, seeds=seeds)
+    shown = budget == contents.focus or not contents.budgets
+    return [Picture(f"masks_{budget}", "heads", figure, caption, alt, shown=shown, wide=True)]
+
+
+def _values(contents: Contents) -> list[Picture]:
+    """What the masks were made of at the middle budget: the gates of learned methods, HIS and entropy."""
     his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
-    for budget in contents.budgets or [0]:
-        panels: dict[str, tuple[Values, float | None]] = {}
-        focus = budget == contents.focus or not contents.budgets
-        if focus:
-            for method, course in _nearest_courses(contents).items():
-                values = Values(course.sites, course.values[course.last_soft()])
-                panels[f"gates of {method}"] = (values, 1.0)
-            panels |= {"HIS": (his, None)} if his is not None else {}
-            panels |= {"entropy": (entropy, 1.0)} if entropy is not None else {}
-        at_budget = {method: contents.kept(method, budget) for method, at in contents.masks if at == budget}
-        kept = {method: values for method, values in at_budget.items() if values is not None}
-        panels |= {f"kept by {method}": (values, 1.0) for method, values in kept.items()}
-        if not panels:
-            continue
-        caption = captions.masks(contents, budget, next(iter(kept))) if kept else ""
-        caption += captions.scores(his, entropy) if focus else ""
-        alt = f"Heat maps of layers (rows) by heads (columns), {counted(len(panels), 'panel')}: {listed(list(panels))}."
-        figure = figures.heat_maps(panels)
-        found.append(Picture(f"heads_{budget}", "heads", figure, caption.strip(), alt, shown=focus, wide=True))
-    return _kept(contents) + _prices(contents) + sorted(found, key=lambda picture: not picture.shown)
+    panels: dict[str, tuple[Values, float | None]] = {}
+    for method, course in _nearest_courses(contents).items():
+        panels[f"gates of {method}"] = (Values(course.sites, course.values[course.last_soft()]), 1.0)
+    panels |= {"HIS": (his, None)} if his is not None else {}
+    panels |= {"entropy": (entropy, 1.0)} if entropy is not None else {}
+    if not panels:
+        return []
+    alt = f"Heat maps of layers (rows) by heads (columns), {counted(len(panels), 'panel')}: {listed(list(panels))}."
+    caption = f"What masks are made of: {listed(list(panels))}.{captions.scores(his, entropy)}"
+    return [Picture("values", "heads", figures.heat_maps(panels), caption, alt, wide=True)]
 
 
 def _kept(contents: Contents) -> list[Picture]:
@@ -170,8 +195,9 @@ def focus_course(contents: Contents) -> tuple[str, int, Course] | None:
 
 
 def _training(contents: Contents) -> list[Picture]:
+    nearest = _nearest_courses(contents)
+    shown = {id(course) for course in nearest.values()}
     found = []
-    shown = {id(course) for course in _nearest_courses(contents).values()}
     for (method, budget), course in contents.courses.items():
         alt = (
             "Above, open heads against the optimiser step; below, a heat map of the share of open heads in each of "
@@ -181,6 +207,11 @@ def _training(contents: Contents) -> list[Picture]:
         caption = captions.training(contents, course, method, budget)
         name = f"open_heads_{slug(method)}_{budget}"
         found.append(Picture(name, "training", figure, caption, alt, shown=id(course) in shown))
+        if id(course) in shown and len(course.steps) > 1:
+            title = f"gates of {method}, {contents.label(budget)}"
+            alt = "A row of heat maps of the gates, layers by heads, at a few steps, with the open heads under each."
+            strip, caption = film_strip(course, title), captions.gates(contents, course, method, budget)
+            found.append(Picture(f"film_{slug(method)}_{budget}", "training", strip, caption, alt, wide=True))
     return sorted(found, key=lambda picture: not picture.shown)
 
 
@@ -198,7 +229,7 @@ def _agreement(contents: Contents) -> list[Picture]:
         chance = pd.to_numeric(at_budget["chance_jaccard"]).mean()
         between = "diagonal: between seeds; " if (at_budget["method"] == at_budget["other"]).any() else ""
         title = f"Jaccard index of masks of {contents.label(budget)}\n({between}by chance: {chance:.2f})"
-        figure = agreement_matrix(names, grid, title=title)
+        figure = agreement_matrix(names, grid, title=title, chance=float(chance))
         caption = captions.agreement(contents, at_budget, budget)
         alt = f"Matrix of the Jaccard index between the masks of {listed(names)}, with the numbers in its cells."
         focus = budget == contents.focus or len(contents.budgets) < 2

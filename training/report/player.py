@@ -11,8 +11,9 @@ from PIL import Image
 
 from training.plotting import MAP, styled
 from training.report.contents import Course, Values
-from training.report.drawing import data_uri, frames_of, inline_svg
+from training.report.drawing import data_uri, inline_svg
 from training.report.figures import label_heads, label_layers
+from training.report.film import frames_of, step_label
 
 CONTROLS = Markup(
     '<div class="controls" hidden>'
@@ -44,11 +45,6 @@ def gate_player(course: Course, title: str, *, name: str, label: str) -> Markup:
     content = Markup(inline_svg(figure, name, str(escape(label))))
     controls = CONTROLS.format(last=len(steps) - 1, label=frames[-1][0])
     return Markup('<div class="player" data-frames="{}">{}{}</div>').format(json.dumps(frames), content, controls)
-
-
-def step_label(course: Course, index: int) -> str:
-    """What a step is called; the mask, which is made of the gates, has no step of its own."""
-    return "the mask" if course.ends_in_mask and index == len(course.steps) - 1 else f"step {course.steps[index]}"
 
 
 @styled

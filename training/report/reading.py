@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,17 @@ import numpy as np
 import pandas as pd
 
 from gates.errors import GateError, first_line
-from training.report.contents import COMBINATION, Contents, Course, Site, group_labels
+from training.report.contents import COMBINATION, Contents, Course, Site, by_kind, group_labels
+from training.report.truth import recoveries
 from training.runs.run_directory import UNFINISHED
 from training.stats.numbers import BOUNDS
 from training.stats.statistics import TEST_COLUMNS, summarise
 from training.stats.verdict import is_dense
+
+EXPECTED, PRICE = "expected", "price"
+"""Of gates over time: columns of the number of gates expected to be open, and of what an open one costs (``price/KIND``)."""
+BESIDE_GATES = re.compile(rf"{EXPECTED}|{PRICE}(/\w+)?")
+"""Columns of gates over time that are of no gate."""
 
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
@@ -30,13 +37,15 @@ def read_contents(path: Path) -> Contents:
     unfinished = comparison is None
     if unfinished:
         comparison = _table(path, UNFINISHED)
+    truth = _table(path, "truth.csv")
     is_table = comparison is not None and {"seed", "method", "stage", "budget", "heads"} <= set(comparison.columns)
-    if not is_table and not (isinstance(metrics, dict) and "heads" in metrics):
+    if not is_table and truth is None and not (isinstance(metrics, dict) and "heads" in metrics):
         raise GateError(
             f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns seed, method, "
             "stage, budget and heads; give a directory that training compare or training.fit wrote"
         )
     contents = Contents(path, "run" if "run" in metrics else "comparison", metrics=metrics)
+    contents.truth = None if truth is None or not len(truth) else recoveries(truth)
     if comparison is None:
         contents.missing.append("There is no comparison.csv, so there is no table of results.")
     else:
@@ -124,8 +133,9 @@ def _read_heads(contents: Contents) -> None:
         _check_columns(contents, "prices.csv", contents.prices, {"seed", "method", "price", "open", *labels})
     gates = _optional(contents, "gates_over_time.csv", "open heads over training are not shown")
     if gates is not None and len(gates):
+        own, logged = _logged(contents)
         for (method, budget), rows in gates.groupby(["method", "budget"], sort=False):
-            key, course = (str(method), int(str(budget))), _course(rows)
+            key, course = (str(method), int(str(budget))), _course(rows, logged if str(method) == own else None)
             sites, masks = contents.masks.get(key, ((), np.empty(0)))
             contents.courses[key] = course.ending_in(masks.mean(axis=0)) if sites == course.sites else course
 
@@ -153,20 +163,53 @@ def _check_columns(contents: Contents, name: str, table: pd.DataFrame | None, ne
         raise GateError(f"{str(contents.path / name)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
 
 
-def _course(rows: pd.DataFrame) -> Course:
-    """The mean over seeds at every step; columns are named like ``encoder.3.11``."""
-    gates = rows.drop(columns=["seed", "method", "budget"]).set_index("step").dropna(axis="columns", how="all")
-    values, is_open = gates.groupby(level="step").mean(), (gates > 0).astype(float).groupby(level="step").mean()
-    sites = group_labels([str(name).rpartition(".")[0] for name in gates.columns])
-    return Course(sites, values.index.to_numpy(), values.to_numpy(), is_open.to_numpy(), rows["seed"].nunique())
+def _logged(contents: Contents) -> tuple[str, pd.DataFrame | None]:
+    """The method of a run and what ``metrics.csv`` holds of its gates by step, counted from 1 as in gates over time."""
+    run = contents.metrics.get("run")
+    log = _table(contents.path, "metrics.csv") if isinstance(run, dict) else None
+    if not isinstance(run, dict) or log is None or "step" not in log:
+        return "", None
+    names = {"heads/expected": EXPECTED} | {
+        name: name.removeprefix("train/") for name in log.columns if re.fullmatch(rf"train/{PRICE}(/\w+)?", name)
+    }
+    logged = log[["step", *(name for name in names if name in log)]].rename(columns=names)
+    logged = logged.dropna(how="all", subset=[name for name in logged if name != "step"]).assign(step=logged["step"] + 1)
+    return str(run.get("method", "")), logged.groupby("step").last()
+
+
+def _course(rows: pd.DataFrame, logged: pd.DataFrame | None = None) -> Course:
+    """The mean over seeds at every step.
+
+    Args:
+        rows: with a column per gate, named like ``encoder.3.11``; they may have ``expected``, ``price`` and ``price/KIND``.
+        logged: the same of a run, by step, for rows that do not.
+    """
+    by_step = rows.drop(columns=["seed", "method", "budget"]).set_index("step").dropna(axis="columns", how="all")
+    gates = by_step[[name for name in by_step if not BESIDE_GATES.fullmatch(str(name))]]
+    means, is_open = by_step.groupby(level="step").mean(), (gates > 0).astype(float).groupby(level="step").mean()
+    if logged is not None:
+        means = means.join(logged[[name for name in logged if name not in means]])
+    prices = {str(name).partition("/")[2]: means[name].to_numpy() for name in means if str(name).split("/")[0] == PRICE}
+    prices = {kind: values for kind, values in prices.items() if np.isfinite(values).any()}
+    sites, order = by_kind(group_labels([str(name).rpartition(".")[0] for name in gates.columns]))
+    return Course(
+        sites,
+        means.index.to_numpy(),
+        means[list(gates)].to_numpy()[:, order],
+        is_open.to_numpy()[:, order],
+        rows["seed"].nunique(),
+        expected=means[EXPECTED].to_numpy() if EXPECTED in means else None,
+        prices={kind: values for kind, values in prices.items() if kind} if len(prices) > 1 else prices,
+    )
 
 
 def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
-    masks, sites = _json(contents.path, "masks.json"), _json(contents.path, "sites.json")
-    if not masks or not sites:
+    masks, listed = _json(contents.path, "masks.json"), _json(contents.path, "sites.json")
+    if not masks or not listed:
         return
     try:
-        order = tuple(Site(site["label"], int(site["gates"])) for site in sites)
+        sites = tuple(Site(site["label"], int(site["gates"])) for site in listed)
+        ordered, places = by_kind(sites)
         found: dict[tuple[str, int], list[list[float]]] = {}
         for entry in masks:
             key = entry["method"], int(entry["budget"])
@@ -175,8 +218,8 @@ def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
                 contents.searched_again.add(key)
         for key, of_seeds in found.items():
             if not is_dense(key[0]):
-                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), sum(site.gates for site in order))
-                yield key, (order, stacked)
+                stacked = np.array(of_seeds, dtype=float).reshape(len(of_seeds), sum(site.gates for site in sites))
+                yield key, (ordered, stacked[:, places])
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(
             f"masks.json and sites.json in {str(contents.path)!r} do not belong together: expected masks with one number per "

@@ -9,7 +9,7 @@ import pandas as pd
 
 from training.report.contents import Contents
 from training.stats.crossed import SEEDS_FOR_A_CLAIM
-from training.stats.numbers import NONE, duration, number, shown, slug, unit
+from training.stats.numbers import NONE, duration, number, shown, signed, slug, unit
 from training.stats.verdict import regime
 
 MAJORITY = "majority class"
@@ -225,7 +225,7 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
         case "mean" | "low" | "high":
             text = number(metric, value)
         case "std" | "difference" | "least" | "most":
-            text = number(metric, value) if column.name == "std" else f"{shown(metric, value):+.2f}"
+            text = number(metric, value) if column.name == "std" else signed(shown(metric, value), 2)
         case "seconds":
             text = duration(value)
         case "p" | "p_holm" | "bleu_p" | "chrf_p":

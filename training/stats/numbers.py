@@ -39,6 +39,15 @@ def quantity(metric: str, value: float) -> str:
     return number(metric, value) + unit(metric)
 
 
+def signed(value: float, decimals: int = 1) -> str:
+    """A difference with its sign, and more decimals where its first digit needs them: ``-3.2``, ``+0.04``; none of a zero."""
+    if abs(value) < 1e-9:
+        return f"{0:.{decimals}f}"
+    while not float(f"{value:.{decimals}f}"):
+        decimals += 1
+    return f"{value:+.{decimals}f}"
+
+
 def slug(text: str) -> str:
     """A name of lower-case letters, digits and underscores, for files and ids."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "unnamed"

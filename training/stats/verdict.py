@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from training.stats.crossed import SEEDS_FOR_A_CLAIM
-from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown
+from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown, signed
 from training.stats.significance import SIGNIFICANCE, RankTest
 
 DENSE = "dense"
@@ -206,14 +206,14 @@ class _BudgetVerdict:
         """The group that a method belongs to, and how it is named there."""
         pair = self.pairs.get((best, other))
         if pair is None:
-            return "Not tested against it", f"{other} ({self.mean[other] - self.mean[best]:+z.1f})"
-        gap = f"{-shown(self.metric, float(pair.difference)):+z.1f}"  # over the seeds that both have
+            return "Not tested against it", f"{other} ({signed(self.mean[other] - self.mean[best])})"
+        gap = signed(-shown(self.metric, float(pair.difference)))  # over the seeds that both have
         if not math.isnan(pair.p_holm):
             return TITLES[2 * (pair.seeds == 1) + (pair.p_holm >= SIGNIFICANCE)], f"{other} ({gap})"
         if pair.ahead < pair.seeds:
             text = f"{other} ({gap}, in {pair.ahead} of {counted(pair.seeds, 'seed')})"
             return "Behind in the mean but not in every seed", text
-        ends = " to ".join(f"{-shown(self.metric, float(end)):+z.1f}" for end in (pair.most, pair.least))
+        ends = " to ".join(signed(-shown(self.metric, float(end))) for end in (pair.most, pair.least))
         return "Behind in every seed", f"{other} ({gap}, from {ends})"
 
     def _winner(self, best: str, all_behind: bool) -> list[str]:

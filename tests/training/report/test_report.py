@@ -23,9 +23,9 @@ from gates.errors import GateError
 from tests.training.report.fixture import METHODS, write_comparison, write_run, write_samples
 from training.commands.table import run_command
 from training.plotting import line_style, mask_agreement
-from training.report import captions, figures
+from training.report import captions, figures, quality
 from training.report.contents import Contents, Course, Site, Values
-from training.report.drawing import frames_of
+from training.report.film import frames_of
 from training.report.pictures import figures_for, pictures_of
 from training.report.player import gate_player
 from training.report.reading import read_contents
@@ -176,8 +176,8 @@ def test_the_page_holds_the_verdict_the_command_the_configuration_and_the_machin
 
 def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(pictures, report):
     assert set(pictures) == {
-        "quality_post_hoc", "quality_retrained", "heads_2", "heads_4", "open_heads_learned_2", "open_heads_learned_4",
-        "agreement_2", "agreement_4", "his_entropy", "kept_learned",
+        "quality_post_hoc", "quality_retrained", "masks_2", "masks_4", "kept_learned", "values", "open_heads_learned_2",
+        "open_heads_learned_4", "film_learned_2", "agreement_2", "agreement_4", "his_entropy",
     }  # fmt: skip
     assert all(isinstance(figure, Figure) for figure in pictures.values())
     folder = report.parent / "figures"
@@ -254,7 +254,7 @@ def test_the_majority_class_is_a_row_and_a_dense_model_that_is_not_above_it_a_wa
 def test_the_majority_class_is_drawn_where_it_is_near_the_results(tables, share, drawn):
     contents = read_contents(tables)
     contents.metrics = contents.metrics | {"majority": {"accuracy": share}}
-    axes = figures.quality_against_heads(contents, "retrained").axes[0]
+    axes = quality.quality_against_heads(contents, "retrained").axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     assert ("majority class" in lines) == drawn
     assert axes.get_ylim()[0] > 50
@@ -303,8 +303,10 @@ def test_the_axis_of_his_has_plain_numbers(comparison):
 def test_kinds_of_attention_are_rows_of_one_picture_and_lines_of_another(tmp_path):
     folder = write_comparison(tmp_path, methods=("learned", "his"), budgets=(6,), kinds=("encoder", "decoder", "cross"))
     figures = figures_for(folder)
-    assert set(figures) == {"quality", "heads_6", "open_heads_learned_6", "agreement_6", "his_entropy"}
-    labels = [label.get_text() for label in figures["heads_6"].axes[0].get_yticklabels()]
+    assert set(figures) == {
+        "quality", "masks_6", "values", "open_heads_learned_6", "film_learned_6", "agreement_6", "his_entropy"
+    }  # fmt: skip
+    labels = [label.get_text() for label in figures["masks_6"].axes[0].get_yticklabels()]
     assert labels == [f"{kind} {layer}" for kind in ("encoder", "decoder", "cross") for layer in range(2)]
     assert [text.get_text() for text in figures["open_heads_learned_6"].axes[0].get_legend().get_texts()] == [
         "encoder", "decoder", "cross"
@@ -447,7 +449,7 @@ def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
         for name in ("heads", "test_accuracy", "test_matthews", "select_f1", "test_loss"):
             assert float(row[name]["value"]) == expected[name]
     assert "config.yaml" in page.text  # which is not there
-    drawn = {"quality", "curve", "heads_4", "open_heads_learned_4", "agreement_4", "his_entropy"}
+    drawn = {"quality", "curve", "masks_4", "values", "open_heads_learned_4", "film_learned_4", "agreement_4", "his_entropy"}
     assert set(figures_for(DEFAULT)) == drawn
     best = table[(table["stage"] == "retrained") & (table["method"] != "dense")].sort_values("test_accuracy").iloc[-1]
     assert f"the best mean, {100 * best['test_accuracy']:.1f} (one seed)" in page.text
@@ -455,7 +457,16 @@ def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
 
 def test_a_whole_run_has_all_pictures_and_its_masks_are_compared_with_chance(run, run_report):
     drawn = {path.stem for path in (run_report.parent / "figures").glob("*.svg")}
-    assert drawn == {"quality", "curve", "heads_3", "open_heads_learned_3", "agreement_3", "his_entropy"}
+    assert drawn == {
+        "quality",
+        "curve",
+        "masks_3",
+        "values",
+        "open_heads_learned_3",
+        "film_learned_3",
+        "agreement_3",
+        "his_entropy",
+    }
     contents = read_contents(run)
     assert contents.missing == []
     masks = {entry["method"]: entry["mask"] for entry in json.loads((run / "masks.json").read_text())}
@@ -483,9 +494,9 @@ def test_with_a_budget_per_kind_random_masks_keep_it_too():
         (["summary.csv", "statistics.csv", "verdict.md", "config.yaml", "metrics.json"], set()),
         (["agreement.csv"], {"agreement_2", "agreement_4"}),
         (["scores.csv"], {"his_entropy"}),
-        (["gates_over_time.csv"], {"open_heads_learned_2", "open_heads_learned_4"}),
-        (["masks.json"], {"heads_4", "kept_learned"}),  # at the middle budget gates and scores are left
-        (["sites.json"], {"heads_4", "kept_learned"}),
+        (["gates_over_time.csv"], {"open_heads_learned_2", "open_heads_learned_4", "film_learned_2"}),
+        (["masks.json"], {"masks_2", "masks_4", "kept_learned"}),  # gates and scores are left
+        (["sites.json"], {"masks_2", "masks_4", "kept_learned"}),
     ],
 )
 def test_what_is_missing_is_left_out_with_a_sentence(comparison, pictures, tmp_path, names, lost):
@@ -679,7 +690,7 @@ def test_no_picture_has_room_for_more_than_all(comparison):
     means = contents.summary["mean"]
     contents.summary = contents.summary.assign(mean=1 - 0.6 * (means.max() - means), low=means - 0.5, high=1.5)
     for stage in contents.stages:
-        low, high = figures.quality_against_heads(contents, stage).axes[0].get_ylim()
+        low, high = quality.quality_against_heads(contents, stage).axes[0].get_ylim()
         assert low < 100 < high <= 101
 
 
@@ -722,7 +733,7 @@ def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
     rows = [("retrained", name, budget, 0.8) for name, budget in (("dense", 6), ("his", 4), ("his", 3))]
     summary = pd.DataFrame(rows, columns=["stage", "method", "budget", "mean"]).assign(seeds=1)
     contents = Contents(Path("a"), "comparison", kinds=kinds, summary=summary, comparison=summary)
-    axes = figures.quality_against_heads(contents, "retrained").axes[0]
+    axes = quality.quality_against_heads(contents, "retrained").axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ticks
     assert axes.get_xlabel() == title
 
@@ -774,14 +785,3 @@ def test_where_gates_stay_open_as_their_price_rises(prices, ticks, tmp_path):
     pd.DataFrame(rows).drop(columns="cross.0").to_csv(folder / "prices.csv", index=False)
     with pytest.raises(GateError, match="has no column 'cross"):
         read_contents(folder)
-
-
-def test_long_names_of_methods_stand_within_the_picture():
-    figure = figures.Figure(figsize=(figures.WIDTH, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for name in ("learned", "his", "my_package.my_module:my_score+swap", "mask:masks/from_a_paper.json"):
-        axes.plot([0, 1], label=name)
-    figures.legend_below(figure, axes)
-    figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
-    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width

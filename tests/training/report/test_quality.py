@@ -1,0 +1,111 @@
+"""Pictures of quality: what their lines, bands, names and colours are."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from training.plotting import COLOURS, method_styles, spread
+from training.report.contents import Contents
+from training.report.quality import curve_of_run, quality_against_heads
+
+NAMES = ("learned", "learned+swap", "his", "hies", "dsp", "entropy-low-first", "random")
+LONG = ("my_package.my_module:my_score+swap", "mask:masks/from_a_paper.json", "learned", "his", "random")
+
+
+def contents_of(methods, seeds=3, budgets=(36, 18, 9)):
+    """Accuracies of a formula: the first method is the best, and seed 0 a point below seed 1, a point below seed 2."""
+    rows = [
+        {"seed": seed, "stage": "retrained", "method": method, "budget": budget, "test_accuracy": 0.9 - lost + seed / 100}
+        for seed in range(seeds)
+        for method, budget, lost in [
+            ("dense", 72, 0.0), *((name, at, 0.02 + at / 3600 + i / 50) for i, name in enumerate(methods) for at in budgets)
+        ]
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    means = table.groupby(["stage", "method", "budget"], sort=False, as_index=False)["test_accuracy"].mean()
+    summary = means.rename(columns={"test_accuracy": "mean"}).assign(seeds=seeds)
+    return Contents(Path("a"), "comparison", comparison=table, summary=summary)
+
+
+def test_no_two_methods_share_a_colour_or_a_marker():
+    others = [f"method {index}" for index in range(len(COLOURS) - 3)]
+    for methods in (NAMES, ("random", "learned"), ("learned", "his", "random", *others)):
+        styles = method_styles(methods)
+        assert list(styles) == list(methods)
+        assert len({style["color"] for style in styles.values()}) == len(methods)
+        assert len({style["marker"] for style in styles.values()}) >= min(10, len(methods))
+    assert method_styles(["random"])["random"]["color"] == method_styles(NAMES)["random"]["color"]
+    many = [f"method {index}" for index in range(60)]
+    assert len({str(sorted(style.items())) for style in method_styles(many).values()}) == 60
+
+
+@pytest.mark.parametrize("methods", [NAMES, LONG])
+def test_many_methods_are_named_beside_the_plot_in_the_order_of_their_ends(methods):
+    figure = quality_against_heads(contents_of(methods), "retrained")
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["dense", *methods]
+    box, plot = legend.get_window_extent(), axes.get_tightbbox()
+    assert not box.overlaps(plot)
+    assert plot.x1 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert plot.width > 0.9 * 3.5 * figure.dpi  # long names leave the plot its room
+    colours = [line.get_color() for line in axes.lines if line.get_label() in methods]
+    assert len(set(colours)) == len(methods)
+
+
+def test_bands_reach_from_the_lowest_to_the_highest_seed_and_the_picture_says_so():
+    figure = quality_against_heads(contents_of(NAMES), "retrained")
+    axes = figure.axes[0]
+    assert len(axes.collections) == len(NAMES)
+    learned = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert learned.min() == pytest.approx(100 * (0.9 - 0.02 - 36 / 3600))
+    assert learned.max() == pytest.approx(100 * (0.9 - 0.02 - 9 / 3600 + 0.02))
+    line = next(line for line in axes.lines if line.get_label() == "learned")
+    assert line.get_ydata()[0] == pytest.approx(100 * (0.9 - 0.02 - 9 / 3600 + 0.01))  # the mean, of 9 heads first
+    assert axes.get_title().endswith("bands: lowest to highest of 3 seeds")
+    left, right = axes.get_xlim()
+    assert left > right  # heads are taken away to the right
+    one = quality_against_heads(contents_of(NAMES, seeds=1), "retrained").axes[0]
+    assert not one.collections
+    assert one.get_title().endswith("of one seed")
+
+
+def test_few_methods_are_named_at_the_ends_of_their_lines():
+    figure = quality_against_heads(contents_of(("learned", "his")), "retrained")
+    axes = figure.axes[0]
+    assert not figure.legends
+    named = {text.get_text(): text for text in axes.texts}
+    assert set(named) == {"dense", "learned", "his"}
+    styles = method_styles(["learned", "his"])
+    assert all(named[name].get_color() == styles[name]["color"] for name in styles)
+    boxes = [text.get_window_extent() for text in named.values()]
+    assert all(box.x0 >= axes.get_window_extent().x1 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
+
+
+def test_means_below_the_axis_are_written_at_its_edge():
+    axes = quality_against_heads(contents_of(NAMES), "retrained", lowest=80).axes[0]
+    assert axes.get_ylim()[0] == 80
+    below = [100 * (0.9 - 0.02 - at / 3600 - i / 50 + 0.01) for i in range(7) for at in (36, 18, 9)]
+    assert sorted(text.get_text() for text in axes.texts) == sorted(f"{value:.1f} ↓" for value in below if value < 80)
+
+
+def test_names_are_moved_apart_but_not_out_of_order():
+    assert spread(np.array([1.0, 5.0]), 1, 10).tolist() == [1, 5]
+    assert spread(np.array([2.0, 2.0, 2.0]), 1, 10).tolist() == [1, 2, 3]
+    assert spread(np.array([0.0, 9.8, 10.0]), 1, 10).tolist() == [0, 9, 10]
+    values = np.sort(np.random.default_rng(0).uniform(0, 10, 12))
+    moved = spread(values, 0.7, 10)
+    assert (np.diff(moved) >= 0.7 - 1e-9).all()
+    assert moved.max() <= 10 + 1e-9
+
+
+def test_a_method_has_the_colour_of_the_comparison_in_the_curve_of_a_run():
+    contents = contents_of(NAMES, seeds=1, budgets=(9,))
+    rows = [{"method": name, "heads": heads, "select_accuracy": heads / 80} for name in NAMES[::-1] for heads in (9, 18)]
+    contents.curve = pd.DataFrame(rows)
+    figure = curve_of_run(contents)
+    drawn = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert drawn == {name: style["color"] for name, style in method_styles(NAMES).items()}
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
