@@ -43,16 +43,18 @@ class GateCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: GatedModel | None = None, **kwargs: Any) -> None:
         assert model is not None
-        if model.steering is not None and not model.steering.projects:
+        if model.steering is not None and not model.steering.holds:
             model.step_(min(1.0, state.global_step / self._pruning_steps(state)))
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: GatedModel | None = None, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: GatedModel | None = None, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         assert model is not None
         if model.steering is None:
             model.clamp_()
             return
         done, steps = state.global_step + 1, self._pruning_steps(state)
-        model.step_(min(1.0, done / steps))
+        model.step_(min(1.0, done / steps), optimizer)
         if done >= steps and model.gates.mode == "stochastic":
             model.fix_mask_()
 
@@ -116,7 +118,7 @@ class GatedTrainer(Trainer):
             )
         if budget is not None:
             model.set_budget_(budget)
-        held = model.steering is not None and model.steering.projects
+        held = model.steering is not None and model.steering.holds
         if held and price is not None:
             raise GateError(
                 f"a price of {price} and a budget of {model.gate_config.budget} are given, and each would decide how many "

@@ -74,7 +74,7 @@ class GatedModel(SharedGates, nn.Module):
     ...     gated(input_ids=torch.randint(50, (3, 7)), labels=torch.tensor([0, 1, 0])).loss.backward()
     ...     optimizer.step()
     ...     optimizer.zero_grad()
-    ...     gated.step_((step + 1) / 4)
+    ...     gated.step_((step + 1) / 4, optimizer)
     >>> mask = gated.fix_mask_()  # from here on the weights can be trained with the mask
     >>> smaller = gated.prune_and_unload()
     >>> len(get_gated_model(smaller).mask())
@@ -120,7 +120,7 @@ class GatedModel(SharedGates, nn.Module):
         Raises:
             GateError: for gates that are held to a budget, whose number follows from no price.
         """
-        if self.steering is not None and self.steering.projects:
+        if self.steering is not None and self.steering.holds:
             raise GateError(
                 f"the gates are held to a budget of {self.gate_config.budget}, so no price is to be paid; leave out penalty(), "
                 "or make the gates without a budget"
@@ -139,11 +139,11 @@ class GatedModel(SharedGates, nn.Module):
         """Bring the gates back into their limits; call it after every optimiser step of a training with a price."""
         self.gates.learned.clamp_()
 
-    def step_(self, progress: float) -> None:
+    def step_(self, progress: float, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Hold the gates to their way to the budget; call it after every optimiser step.
 
         Args:
-            progress: share of the pruning that is done, 0 to 1; see :meth:`gates.steering.BudgetSteering.step_`.
+            progress, optimizer: see :meth:`gates.steering.BudgetSteering.step_`.
 
         Raises:
             GateError: without a budget, or for a progress outside 0 to 1.
@@ -153,7 +153,7 @@ class GatedModel(SharedGates, nn.Module):
                 "step_ leads gates to a budget, and there is none; give one, for example GateConfig(budget=18), or train with "
                 "penalty(price) and clamp_()"
             )
-        self.steering.step_(progress)
+        self.steering.step_(progress, optimizer)
 
     def fix_mask_(self) -> Tensor:
         """End the pruning: fix the gates at :meth:`mask`, for training and evaluation alike, and return it, ``[gates]``."""

@@ -1,4 +1,4 @@
-"""What training with gates minimises besides the task loss: a price on open gates, or a target budget.
+"""What training with gates minimises besides the task loss: a price on open gates, given or solved for a budget.
 
 The penalty is always computed from the closed-form expectation, never from a sample of the gates.
 """
@@ -28,6 +28,57 @@ def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
     0.15000000596046448
     """
     return (price * open_probability).sum()
+
+
+def l0_gradient(log_alpha: Tensor, stretch: Stretch) -> Tensor:
+    """The derivative of the expected number of open heads by each ``log_alpha``: p (1 - p), with p = P(z > 0)."""
+    probability = open_probability(log_alpha, stretch)
+    return probability * (1 - probability)
+
+
+@torch.no_grad()
+def solve_price(log_alpha: Tensor, expected: float, stretch: Stretch) -> Tensor:
+    """The smallest price of an open head under which one gradient step leaves no more open heads than asked.
+
+    The step goes from ``log_alpha`` along the gradient of the penalty of :func:`l0_penalty` with a learning rate of 1. The
+    expectation falls with the price, so 32 prices at once close in on it, five times.
+
+    Args:
+        log_alpha: parameters of the gates, ``[heads]``.
+        expected: open heads to have in expectation, at most; brought into the range that the limits allow.
+        stretch: temperature and stretch interval of the gates.
+
+    Returns:
+        A scalar, float64; 0 where there are no more open heads than asked already.
+
+    >>> log_alpha = torch.tensor([-1.0, 0.0, 1.0, 2.0])
+    >>> stepped = step_by_price(log_alpha, solve_price(log_alpha, 2.0, Stretch()), Stretch())
+    >>> float(open_probability(stepped, Stretch()).sum())  # doctest: +ELLIPSIS
+    2.0000...
+    """
+    values = log_alpha.double()
+    low = values.new_zeros(())
+    high = ((values + LOG_ALPHA_LIMIT) / l0_gradient(values, stretch)).max().clamp(min=0)  # closes every head
+    shares = torch.linspace(0, 1, 33, dtype=values.dtype, device=values.device)
+    for _ in range(5):
+        prices = low + (high - low) * shares
+        enough = open_probability(step_by_price(values, prices.unsqueeze(1), stretch), stretch).sum(1) <= expected
+        enough[-1] = True
+        first = enough.int().argmax()
+        low, high = prices[(first - 1).clamp(min=0)], prices[first]
+    return high
+
+
+def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
+    """``log_alpha`` after a step of gradient descent on the penalty, with a learning rate of 1, within its limits.
+
+    Args:
+        log_alpha: parameters of the gates, ``[heads]``.
+        price: of an open head, a scalar, or prices ``[n, 1]`` to step by each.
+        stretch: temperature and stretch interval of the gates.
+    """
+    stepped = log_alpha - price * l0_gradient(log_alpha, stretch)
+    return stepped.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 
 @torch.no_grad()

@@ -2,6 +2,12 @@
 
 Whoever trains calls :meth:`BudgetSteering.hold_` after each step of the optimiser and takes :meth:`BudgetSteering.mask` at the
 end: a plain loop through :meth:`gates.model.GatedModel.step_`, Hugging Face's Trainer, or another framework's module.
+
+What is minimised is the task loss plus a price times the expected number of open gates (Voita et al. 2019), and the price is
+solved for at every step, so that the expectation follows its schedule. Its part of the step is taken apart from the optimiser's
+moments, as AdamW takes weight decay (Loshchilov and Hutter 2019). Adam divides the gradient of every gate by its own size, so that
+important and unimportant gates would move alike, and no price could tell them apart: :func:`rate_of_gates_` lets all gates have one
+second moment, as Adam-mini has for a block of weights (Zhang et al. 2024).
 """
 
 from __future__ import annotations
@@ -10,12 +16,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete
 from gates.head_gates import HeadGates
-from gates.objective import TargetBudget, project_to_budget
+from gates.objective import TargetBudget, project_to_budget, solve_price, step_by_price
 from gates.scores.importance import normalise_by_layer
 from gates.sites import KINDS
 
@@ -23,21 +30,23 @@ from gates.sites import KINDS
 class BudgetSteering:
     """Leads the gates of a model to a budget. It changes ``log_alpha`` in place.
 
-    Hard-Concrete gates are held by projection: after every step all ``log_alpha`` are shifted by one number, so that the
-    expected number of open gates is exactly on its way, and the task loss alone decides which gates these are. Gates of other
-    families are only kept within their limits: the two top-k families keep their budget by themselves, and
-    ``clamped-linear`` ones pay a price.
+    Hard-Concrete gates pay a price: after every step of the optimiser they go down the gradient of the expected number of open
+    gates, as far as brings that number to its schedule. Gates of other families are only kept within their limits: the two
+    top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
 
     Args:
         gates: gates of a model, as their family starts them.
         budget: gates to keep: a count, a fraction or one of these per kind, see :class:`gates.budget.Budget`.
         minimum_per_layer: gates that every layer keeps in the final mask.
         ramp: share of the pruning after which the schedule has arrived at the budget; then the choice settles.
-        start: open fraction from which the schedule sets out; None for that of the gates now, where a projection holds them
-            (it cannot reach an expectation of all heads: the limits would level the gates there), and for 1 elsewhere.
+        start: open fraction from which the schedule sets out; None for that of the gates now, where they are held to it (their
+            limits are below an expectation of all heads), and for 1 elsewhere.
+        shifts: whether all ``log_alpha`` are shifted by one number in place of paying a price.
 
     Attributes:
         target: the schedule, with the multipliers of those who steer by them.
+        price: of an expected open gate at the last step, of all gates or of each budgeted kind, in units of the loss;
+            without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
 
     Raises:
         GateError: for a budget that the model cannot have, or a minimum that does not fit into it.
@@ -51,20 +60,29 @@ class BudgetSteering:
         minimum_per_layer: int = 0,
         ramp: float = 1.0,
         start: float | None = None,
+        shifts: bool = False,
     ) -> None:
         self.gates, self.minimum_per_layer, self.ramp = gates, minimum_per_layer, ramp
         self.budget = Budget.parse(budget, gates.kind_sizes())
         learned = gates.learned
         stretch = learned.first_stretch if isinstance(learned, HardConcrete) else DEFAULT_STRETCH
+        self.shifts = shifts
         if start is None:
-            start = float(learned.open_probability().detach().mean()) if self.projects else 1.0
+            start = float(learned.open_probability().detach().mean()) if self.holds else 1.0
         self.target = TargetBudget(self.budget, gates.kind_sizes(), stretch, start=start)
+        self.price = [0.0] * len(self.goals(0.0))
         self.mask()  # raises where the minimum does not fit
 
     @property
-    def projects(self) -> bool:
-        """Whether gates are shifted after every step."""
+    def holds(self) -> bool:
+        """Whether gates are held to the schedule after every step."""
         return isinstance(self.gates.learned, HardConcrete)
+
+    def quota_of(self, kind: str) -> int | None:
+        """Which of the prices and goals a kind of gates has; None for one that the budget leaves whole."""
+        if not self.target.kinds:
+            return 0
+        return self.target.kinds.index(kind) if kind in self.target.kinds else None
 
     def goals(self, ramp: float) -> list[float]:
         """Expected open gates that the schedule asks for, in all or of each budgeted kind.
@@ -74,13 +92,14 @@ class BudgetSteering:
         """
         return (self.target.target(ramp) * self.target.heads).tolist()
 
-    def step_(self, progress: float) -> None:
+    def step_(self, progress: float, optimizer: Optimizer | None = None) -> None:
         """After an optimiser step, bring the gates to where they are to be; nothing happens once their mask is fixed.
 
         The two top-k families change on their way: bring them to its beginning with ``step_(0)`` before the loop.
 
         Args:
             progress: share of the pruning that is done, 0 to 1.
+            optimizer: of the gates; see :meth:`hold_`.
 
         Raises:
             GateError: for a progress outside 0 to 1.
@@ -89,29 +108,66 @@ class BudgetSteering:
             raise GateError(f"progress is {progress}; expected the share of the pruning that is done, from 0 to 1")
         if self.gates.mode != "masked":
             done = ramped(progress, self.ramp)
-            self.hold_(done)
+            self.hold_(done, optimizer)
             self.gates.learned.progress = done
 
     @torch.no_grad()
-    def hold_(self, ramp: float) -> None:
+    def hold_(self, ramp: float, optimizer: Optimizer | None = None) -> None:
         """After an optimiser step, hold the gates to their schedule; at a ramp of 0 only to their limits.
 
         Args:
             ramp: how far the schedule has gone, 0 to 1.
+            optimizer: of the gates, which gives them one second moment; see :func:`rate_of_gates_`.
         """
         learned = self.gates.learned
         learned.clamp_()
         if not isinstance(learned, HardConcrete) or ramp == 0:
             return
         log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
+        rate = 1.0 if optimizer is None or self.shifts else rate_of_gates_(optimizer, self.gates)
         quotas: list[str | None] = [*self.target.kinds] or [None]
-        for kind, expected in zip(quotas, self.goals(ramp), strict=True):
+        for index, (kind, expected) in enumerate(zip(quotas, self.goals(ramp), strict=True)):
             among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
-            log_alpha[among] = project_to_budget(log_alpha[among], expected, learned.stretch)
+            if self.shifts:
+                log_alpha[among] = project_to_budget(log_alpha[among], expected, learned.stretch)
+                continue
+            paid = solve_price(log_alpha[among], expected, learned.stretch)
+            log_alpha[among] = step_by_price(log_alpha[among], paid, learned.stretch).to(log_alpha.dtype)
+            self.price[index] = float(paid) / rate
 
     def mask(self) -> Tensor:
         """What ``log_alpha`` says now: the 0/1 mask ``[gates]`` of exactly the budget, with the minimum per layer."""
         return self.gates.mask_of(self.gates.log_alpha.detach(), self.budget, minimum_per_layer=self.minimum_per_layer)
+
+
+@torch.no_grad()
+def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
+    """Let all gates have one second moment in Adam and its like, and say how far a gradient of 1 moves a gate.
+
+    The mean of the squared gradients takes the place of each gate's own; an optimiser without second moments stays as it is.
+
+    Args:
+        optimizer: after a step of it.
+        gates: that it trains; those that are not learned have no part in the mean.
+
+    Returns:
+        The learning rate of gates, divided by the root of the second moment where there is one.
+
+    Raises:
+        GateError: for an optimiser that does not train the gates.
+    """
+    log_alpha = gates.log_alpha
+    group = next((group for group in optimizer.param_groups if any(one is log_alpha for one in group["params"])), None)
+    if group is None:
+        raise GateError("the optimiser does not train the gates; make it of parameter_groups(), or of log_alpha too")
+    state = optimizer.state.get(log_alpha, {})
+    if "exp_avg_sq" not in state:
+        return float(group["lr"])
+    second = state["exp_avg_sq"]
+    shared = second.mean() if gates.is_learned is None else second[gates.is_learned].mean()
+    second.fill_(shared)
+    correction = 1 - group["betas"][1] ** float(state["step"])
+    return float(group["lr"] / ((shared / correction).sqrt() + group["eps"]))
 
 
 def ramped(done: float, length: float) -> float:

@@ -1,11 +1,13 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
 from gates.budget import Budget
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
-from gates.objective import TargetBudget, l0_penalty, project_to_budget
+from gates.objective import TargetBudget, l0_gradient, l0_penalty, project_to_budget, solve_price, step_by_price
 
 HEADS = {"encoder": 8, "decoder": 12, "cross": 12}
 KIND_INDEX = torch.tensor([0] * 8 + [1] * 12 + [2] * 12)
@@ -57,6 +59,53 @@ def test_no_penalty_on_target():
         target.lambda2.fill_(1.0)
     assert float(target(torch.ones(32), KIND_INDEX, 0.0).detach()) == pytest.approx(0.0, abs=1e-6)
     assert float(target(torch.ones(32), KIND_INDEX, 1.0).detach()) > 0.3
+
+
+@pytest.mark.parametrize("stretch", [Stretch(), Stretch(0.5, -0.3, 1.2), Stretch(0.05)])
+def test_the_gradient_of_the_expectation_is_autograds(stretch):
+    log_alpha = torch.linspace(-4, 4, 9, requires_grad=True)
+    (expected,) = torch.autograd.grad(open_probability(log_alpha, stretch).sum(), log_alpha)
+    torch.testing.assert_close(l0_gradient(log_alpha.detach(), stretch), expected)
+
+
+@given(st.lists(st.floats(-4, 4), min_size=2, max_size=40), st.floats(0.05, 0.95))
+@settings(deadline=None, max_examples=60)
+def test_the_price_is_the_root_that_scipy_finds(values, share):
+    """The expectation after a step is as asked; where it is less already, nothing is to be paid."""
+    log_alpha, stretch = torch.tensor(values, dtype=torch.float64), Stretch()
+    low, high = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch).tolist()
+    asked = len(values) * (low + share * (high - low))
+
+    def excess(price):
+        probability = 1 / (1 + np.exp(-(log_alpha.numpy() + 0.33 * np.log(11))))
+        stepped = np.clip(log_alpha.numpy() - price * probability * (1 - probability), -LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        return (1 / (1 + np.exp(-(stepped + 0.33 * np.log(11))))).sum() - asked
+
+    price = float(solve_price(log_alpha.float(), asked, stretch))
+    if excess(0.0) <= 0:
+        assert price == pytest.approx(0.0, abs=1e-4)
+    else:
+        assert price == pytest.approx(brentq(excess, 0.0, 1e5), rel=1e-2, abs=1e-3)
+        assert abs(excess(price)) < 1e-3
+        assert open_probability(step_by_price(log_alpha, torch.tensor(price), stretch), stretch).sum() == pytest.approx(
+            asked, abs=1e-3
+        )
+
+
+def test_a_price_lets_the_lowest_of_two_gates_close_first_and_open_ones_stay():
+    """A shift keeps their distance; the gradient of the expectation is largest in the middle."""
+    log_alpha = torch.tensor([4.0, 1.0, 0.0])
+    stepped = step_by_price(log_alpha, solve_price(log_alpha, 1.7, Stretch()).float(), Stretch())
+    fallen = log_alpha - stepped
+    assert fallen[0] < 0.2 * fallen[1] < 0.2 * fallen[2]
+
+
+@pytest.mark.parametrize("values", [[LOG_ALPHA_LIMIT] * 6, [0.0, 0.0, LOG_ALPHA_LIMIT]])
+def test_every_budget_has_its_price(values):
+    log_alpha, stretch = torch.tensor(values), Stretch()
+    closed = float(open_probability(torch.tensor(-LOG_ALPHA_LIMIT), stretch))
+    stepped = step_by_price(log_alpha.double(), solve_price(log_alpha, 0.0, stretch), stretch)
+    assert open_probability(stepped, stretch).sum() == pytest.approx(closed * len(values), abs=1e-4)
 
 
 @given(st.lists(st.floats(-4, 4), min_size=2, max_size=40), st.floats(0.05, 0.95))

@@ -172,7 +172,7 @@ def test_by_default_the_budget_is_reached_at_the_end_and_layers_have_no_minimum(
 @pytest.mark.parametrize("family", ["relaxed-top-k", "clamped-linear"])
 def test_a_schedule_that_holds_no_gates_sets_out_from_all(family):
     _, steering = steered(family)
-    assert not steering.projects
+    assert not steering.holds
     assert steering.goals(0.0) == pytest.approx([8.0])
 
 

@@ -119,7 +119,7 @@ def compare_on_one(line: CommandLine) -> RunDirectory:
     if setup.model.steering == "multipliers":
         raise GateError(
             "--model.steering multipliers keeps multipliers with the dense model, from which all methods start; a comparison "
-            "needs --model.steering projection"
+            "needs --model.steering price"
         )
     searches: dict[str, Any] = {
         "swaps": SwapSearch(**config.swap.as_dict()),

@@ -51,7 +51,7 @@ class Learned:
 JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
 """A method is what its name says, whatever a configuration has for single runs."""
 PLAIN: dict[str, Any] = {
-    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "projection", "pipelined": False,
+    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "price", "pipelined": False,
 }  # fmt: skip
 """Options of Hard-Concrete gates alone, as other families have to have them."""
 
@@ -72,17 +72,17 @@ LEARNED: dict[str, Learned] = {
         "relaxed top-K of Gumbel-perturbed weights, with the model's (joint); unlike the paper's, gates are at most 1, the "
         "last temperature is 0.1, every example has a draw of its own, and the weights start apart by HIS",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "gate": "relaxed-top-k"},
+        {**PLAIN, "his_start": 1.0, "gate": "relaxed-top-k"},
     ),
     "dsp-pipelined": Learned(
         "the same on resting model weights",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "gate": "relaxed-top-k", "pipelined": True},
+        {**PLAIN, "his_start": 1.0, "gate": "relaxed-top-k", "pipelined": True},
     ),
     "straight-through": Learned(
         "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
         "Bengio et al. 2013",
-        {**PLAIN, "gate": "straight-through-top-k"},
+        {**PLAIN, "his_start": 1.0, "gate": "straight-through-top-k"},
     ),
     "linear-l1": Learned(
         "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {**PLAIN, "gate": "clamped-linear"}, "once"

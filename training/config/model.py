@@ -62,10 +62,10 @@ class Gating:
             head with all its query heads, whose closing shrinks the cache.
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
         gate_learning_rate: of log_alpha.
-        steering: how training of ``hard-concrete`` gates is held to the budget. ``projection``: after every step all
-            log_alpha are shifted by one number, so that the expected number of open heads is exactly on its way from all
-            heads to the budget and only the task loss decides which; ``multipliers``: the augmented Lagrangian of Wang et
-            al. 2020.
+        steering: how ``hard-concrete`` gates come to the budget. ``price``: the loss is the task loss plus a price times the
+            expected number of open heads, and after every step the price is solved for, so that this number is on its way
+            from all heads to the budget; ``projection``: all log_alpha are shifted by one number instead; ``multipliers``:
+            the augmented Lagrangian of Wang et al. 2020.
         multiplier_learning_rate: of the Lagrangian's multipliers, which ascend.
         draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
             in the papers.
@@ -73,9 +73,9 @@ class Gating:
         anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
             gates become hard; null: it stays.
         initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
-        his_start: under projection and for the two top-k families the prune phase starts with gates that HIS on training
+        his_start: with a budget, but for multipliers and clamped gates, the prune phase starts with gates that HIS on training
             data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a head's
-            score; 0 starts them equal.
+            score; 0 starts them equal, so that what is learned owes nothing to HIS.
         straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
         straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
     """
@@ -86,13 +86,13 @@ class Gating:
     unit: Unit = "head"
     minimum_per_layer: int = 0
     gate_learning_rate: float = 0.05
-    steering: Literal["projection", "multipliers"] = "projection"
+    steering: Literal["price", "projection", "multipliers"] = "price"
     multiplier_learning_rate: float = 0.1
     draw_per: DrawPer = "example"
     temperature: float = 0.33
     anneal: float | None = None
     initial_log_alpha: float = 2.5
-    his_start: float = 1.0
+    his_start: float = 0.0
     straight_through: bool = False
     straight_through_from: float = 1.0
 

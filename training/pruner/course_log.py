@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytorch_lightning as pl
 
-from gates.sites import KINDS
 from training.pruner.module import HeadPruner
 from training.pruner.parameters import is_of_gates
 from training.pruner.schedule import Phase
@@ -21,7 +20,7 @@ class CourseLog(pl.Callback):
 
     ``epoch`` is the true one, a fraction: Lightning's own stays at 0, since one loader holds all epochs of a run.
     ``train/phase`` is the number of the phase in :data:`PHASES`, ``train/learning_rate`` that of the backbone and
-    ``train/gate_learning_rate`` that of the gates, ``train/price`` what an open head costs now (of a run with prices), and
+    ``train/gate_learning_rate`` that of the gates, ``train/price`` what an expected open head costs now, and
     ``train/steps_per_second`` and ``train/examples_per_second`` are of this process since the last entry, without evaluation.
     """
 
@@ -76,9 +75,7 @@ def course_of(pruner: HeadPruner, step: int) -> dict[str, float]:
         of_gates = is_of_gates(group)
         factor = factors.gate_rate(done) if of_gates else factors.backbone_rate(done)
         logged.setdefault("train/gate_learning_rate" if of_gates else "train/learning_rate", group["initial_lr"] * factor)
-    if pruner.options.budget is None and pruner.options.prune > 0:
-        ramp, kinds = pruner.ramp(done), pruner.gates.kind_index().cpu()
-        by_kind = {kind: float(pruner.steering.prices[kinds == i].max()) for i, kind in enumerate(KINDS) if (kinds == i).any()}
-        logged["train/price"] = ramp * max(by_kind.values())
-        logged |= {f"train/price/{kind}": ramp * price for kind, price in by_kind.items()} if len(by_kind) > 1 else {}
+    if pruner.options.prune > 0 and (by_kind := pruner.steering.price_by_kind(pruner.ramp(done))):
+        logged["train/price"] = max(by_kind.values())
+        logged |= {f"train/price/{kind}": price for kind, price in by_kind.items()} if len(by_kind) > 1 else {}
     return logged

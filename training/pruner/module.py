@@ -34,7 +34,7 @@ from training.tasks import Task
 PRUNED_BEFORE = "pruned_attention"
 TEACHER = "teacher"
 CLOSING_STEP = "closing_step"
-SEARCH, REFIT = "search", "refit"
+SEARCH, REFIT, PAID = "search", "refit", "paid"
 
 
 class HeadPruner(pl.LightningModule):
@@ -200,6 +200,7 @@ class HeadPruner(pl.LightningModule):
             self.teacher = Teacher(self.backbone, self.gates)
         if self._fixed is None:
             self.closing_step.fill_(NOT_CLOSED)
+            self.steering.paid.clear()
             self.gates.learned.reset_()
             if self.steering.starts_from_his:
                 subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
@@ -218,12 +219,13 @@ class HeadPruner(pl.LightningModule):
         found; and the teacher, where training can go on."""
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
         checkpoint[CLOSING_STEP] = self.closing_step.cpu()
-        checkpoint[SEARCH], checkpoint[REFIT] = self.search, self.refitted
+        checkpoint |= {SEARCH: self.search, REFIT: self.refitted, PAID: list(self.steering.paid)}
         if self.teacher is not None and "optimizer_states" in checkpoint:
             checkpoint[TEACHER] = self.teacher.model.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.search, self.refitted = checkpoint.get(SEARCH), checkpoint.get(REFIT)
+        self.steering.paid = list(checkpoint.get(PAID, []))
         if self._fixed is None and CLOSING_STEP in checkpoint:
             self.closing_step.copy_(checkpoint[CLOSING_STEP])
         self.teacher = None
@@ -250,7 +252,8 @@ class HeadPruner(pl.LightningModule):
                 f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
                 "--trainer.gradient_clip_val and start again, or go on in another --run_dir from last.ckpt (--ckpt_path)"
             )
-        self.log_dict({"train/task_loss": task_loss, "train/penalty": penalty, "train/loss": loss})
+        felt = penalty.detach() + self.steering.solved_penalty(self.ramp(self.global_step))
+        self.log_dict({"train/task_loss": task_loss, "train/penalty": felt, "train/loss": (loss - penalty).detach() + felt})
         return loss
 
     def _taught(self, teacher: Teacher, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -292,7 +295,8 @@ class HeadPruner(pl.LightningModule):
         ramp = self.ramp(self.global_step)
         super().optimizer_step(*args, **kwargs)
         self.gates.learned.clamp_()
-        self.steering.project_(ramp)
+        optimizer = self.optimizers()
+        self.steering.hold_(ramp, getattr(optimizer, "optimizer", optimizer))
         if ramp > 0:
             done = self.global_step + 1  # Lightning counts the step when this hook returns
             self.closing_step.copy_(update_closing_step(self.closing_step, self.gates.values(), done))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gates.budget import Budget, parse_prices
 from gates.families.hard_concrete import Stretch
@@ -71,10 +73,17 @@ class Steering:
             self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing
         self.held: BudgetSteering | None = None
         if options.budget is not None:
-            start = 1.0 if options.steering == "multipliers" else None
-            self.held = BudgetSteering(gates, options.budget, minimum_per_layer=options.minimum_per_layer, start=start)
+            self.held = BudgetSteering(
+                gates,
+                options.budget,
+                minimum_per_layer=options.minimum_per_layer,
+                start=1.0 if options.steering == "multipliers" else None,
+                shifts=options.steering == "projection",
+            )
         self.budget = None if self.held is None else self.held.budget
         self.target = None if self.held is None else self.held.target
+        self.paid: list[list[float]] = []
+        """Prices of the steps since the schedule has come to the budget, of all gates or of each budgeted kind."""
 
     @property
     def has_multipliers(self) -> bool:
@@ -82,14 +91,14 @@ class Steering:
         return self.target is not None and self.options.steering == "multipliers"
 
     @property
-    def projects(self) -> bool:
-        """Whether gates are shifted to the budget after every step."""
-        return self.held is not None and self.held.projects and not self.has_multipliers
+    def holds(self) -> bool:
+        """Whether gates are held to the budget after every step."""
+        return self.held is not None and self.held.holds and not self.has_multipliers
 
     @property
     def starts_from_his(self) -> bool:
         """Whether HIS sets the gates apart when the prune phase begins."""
-        return (self.projects or self.options.gate in TOP_K_FAMILIES) and self.options.his_start != 0
+        return (self.holds or self.options.gate in TOP_K_FAMILIES) and self.options.his_start != 0
 
     def parameters(self) -> list[nn.Parameter]:
         """What training of gates moves."""
@@ -99,11 +108,12 @@ class Steering:
 
     @torch.no_grad()
     def start_from_his_(self, his: Tensor) -> None:
-        """Set the gates apart by raw HIS ``[gates]``; the first projection brings their sum to its course."""
+        """Set the gates apart by raw HIS ``[gates]``; the first step brings their sum to its course."""
         set_apart_(self.gates, his, self.options.his_start)
 
     def penalty(self, ramp: float) -> Tensor:
-        """The price on open gates, or the pull to the target; times 0 outside the prune phase, so that every
+        """What is added to the loss: a price that is given, or the pull to the target; 0 where :meth:`hold_` takes the price
+        into account after the step. Times 0 outside the prune phase, so that every
         parameter has a gradient in every process.
 
         Args:
@@ -119,11 +129,14 @@ class Steering:
         return active * self.target(self.gates.open_probability(), self.gates.kind_index(), ramp)
 
     @torch.no_grad()
-    def project_(self, ramp: float) -> None:
-        """Hold the expected number of open heads to the target, in the whole model or in each budgeted kind."""
-        if self.projects:
+    def hold_(self, ramp: float, optimizer: Optimizer) -> None:
+        """After a step of the optimiser, hold the expected number of open heads to the target, in the whole model or in each
+        budgeted kind; gates pay the price for it."""
+        if self.holds:
             assert self.held is not None
-            self.held.hold_(ramp)
+            self.held.hold_(ramp, optimizer)
+            if ramp == 1:
+                self.paid.append(list(self.held.price))
 
     def goals(self, ramp: float) -> list[float]:
         """Open gates aimed at, in all or of each budgeted kind; none without a budget."""
@@ -131,13 +144,37 @@ class Steering:
             return []
         budget, learned = self.budget, self.gates.learned
         if self.gates.mode != "masked":
-            if self.projects or self.has_multipliers:
+            if self.holds or self.has_multipliers:
                 return self.held.goals(ramp)
             if self.gates.mode == "open":
                 return self.target.heads.tolist()
             if isinstance(learned, TopKGates):
                 budget = learned.current_budget()
         return list(budget.per_kind.values()) or [budget.total]
+
+    def price_by_kind(self, ramp: float) -> dict[Kind, float]:
+        """What an expected open gate costs now, in units of the loss: a price that is given, or the one of the last step.
+
+        Args:
+            ramp: how far the target or the price has gone, 0 to 1; 0 outside the prune phase.
+        """
+        kinds = self.gates.kind_index().cpu()
+        present = [kind for index, kind in enumerate(KINDS) if (kinds == index).any()]
+        if self.budget is None:
+            return {kind: ramp * float(self.prices[kinds == KINDS.index(kind)].max()) for kind in present}
+        if self.held is None or not self.holds:
+            return {}
+        quotas = {kind: self.held.quota_of(kind) for kind in present}
+        return {kind: self.held.price[quota] if ramp > 0 else 0.0 for kind, quota in quotas.items() if quota is not None}
+
+    @torch.no_grad()
+    def solved_penalty(self, ramp: float) -> Tensor:
+        """The penalty at the price of the last step, a number to be logged: after the step, gates go down its gradient."""
+        probability, kinds = self.gates.open_probability(), self.gates.kind_index()
+        if self.budget is None:
+            return probability.new_zeros(())
+        parts = [price * probability[kinds == KINDS.index(kind)].sum() for kind, price in self.price_by_kind(ramp).items()]
+        return sum(parts, probability.new_zeros(()))
 
     # -- what they leave ---------------------------------------------------------------------------------------
 
@@ -166,6 +203,14 @@ class Steering:
             minimum = sum(count for count, site in zip(least, self.gates.sites, strict=True) if site.kind == kind)
             counts[kind] = max(self._open_of(kind, is_open), minimum)
         return self.mask_within(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
+
+    def decision(self) -> dict[str, Any]:
+        """How the learned mask came about, as JSON: gates that it closes, how many of them are closed in evaluation without
+        it, and the mean price since the schedule has come to the budget, in all or of each budgeted kind."""
+        closed = self.learned_mask() == 0
+        is_closed = self.gates.learned.eval()() <= 0
+        price = [round(sum(of_kind) / len(of_kind), 8) for of_kind in zip(*self.paid, strict=True)]
+        return {"closed": int(closed.sum()), "closed_by_gates": int((closed & is_closed).sum()), "price": price}
 
     def budget_of(self, mask: Tensor) -> Budget:
         """The run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are per

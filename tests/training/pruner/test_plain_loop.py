@@ -28,7 +28,7 @@ class PlainLoop:
             gated(**batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            gated.step_(min(1.0, (step + 1) / pruning_steps))
+            gated.step_(min(1.0, (step + 1) / pruning_steps), optimizer)
             if step + 1 == pruning_steps:
                 gated.fix_mask_()
         return gated

@@ -5,7 +5,7 @@ import torch
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.hard_concrete import Stretch, open_probability
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.scores.importance import normalise_by_layer
 from gates.sites import KINDS
 from tests.models import build
@@ -58,21 +58,22 @@ def test_what_the_model_cannot_have_is_refused(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("settings", "projects", "multipliers", "from_his"),
+    ("settings", "holds", "multipliers", "from_his"),
     [
-        ({}, True, False, True),
-        ({"his_start": 0.0}, True, False, False),
+        ({}, True, False, False),
+        ({"his_start": 1.0}, True, False, True),
+        ({"steering": "projection"}, True, False, False),
         ({"steering": "multipliers"}, False, True, False),
         ({"budget": None}, False, False, False),
         ({"budget": None, "steering": "multipliers"}, False, False, False),
-        ({"gate": "relaxed-top-k"}, False, False, True),
+        ({"gate": "relaxed-top-k", "his_start": 1.0}, False, False, True),
         ({"gate": "straight-through-top-k", "his_start": 0.0}, False, False, False),
         ({"gate": "clamped-linear"}, False, False, False),
     ],
 )
-def test_who_steers(settings, projects, multipliers, from_his):
+def test_who_steers(settings, holds, multipliers, from_his):
     steering = make_steering(**settings)
-    assert (steering.projects, steering.has_multipliers, steering.starts_from_his) == (projects, multipliers, from_his)
+    assert (steering.holds, steering.has_multipliers, steering.starts_from_his) == (holds, multipliers, from_his)
     assert (steering.target is None) == (settings.get("budget", 3) is None)
 
 
@@ -160,12 +161,87 @@ def test_multipliers_pull_with_the_square_and_the_size_of_what_is_too_many(budge
     assert all(float(parameter.grad.abs().sum()) == 0.0 for parameter in steering.parameters())
 
 
+def optimizer_of(steering, kind=torch.optim.AdamW):
+    return kind([{"params": [steering.gates.log_alpha], "lr": 0.05, "weight_decay": 0.0}])
+
+
+@pytest.mark.parametrize("budget", [5, {"encoder": 2, "cross": 5}])
+def test_what_gates_feel_is_the_gradient_of_the_task_loss_plus_the_price(budget):
+    """Plain gradient descent, so that the step is the gradient: of the task loss, then of the price times the expectation."""
+    steering = make_steering("marian", budget=budget)
+    spread_(steering, -1, 3)
+    log_alpha, kinds = steering.gates.log_alpha, steering.gates.kind_index()
+    optimizer, task = optimizer_of(steering, torch.optim.SGD), torch.randn(32, generator=torch.Generator().manual_seed(2))
+    (log_alpha * task).sum().backward()
+    log_alpha.grad[~(steering.gates.is_learned if steering.gates.is_learned is not None else kinds >= 0)] = 0
+    before = log_alpha.detach().clone()
+    optimizer.step()
+    middle = log_alpha.detach().clone().requires_grad_()
+    torch.testing.assert_close(middle, before - 0.05 * log_alpha.grad)
+    steering.hold_(1.0, optimizer)
+    paid = steering.price_by_kind(1.0)
+    assert paid
+    assert all(price > 0 for price in paid.values())
+    penalty = sum(
+        price * open_probability(middle, Stretch(0.33))[kinds == KINDS.index(kind)].sum() for kind, price in paid.items()
+    )
+    penalty.backward()
+    inside = log_alpha.detach().abs() < 4.6
+    expected = middle.detach() - 0.05 * middle.grad
+    torch.testing.assert_close(log_alpha.detach()[inside], expected[inside], atol=1e-4, rtol=1e-4)
+    probability = steering.gates.open_probability().detach()
+    felt = sum(price * float(probability[kinds == KINDS.index(kind)].sum()) for kind, price in paid.items())
+    assert float(steering.solved_penalty(1.0)) == pytest.approx(felt)
+    assert float(steering.solved_penalty(0.0)) == 0.0
+
+
+def test_with_adam_gates_keep_the_proportions_of_their_gradients_and_the_price_is_in_units_of_the_loss():
+    steering = make_steering(budget=3)
+    spread_(steering, 0, 2)
+    parameter, optimizer, size = steering.gates.log_alpha, optimizer_of(steering), torch.logspace(-4, -1, 8)
+    for _ in range(60):
+        parameter.grad = -size.clone()
+        before = parameter.detach().clone()
+        optimizer.step()
+        moved = parameter.detach() - before
+        middle = parameter.detach().clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        steering.hold_(0.5, optimizer)
+    assert float(moved[7] / moved[6]) == pytest.approx(float(size[7] / size[6]), rel=0.05)
+    second = optimizer.state[parameter]["exp_avg_sq"]
+    assert torch.equal(second, second[:1].expand(8))
+    rate = 0.05 / float(size.square().mean().sqrt())  # how far Adam with one second moment goes for a gradient of 1
+    probability = open_probability(middle, Stretch(0.33))
+    assert steering.held.price[0] > 0
+    expected = middle - rate * steering.held.price[0] * probability * (1 - probability)
+    torch.testing.assert_close(parameter.detach(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_an_optimiser_without_the_gates_is_refused():
+    steering = make_steering(budget=3)
+    with pytest.raises(GateError, match="the optimiser does not train the gates"):
+        steering.hold_(0.5, torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
+
+
+def test_the_decision_tells_gates_that_closed_by_themselves_from_those_that_the_budget_closes():
+    steering = make_steering(budget=3)
+    assert steering.decision() == {"closed": 5, "closed_by_gates": 0, "price": []}
+    with torch.no_grad():
+        steering.gates.log_alpha.copy_(torch.tensor([4.0, 4, 4, 2, 0, -3, -3, -3]))
+    optimizer = optimizer_of(steering, torch.optim.SGD)
+    for _ in range(2):
+        steering.hold_(1.0, optimizer)
+    assert steering.decision()["price"] == [pytest.approx(sum(each[0] for each in steering.paid) / 2)]
+    with torch.no_grad():
+        steering.gates.log_alpha.copy_(torch.tensor([4.0, 4, 4, 2, 0, -3, -3, -3]))
+    assert (steering.decision()["closed"], steering.decision()["closed_by_gates"]) == (5, 3)
+
+
 @pytest.mark.parametrize("budget", [5, {"encoder": 2, "cross": 5}])
 @pytest.mark.parametrize("ramp", [0.3, 1.0])
 def test_a_projection_shifts_gates_to_what_is_aimed_at(budget, ramp):
-    steering = make_steering("marian", budget=budget)
+    steering = make_steering("marian", budget=budget, steering="projection")
     before, kinds = spread_(steering, -1, 1).clone(), steering.gates.kind_index()
-    steering.project_(ramp)
+    steering.hold_(ramp, optimizer_of(steering))
     after = steering.gates.log_alpha.detach()
     quotas = [kinds == kinds] if budget == 5 else [kinds == 0, kinds == 2]
     found = [float(open_probability(after[part], Stretch(0.33)).sum()) for part in quotas]
@@ -187,7 +263,7 @@ def test_a_projection_shifts_gates_to_what_is_aimed_at(budget, ramp):
 def test_nothing_is_projected_elsewhere(settings, ramp):
     steering = make_steering(**settings)
     before = spread_(steering).clone()
-    steering.project_(ramp)
+    steering.hold_(ramp, optimizer_of(steering))
     assert torch.equal(steering.gates.log_alpha.detach(), before)
 
 
