@@ -4,10 +4,10 @@ Whoever trains calls :meth:`BudgetSteering.hold_` after each step of the optimis
 end: a plain loop through :meth:`gates.model.GatedModel.step_`, Hugging Face's Trainer, or another framework's module.
 
 What is minimised is the task loss plus a price times the expected number of open gates (Voita et al. 2019), and the price is
-solved for at every step, so that the expectation follows its schedule. Its part of the step is taken apart from the optimiser's
-moments, as AdamW takes weight decay (Loshchilov and Hutter 2019). Adam divides the gradient of every gate by its own size, so that
-important and unimportant gates would move alike, and no price could tell them apart: :func:`rate_of_gates_` lets all gates have one
-second moment, as Adam-mini has for a block of weights (Zhang et al. 2024).
+solved for at every step, so that the expectation follows its schedule. Its part of the step is taken apart from the
+optimiser's moments, as AdamW takes weight decay (Loshchilov and Hutter 2019). Adam divides the gradient of every gate by its
+own size, so that important and unimportant gates would move alike, and no price could tell them apart:
+:func:`rate_of_gates_` lets all gates have one second moment, as Adam-mini has for a block of weights (Zhang et al. 2024).
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from gates.errors import GateError
+from gates.hooks.metric import HeadMetric
 
 
 class Moments(NamedTuple):
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
         return self.xx - torch.outer(self.x, self.x) / self.positions, self.xy - torch.outer(self.x, self.y) / self.positions
 
 
-class ProjectionMoments(Metric):
+class ProjectionMoments(HeadMetric):
     """Gathers :class:`Moments`, of any number of processes.
 
     Args:
@@ -53,7 +53,6 @@ class ProjectionMoments(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     positions: Tensor
     x: Tensor
     y: Tensor

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observing
+from gates.hooks.metric import HeadMetric
 from gates.scores.taylor import output_weights
 from gates.sites import weight_by_output
 
@@ -49,7 +49,7 @@ class OutputMoments(NamedTuple):
     gg: Tensor
 
 
-class SiteMoments(Metric):
+class SiteMoments(HeadMetric):
     """Gathers :class:`OutputMoments` of one site, of any number of processes.
 
     Args:
@@ -58,7 +58,6 @@ class SiteMoments(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     examples: Tensor
     positions: Tensor
     x: Tensor

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from gates.head_gates import HeadGates
+from gates.hooks.metric import HeadMetric
 from gates.sites import AttentionSite, weight_by_output
 from gates.surgery.adapters import check_merged
 
 
-class HeadOutputVariance(Metric):
+class HeadOutputVariance(HeadMetric):
     """The sample variance of every feature of the concatenated heads over all queries that are not padding; exact under DDP.
 
     Fed by :func:`gates.hooks.intercept.observe_head_outputs`.
@@ -34,7 +34,6 @@ class HeadOutputVariance(Metric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    full_state_update = False
     count: Tensor
 
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from gates.errors import GateError
+from gates.hooks.metric import HeadMetric
 from gates.scores.importance import check_rows
 
 
@@ -89,7 +89,7 @@ class Shapley(NamedTuple):
     standard_error: Tensor
 
 
-class ShapleyValues(Metric):
+class ShapleyValues(HeadMetric):
     """Streams rows of :func:`shapley_rows` into their mean and its standard error; exact under DDP.
 
     Args:
@@ -102,7 +102,6 @@ class ShapleyValues(Metric):
     [[2.0, -1.0], [1.0, 0.0]]
     """
 
-    full_state_update = False
     total: Tensor
     square: Tensor
     samples: Tensor

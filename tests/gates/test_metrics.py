@@ -93,7 +93,7 @@ OF_ONE_HEAD = {
     "entropy": (AttentionEntropy(ONE), (0, torch.ones(3, 1, 6), VISIBLE), [(1,)]),
     "confidence": (AttentionConfidence(ONE), (0, torch.ones(3, 1, 6), VISIBLE), [(1,)]),
     "means": (MeanHeadOutput(ONE), (0, torch.ones(2, 6, 1)), [(1,)]),
-    "moments": (ReconstructionMoments(1), (torch.ones(2, 6, 1), torch.ones(2, 6, 1)), [(1, 1)] * 2),
+    "moments": (ProjectionMoments(1, 1), (torch.ones(6, 1), torch.ones(6, 1)), [(), (1,), (1,), (1, 1), (1, 1), ()]),
 }
 
 

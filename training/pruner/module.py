@@ -22,6 +22,7 @@ from gates.sites import KINDS, find_attention
 from gates.surgery.remove import check_removable
 from training.config import PrunerOptions, RefitSearch
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
+from training.pruner.noise import seed_step_
 from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, use_rates_
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import Steering, kinds_to_prune, new_gates
@@ -234,12 +235,7 @@ class HeadPruner(pl.LightningModule):
             self.teacher.model.load_state_dict(checkpoint[TEACHER])
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        # Noise is a function of (seed, batch): a resumed run draws what an unbroken one would have drawn. One draw for
-        # the whole batch is the same in all processes; draws per example and dropout are each process's own.
-        noise = (self.seed * 1_000_003 + batch_idx) * 4096
-        own = noise + 1 + self.global_rank
-        self.gates.generator = torch.Generator(self.device).manual_seed(noise if self.gates.draw_per == "batch" else own)
-        torch.manual_seed(own)
+        seed_step_(self.gates, seed=self.seed, batch=batch_idx, rank=self.global_rank, device=self.device)
         if self.teacher is None or not self.options.distils:
             losses, _ = self.task.losses(self.backbone, batch)
             task_loss = objective = self.task.batch_loss(losses, batch)
@@ -295,8 +291,7 @@ class HeadPruner(pl.LightningModule):
         ramp = self.ramp(self.global_step)
         super().optimizer_step(*args, **kwargs)
         self.gates.learned.clamp_()
-        optimizer = self.optimizers()
-        self.steering.hold_(ramp, getattr(optimizer, "optimizer", optimizer))
+        self.steering.hold_(ramp, self.trainer.optimizers[0])
         if ramp > 0:
             done = self.global_step + 1  # Lightning counts the step when this hook returns
             self.closing_step.copy_(update_closing_step(self.closing_step, self.gates.values(), done))
