@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
+from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, write_predictions
+from training.comparison.weights import learned_result
 from training.config import RefitSearch, SwapSearch
 from training.pruner.callbacks import Predictions
 from training.pruner.module import HeadPruner

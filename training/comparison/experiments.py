@@ -31,7 +31,7 @@ from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
-from training.comparison.weights import WEIGHTS, backbone_of, read_weights, weights_of
+from training.comparison.weights import WEIGHTS, backbone_of, learned_result, read_weights, weights_of
 from training.config import DrawSearch, PrunerOptions, RefitSearch, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
@@ -340,12 +340,3 @@ def write_predictions(folder: Path, predictions: Predictions) -> None:
     arrays = predictions.arrays()
     if processes.is_first():
         np.savez_compressed(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]
-
-
-def learned_result(pruner: HeadPruner) -> dict[str, Any]:
-    """What gates have learned, as JSON: log_alpha, after which step each closed, and their own mask, each ``[gates]``."""
-    return {
-        "log_alpha": pruner.gates.log_alpha.tolist(),
-        "closing_step": pruner.closing_step.tolist(),
-        "mask": pruner.steering.learned_mask().tolist(),
-    }

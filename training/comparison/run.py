@@ -22,6 +22,7 @@ from training.comparison.tables import Results, score_columns, write_tables
 from training.comparison.to_wandb import send_run
 from training.comparison.training import restore, train
 from training.comparison.translations import save_translations
+from training.comparison.weights import learned_result
 from training.config import Setup, SwapSearch
 from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
@@ -94,7 +95,7 @@ def train_and_compare(
         trained = train(setup, run, pruner, data, loggers, checkpoint)
         adopt(experiments, pruner, trained)
         metrics = dict(trained.metrics)
-    seconds = seconds_of(experiments, pruner)  # now, while the module is in its final state
+    seconds, learned = seconds_of(experiments, pruner), learned_result(pruner)  # now, while the module is in its final state
     processes.in_first(lambda: export(run, pruner, data, metrics))
 
     mask = pruner.gates.mask.detach().cpu().clone()
@@ -110,7 +111,7 @@ def train_and_compare(
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
-        described = describe_run(results, own, mask, seconds=seconds, wandb_mode=wandb_mode)
+        described = describe_run(results, own, mask, learned, seconds=seconds, wandb_mode=wandb_mode)
         run.join_logs()
         write_run(run, results, own, curve)
         save_translations(run, results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,16 @@ def metrics_on_test(row: dict[str, Any]) -> dict[str, float]:
     return {name: found[name] for name in sorted(found, key=lambda name: name == "loss")}
 
 
-def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: float, wandb_mode: str) -> dict[str, Any]:
+def describe_run(
+    results: Results, own: Method, mask: torch.Tensor, learned: Mapping[str, Any], *, seconds: float, wandb_mode: str
+) -> dict[str, Any]:
     """What ``metrics.json`` says of the run itself.
 
     Args:
         results: of its comparison.
         own: the run's method.
         mask: that it ended with, ``[gates]``.
+        learned: what its gates have learned; see :meth:`training.pruner.steering.Steering.learned`.
         seconds: of its training.
         wandb_mode: how it was logged.
     """
@@ -113,6 +116,7 @@ def describe_run(results: Results, own: Method, mask: torch.Tensor, *, seconds: 
     stage = POST_HOC if own.base == "dense" else RETRAINED
     return {
         "method": own.name,
+        "gates": {name: learned[name] for name in ("closed", "closed_by_gates", "price")} if own.is_learned else {},
         "kept": gates.open_heads(mask),
         "data": source_of(results.data) if results.data is not None else {},
         "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), kept, strict=True)},
@@ -184,6 +188,8 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
         table.add_row(*(scored.get(name, "") for name in names))
     console.print(table)
+    if told := said_of_gates(described["gates"]):
+        console.print(told, soft_wrap=True, highlight=False)
     dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
     if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
         console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
@@ -197,3 +203,12 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         console.print(f"{name}: {path}")
     if described["wandb_mode"] == "offline":
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
+
+
+def said_of_gates(learned: Mapping[str, Any]) -> str:
+    """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned."""
+    if not learned:
+        return ""
+    text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
+    price = ", ".join(f"{each:.3g}" for each in learned["price"])
+    return text + (f"; price of an open one at the end: {price}" if price else "")

@@ -1,4 +1,4 @@
-"""The weights that an experiment left."""
+"""The weights and gates that training left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from gates.errors import GateError
 from training.comparison.cache import Experiment
+from training.pruner.module import HeadPruner
 
 WEIGHTS = "weights.ckpt"
 
@@ -37,3 +38,9 @@ def weights_of(experiment: Experiment) -> Path:
             "comparison another --experiments"
         )
     return experiment.path / WEIGHTS
+
+
+def learned_result(pruner: HeadPruner) -> dict[str, Any]:
+    """What gates have learned, as JSON: see :meth:`training.pruner.steering.Steering.learned`; and after which step each
+    closed, ``[gates]``."""
+    return pruner.steering.learned() | {"closing_step": pruner.closing_step.tolist()}

@@ -191,9 +191,7 @@ class Steering:
         log_alpha = self.gates.log_alpha.detach()
         if self.held is not None:
             return self.held.mask()
-        before, self.gates.mode = self.gates.mode, "stochastic"
-        is_open = self.gates.values() > 0
-        self.gates.mode = before
+        is_open = self._values_in_evaluation() > 0
         minimum = self.options.minimum_per_layer
         least = [min(minimum, size) for size in self.gates.sizes]
         if self.kinds is None:
@@ -204,13 +202,21 @@ class Steering:
             counts[kind] = max(self._open_of(kind, is_open), minimum)
         return self.mask_within(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
 
-    def decision(self) -> dict[str, Any]:
-        """How the learned mask came about, as JSON: gates that it closes, how many of them are closed in evaluation without
-        it, and the mean price since the schedule has come to the budget, in all or of each budgeted kind."""
-        closed = self.learned_mask() == 0
-        is_closed = self.gates.learned.eval()() <= 0
+    def learned(self) -> dict[str, Any]:
+        """What gates have learned, as JSON: log_alpha and their own mask, each ``[gates]``; how many gates this mask closes, how
+        many of them are closed in evaluation without it; and the mean price since the schedule has come to the budget, in all
+        or of each budgeted kind."""
+        mask = self.learned_mask()
+        closed = mask == 0
+        is_closed = self._values_in_evaluation() <= 0
         price = [round(sum(of_kind) / len(of_kind), 8) for of_kind in zip(*self.paid, strict=True)]
-        return {"closed": int(closed.sum()), "closed_by_gates": int((closed & is_closed).sum()), "price": price}
+        return {
+            "log_alpha": self.gates.log_alpha.tolist(),
+            "mask": mask.tolist(),
+            "closed": int(closed.sum()),
+            "closed_by_gates": int((closed & is_closed).sum()),
+            "price": price,
+        }
 
     def budget_of(self, mask: Tensor) -> Budget:
         """The run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are per
@@ -224,6 +230,15 @@ class Steering:
         if self.kinds is None:
             return int(mask.sum())
         return {kind: self._open_of(kind, mask) for kind in self.kinds}
+
+    @torch.no_grad()
+    def _values_in_evaluation(self) -> Tensor:
+        """The gates ``[gates]`` that log_alpha makes, whatever mask is fixed."""
+        before, self.gates.mode = self.gates.mode, "stochastic"
+        try:
+            return self.gates.values()
+        finally:
+            self.gates.mode = before
 
     def _open_of(self, kind: Kind, mask: Tensor) -> int:
         """Gates of a kind that a mask ``[gates]`` keeps."""

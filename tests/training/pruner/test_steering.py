@@ -222,18 +222,19 @@ def test_an_optimiser_without_the_gates_is_refused():
         steering.hold_(0.5, torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
 
 
-def test_the_decision_tells_gates_that_closed_by_themselves_from_those_that_the_budget_closes():
+def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_the_budget_closes():
     steering = make_steering(budget=3)
-    assert steering.decision() == {"closed": 5, "closed_by_gates": 0, "price": []}
+    found = steering.learned()
+    assert (found["closed"], found["closed_by_gates"], found["price"]) == (5, 0, [])
     with torch.no_grad():
         steering.gates.log_alpha.copy_(torch.tensor([4.0, 4, 4, 2, 0, -3, -3, -3]))
     optimizer = optimizer_of(steering, torch.optim.SGD)
     for _ in range(2):
         steering.hold_(1.0, optimizer)
-    assert steering.decision()["price"] == [pytest.approx(sum(each[0] for each in steering.paid) / 2)]
+    assert steering.learned()["price"] == [pytest.approx(sum(each[0] for each in steering.paid) / 2)]
     with torch.no_grad():
         steering.gates.log_alpha.copy_(torch.tensor([4.0, 4, 4, 2, 0, -3, -3, -3]))
-    assert (steering.decision()["closed"], steering.decision()["closed_by_gates"]) == (5, 3)
+    assert (steering.learned()["closed"], steering.learned()["closed_by_gates"]) == (5, 3)
 
 
 @pytest.mark.parametrize("budget", [5, {"encoder": 2, "cross": 5}])
