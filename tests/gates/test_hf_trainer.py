@@ -447,7 +447,7 @@ def test_it_does_what_a_plain_loop_does(tmp_path):
         plain(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        plain.step_((step + 1) / 4)
+        plain.step_((step + 1) / 4, optimizer)
     assert torch.equal(plain.fix_mask_(), gated.mask())
     torch.testing.assert_close(gated.gates.log_alpha, plain.gates.log_alpha, atol=1e-6, rtol=0)
 

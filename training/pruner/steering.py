@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from statistics import median
 from typing import Any
 
 import torch
@@ -203,13 +204,13 @@ class Steering:
         return self.mask_within(log_alpha, Budget.parse(counts, self.gates.kind_sizes()))
 
     def learned(self) -> dict[str, Any]:
-        """What gates have learned, as JSON: log_alpha and their own mask, each ``[gates]``; how many gates this mask closes, how
-        many of them are closed in evaluation without it; and the mean price since the schedule has come to the budget, in all
-        or of each budgeted kind."""
+        """What gates have learned, as JSON: log_alpha and their own mask, each ``[gates]``; how many gates this mask closes,
+        how many of them are closed in evaluation without it; and the median price since the schedule has come to the budget, in
+        all or of each budgeted kind."""
         mask = self.learned_mask()
         closed = mask == 0
         is_closed = self._values_in_evaluation() <= 0
-        price = [round(sum(of_kind) / len(of_kind), 8) for of_kind in zip(*self.paid, strict=True)]
+        price = [round(median(of_kind), 8) for of_kind in zip(*self.paid, strict=True)]
         return {
             "log_alpha": self.gates.log_alpha.tolist(),
             "mask": mask.tolist(),

@@ -26,7 +26,11 @@ def test_epoch_phase_and_learning_rates_are_those_of_the_step(tmp_path):
     assert (trained["train/gate_learning_rate"] > 0).tolist() == [phase == 1 for phase in trained["train/phase"]]
     rates = trained["train/learning_rate"]
     assert 0 < rates.iloc[-1] < rates.iloc[1] <= SETTINGS["learning_rate"]
-    assert "train/price" not in log
+    for name in ("train/price", "train/penalty"):
+        paid = log[log[name].notna()].set_index("done")[name]
+        in_phase = [trained["train/phase"][step] == 1 for step in paid.index]
+        assert (paid[[not inside for inside in in_phase]] == 0).all(), name
+        assert paid[in_phase].max() > 0, name
     assert (trained[["train/steps_per_second", "train/examples_per_second"]] > 0).all(axis=None)
     ratio = trained["train/examples_per_second"] / trained["train/steps_per_second"]
     assert ratio.tolist() == pytest.approx([16] * 12)  # examples of a batch
