@@ -317,7 +317,8 @@ class GatedModel(SharedGates, nn.Module):
         >>> from transformers import BertConfig, BertModel
         >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
         >>> model = BertModel(BertConfig(vocab_size=50, **size))
-        >>> with tempfile.TemporaryDirectory() as directory:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as directory:
         ...     GatedModel(model).set_mask_(torch.tensor([1.0, 0, 0, 0, 0, 1, 0, 0])).save_pretrained(directory)
         ...     gated = GatedModel.from_pretrained(BertModel(model.config), directory)
         >>> gated.open_heads()

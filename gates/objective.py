@@ -53,8 +53,8 @@ def solve_price(log_alpha: Tensor, expected: float, stretch: Stretch) -> Tensor:
 
     >>> log_alpha = torch.tensor([-1.0, 0.0, 1.0, 2.0])
     >>> stepped = step_by_price(log_alpha, solve_price(log_alpha, 2.0, Stretch()), Stretch())
-    >>> float(open_probability(stepped, Stretch()).sum())  # doctest: +ELLIPSIS
-    2.0000...
+    >>> round(float(open_probability(stepped, Stretch()).sum()), 3)
+    2.0
     """
     values = log_alpha.double()
     low = values.new_zeros(())

@@ -133,7 +133,8 @@ class BudgetSteering:
                 continue
             paid = solve_price(log_alpha[among], expected, learned.stretch)
             log_alpha[among] = step_by_price(log_alpha[among], paid, learned.stretch).to(log_alpha.dtype)
-            self.price[index] = float(paid) / rate
+            if rate > 0:  # while it is warmed up, a learning rate may be 0
+                self.price[index] = float(paid) / rate
 
     def mask(self) -> Tensor:
         """What ``log_alpha`` says now: the 0/1 mask ``[gates]`` of exactly the budget, with the minimum per layer."""
@@ -144,7 +145,8 @@ class BudgetSteering:
 def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
     """Let all gates have one second moment in Adam and its like, and say how far a gradient of 1 moves a gate.
 
-    The mean of the squared gradients takes the place of each gate's own; an optimiser without second moments stays as it is.
+    The mean of the squared gradients takes the place of each gate's own after the step; in the step itself a gate's own square
+    still has a part, which fades (a tenth at the tenth step). Plain gradient descent has no moments and stays as it is.
 
     Args:
         optimizer: after a step of it.
@@ -154,15 +156,20 @@ def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
         The learning rate of gates, divided by the root of the second moment where there is one.
 
     Raises:
-        GateError: for an optimiser that does not train the gates.
+        GateError: for an optimiser that does not train the gates, or divides their gradients in another way than Adam does.
     """
     log_alpha = gates.log_alpha
     group = next((group for group in optimizer.param_groups if any(one is log_alpha for one in group["params"])), None)
     if group is None:
         raise GateError("the optimiser does not train the gates; make it of parameter_groups(), or of log_alpha too")
     state = optimizer.state.get(log_alpha, {})
-    if "exp_avg_sq" not in state:
+    if not set(state) - {"step", "momentum_buffer"}:
         return float(group["lr"])
+    if "exp_avg_sq" not in state or "betas" not in group or "max_exp_avg_sq" in state:
+        raise GateError(
+            f"the gates are trained by {type(optimizer).__name__}, which divides their gradients in its own way, so that a "
+            "price would not mean the same for all of them; use Adam or AdamW without amsgrad, or SGD"
+        )
     second = state["exp_avg_sq"]
     shared = second.mean() if gates.is_learned is None else second[gates.is_learned].mean()
     second.fill_(shared)

@@ -27,17 +27,13 @@ from training.stats.numbers import IN_PERCENT, shown
 LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),
     "refined by swaps": ("learned+swap", []),
-    "fixed temperature": ("learned", ["--model.anneal", "null"]),
-    "equal starts": ("learned", ["--model.his_start", "0"]),
+    "falling temperature": ("learned", ["--model.anneal", "0.05"]),
+    "start by HIS": ("learned", ["--model.his_start", "1"]),
+    "shifted": ("learned", ["--model.steering", "projection"]),
     "rounded from 70 % of the prune phase": ("learned", ["--model.straight_through_from", "0.7"]),
     "distilled": ("learned+distil", []),
     "one draw per batch": ("learned", ["--model.draw_per", "batch"]),
     "one draw per batch, refined by swaps": ("learned+swap", ["--model.draw_per", "batch"]),
-    "one draw per batch, fixed temperature": ("learned", ["--model.draw_per", "batch", "--model.anneal", "null"]),
-    "one draw per batch, fixed temperature, refined by swaps": (
-        "learned+swap",
-        ["--model.draw_per", "batch", "--model.anneal", "null"],
-    ),
     "distilled, refined by swaps": ("learned+distil+swap", []),
     "prune phase of 0.3 epochs, retrain of 1.2, refined by swaps": (
         "learned+swap",

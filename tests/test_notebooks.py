@@ -71,12 +71,12 @@ def test_compare_methods(tmp_path, monkeypatch):
 def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
     levers = script("levers")
     further = ["--", "--config", write_config(tmp_path), "--budgets", "2", "--seeds", "0,1"]
-    assert levers.main([str(tmp_path / "out"), "--only", "as configured", "--only", "equal starts", *further]) == 0
+    assert levers.main([str(tmp_path / "out"), "--only", "as configured", "--only", "start by HIS", *further]) == 0
     table = pd.read_csv(tmp_path / "out" / "levers.csv")
-    assert list(table["lever"]) == ["as configured"] * 2 + ["equal starts"] * 2
+    assert list(table["lever"]) == ["as configured"] * 2 + ["start by HIS"] * 2
     rows = pd.read_csv(tmp_path / "out" / "runs" / "equal-starts" / "comparison.csv").query("method == 'learned'")
     expected = rows.groupby("stage")["select_accuracy"].mean()
-    for row in table.query("lever == 'equal starts'").itertuples():
+    for row in table.query("lever == 'start by HIS'").itertuples():
         assert row.mean == pytest.approx(expected[row.stage])
         assert f"{100 * row.mean:.1f}" in (tmp_path / "out" / "verdict.md").read_text()
     assert levers.main([str(tmp_path / "out"), "--only", "luck", *further]) == 2

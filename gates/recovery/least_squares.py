@@ -139,6 +139,11 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.01")
     if moments.positions == 0:
         raise GateError("there is nothing to fit to; expected batches with at least one position that is not padding")
+    if not all(bool(part.isfinite().all()) for part in (moments.xx, moments.xy, moments.x, moments.y)):
+        raise GateError(
+            "what a projection reads or should give is not finite, so it cannot be refitted; look for infinite weights or "
+            "inputs, or compute in a higher precision"
+        )
     before = weight.double()
     xx, xy = moments.centred() if has_bias else (moments.xx, moments.xy)
     scale = xx.diagonal().mean() if len(xx) else xx.new_zeros(())

@@ -156,6 +156,11 @@ def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, 
     if not ridge > 0:
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as {RIDGE}")
     w, g = weight.double(), cost.double()
+    if not all(bool(part.isfinite().all()) for part in (w, g, second)):
+        raise GateError(
+            "what a projection reads, or the gradient behind it, is not finite, so its heads cannot be scored; look for "
+            "infinite weights or inputs, or a learning rate that was too high"
+        )
     scale = second.diagonal().mean().double()
     errors = torch.zeros(heads, dtype=torch.float64, device=w.device)
     if not scale > 0:

@@ -211,3 +211,26 @@ def test_heads_without_importance_start_low_and_equal_ones_together():
     assert gates.log_alpha.argsort(stable=True)[:2].tolist() == [0, 4]
     set_apart_(gates, his, 100.0)
     assert float(gates.log_alpha.detach().abs().max()) == pytest.approx(LOG_ALPHA_LIMIT)
+
+
+def test_while_the_learning_rate_is_0_the_price_is_the_one_before():
+    """As in the first step of a warm-up."""
+    gates, steering = steered()
+    optimizer = torch.optim.AdamW([gates.log_alpha], lr=0.0)
+    gates.log_alpha.grad = torch.ones(8)
+    optimizer.step()
+    steering.step_(0.5, optimizer)
+    assert steering.price == [0.0]
+    assert float(gates.open_probability().detach().sum()) == pytest.approx(sum(steering.goals(0.5)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.RMSprop, torch.optim.Adagrad, lambda parameters: torch.optim.AdamW(parameters, amsgrad=True)]
+)
+def test_optimisers_that_divide_gradients_otherwise_are_refused(make):
+    gates, steering = steered()
+    optimizer = make([gates.log_alpha])
+    gates.log_alpha.grad = torch.ones(8)
+    optimizer.step()
+    with pytest.raises(GateError, match="divides their gradients in its own way"):
+        steering.step_(0.5, optimizer)

@@ -207,8 +207,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
 
 def said_of_gates(learned: Mapping[str, Any]) -> str:
     """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned."""
-    if not learned:
+    if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
-    price = ", ".join(f"{each:.3g}" for each in learned["price"])
-    return text + (f"; price of an open one at the end: {price}" if price else "")
+    return f"{text}; price of an open one at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

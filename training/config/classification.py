@@ -149,8 +149,8 @@ class KnownTruth(ClassificationOptions):
         check_rows(self.rows, least=2)
         if self.program != "all" and self.program not in PROGRAMS:
             raise GateError(f"there is no program {self.program!r}; expected all or one of {', '.join(PROGRAMS)}")
-        if not self.spare or min(self.spare) < 0 or len(set(self.spare)) < len(self.spare):
-            raise GateError(f"spare is {self.spare}; expected numbers of heads from 0, each once, such as [0, 2]")
+        if 0 not in self.spare or min(self.spare) < 0 or len(set(self.spare)) < len(self.spare):
+            raise GateError(f"spare is {self.spare}; expected numbers of heads, each once and 0 among them, such as [0, 2]")
 
     @property
     def rows(self) -> dict[str, int]:

@@ -75,7 +75,7 @@ class Gating:
         initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
         his_start: with a budget, but for multipliers and clamped gates, the prune phase starts with gates that HIS on training
             data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a head's
-            score; 0 starts them equal, so that what is learned owes nothing to HIS.
+            score; 0 starts them equal, so that what is learned owes nothing to HIS. By default 0, and 1 for the top-k families.
         straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
         straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
     """
@@ -92,12 +92,14 @@ class Gating:
     temperature: float = 0.33
     anneal: float | None = None
     initial_log_alpha: float = 2.5
-    his_start: float = 0.0
+    his_start: float | None = None
     straight_through: bool = False
     straight_through_from: float = 1.0
 
     def __post_init__(self) -> None:
         at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "his_start")
+        if self.his_start is None:
+            object.__setattr__(self, "his_start", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         if self.price is None:
             object.__setattr__(self, "price", DEFAULT_PRICE)
         if self.gate in TOP_K_FAMILIES and self.budget is None:

@@ -60,3 +60,10 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
             f"the checkpoint {path!r} is from another model: {len(different)} weights differ, the first is {different[0]!r} "
             f"({found.get(different[0], 'missing')} there, {shapes.get(different[0], 'missing')} here)"
         )
+    mode = weights.get(extra, {}).get("mode")
+    for name, asked in (("refit", pruner.options.refit), ("swaps", bool(pruner.options.swaps))):
+        if mode == "masked" and asked and content.get({"swaps": "search"}.get(name, name)) is None:
+            raise GateError(
+                f"the mask in the checkpoint {path!r} is fixed already, so --model.{name} would come too late; go on from "
+                "dense.ckpt, or leave it out"
+            )

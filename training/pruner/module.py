@@ -201,7 +201,7 @@ class HeadPruner(pl.LightningModule):
             self.teacher = Teacher(self.backbone, self.gates)
         if self._fixed is None:
             self.closing_step.fill_(NOT_CLOSED)
-            self.steering.paid.clear()
+            self.steering.restore_prices_({})
             self.gates.learned.reset_()
             if self.steering.starts_from_his:
                 subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
@@ -220,13 +220,13 @@ class HeadPruner(pl.LightningModule):
         found; and the teacher, where training can go on."""
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
         checkpoint[CLOSING_STEP] = self.closing_step.cpu()
-        checkpoint |= {SEARCH: self.search, REFIT: self.refitted, PAID: list(self.steering.paid)}
+        checkpoint |= {SEARCH: self.search, REFIT: self.refitted, PAID: self.steering.prices_paid()}
         if self.teacher is not None and "optimizer_states" in checkpoint:
             checkpoint[TEACHER] = self.teacher.model.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.search, self.refitted = checkpoint.get(SEARCH), checkpoint.get(REFIT)
-        self.steering.paid = list(checkpoint.get(PAID, []))
+        self.steering.restore_prices_(checkpoint.get(PAID, {}))
         if self._fixed is None and CLOSING_STEP in checkpoint:
             self.closing_step.copy_(checkpoint[CLOSING_STEP])
         self.teacher = None

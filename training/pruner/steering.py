@@ -110,6 +110,7 @@ class Steering:
     @torch.no_grad()
     def start_from_his_(self, his: Tensor) -> None:
         """Set the gates apart by raw HIS ``[gates]``; the first step brings their sum to its course."""
+        assert self.options.his_start is not None  # the options have put a default in its place
         set_apart_(self.gates, his, self.options.his_start)
 
     def penalty(self, ramp: float) -> Tensor:
@@ -152,6 +153,16 @@ class Steering:
             if isinstance(learned, TopKGates):
                 budget = learned.current_budget()
         return list(budget.per_kind.values()) or [budget.total]
+
+    def prices_paid(self) -> dict[str, Any]:
+        """The last price and those since the schedule has come to the budget, for a checkpoint."""
+        return {"last": [] if self.held is None else list(self.held.price), "at_budget": list(self.paid)}
+
+    def restore_prices_(self, found: Mapping[str, Any]) -> None:
+        """What :meth:`prices_paid` gave; nothing has been paid yet where it is empty."""
+        self.paid = list(found.get("at_budget", []))
+        if self.held is not None:
+            self.held.price = list(found.get("last", [])) or [0.0] * len(self.held.price)
 
     def price_by_kind(self, ramp: float) -> dict[Kind, float]:
         """What an expected open gate costs now, in units of the loss: a price that is given, or the one of the last step.

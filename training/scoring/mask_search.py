@@ -57,7 +57,7 @@ def refined_by_swaps(
 ) -> dict[str, Any]:
     """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
-    return {name: part.tolist() if isinstance(part, Tensor) else part for name, part in vars(found).items()}
+    return vars(found) | {"mask": found.mask.tolist(), "gains": [gain._asdict() for gain in found.gains]}
 
 
 def swapped(subject: Subject, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
     """And one that training goes on with on the learned weights; masks.json has both where they differ."""
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "learned+swap", "--budgets", "4,3,2", "--seeds", "0,1")
+    arguments += ["--swap.significance", "0.9"]  # few examples decide
     assert main([*arguments, "--experiments", str(run / "experiments")]) == 0
     experiments = {file.parent.name: json.loads(file.read_text()) for file in (run / "experiments").glob("*/experiment.json")}
     table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned+swap'").set_index("stage")
@@ -268,7 +269,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
         (["--trainer.fast_dev_run", "true"], "--trainer.limit_train_batches"),
         (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
-        (["--model.steering", "multipliers"], "needs --model.steering projection"),
+        (["--model.steering", "multipliers"], "needs --model.steering price"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
     ],

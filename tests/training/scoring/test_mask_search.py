@@ -63,7 +63,7 @@ def test_losses_are_those_of_the_deciding_half_and_fall(trained):
     assert found.losses[-1] <= found.losses[0]
 
 
-def test_the_search_as_plain_data(trained):
+def test_the_search_as_plain_data(trained, tmp_path):
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     found = refined_by_swaps(trained, mask, SwapSearch(passes=8), budget=Budget(3, {}), minimum_per_layer=1)
     expected = refine(trained, mask, SwapSearch(passes=8), budget=Budget(3, {}), minimum_per_layer=1)
@@ -71,12 +71,15 @@ def test_the_search_as_plain_data(trained):
         "mask": expected.mask.tolist(),
         "losses": expected.losses,
         "swaps": expected.swaps,
-        "gains": expected.gains,
+        "gains": [gain._asdict() for gain in expected.gains],
         "tested": expected.tested,
         "passes": expected.passes,
         "gradients": expected.gradients,
     }
     json.dumps(found)
+    assert found["gains"]
+    torch.save(found, tmp_path / "search.pt")  # as a checkpoint does
+    assert torch.load(tmp_path / "search.pt", weights_only=True) == found
 
 
 def test_the_two_halves_share_no_example(trained):
