@@ -74,7 +74,7 @@ def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
     assert levers.main([str(tmp_path / "out"), "--only", "as configured", "--only", "start by HIS", *further]) == 0
     table = pd.read_csv(tmp_path / "out" / "levers.csv")
     assert list(table["lever"]) == ["as configured"] * 2 + ["start by HIS"] * 2
-    rows = pd.read_csv(tmp_path / "out" / "runs" / "equal-starts" / "comparison.csv").query("method == 'learned'")
+    rows = pd.read_csv(tmp_path / "out" / "runs" / "start-by-HIS" / "comparison.csv").query("method == 'learned'")
     expected = rows.groupby("stage")["select_accuracy"].mean()
     for row in table.query("lever == 'start by HIS'").itertuples():
         assert row.mean == pytest.approx(expected[row.stage])
