@@ -18,6 +18,8 @@ from gates.model import get_gated_model as get_gated_model
 from gates.objective import l0_penalty as l0_penalty
 from gates.recovery.refit import refit_ as refit_
 from gates.recovery.rescale import rescaled_gates as rescaled_gates
+from gates.relevance.heads import gradient_times_input as gradient_times_input
+from gates.relevance.heads import head_relevance as head_relevance
 from gates.scores.confidence import AttentionConfidence as AttentionConfidence
 from gates.scores.entropy import AttentionEntropy as AttentionEntropy
 from gates.scores.fisher import FisherInformation as FisherInformation
@@ -25,6 +27,7 @@ from gates.scores.importance import HeadImportance as HeadImportance
 from gates.scores.importance import head_gradients as head_gradients
 from gates.scores.ranking import hies as hies
 from gates.scores.ranking import ranking_scores as ranking_scores
+from gates.search.causal_gating import causal_roles as causal_roles
 from gates.search.swaps import refine_by_swaps as refine_by_swaps
 from gates.sites import AttentionSite as AttentionSite
 from gates.sites import find_attention as find_attention

@@ -51,6 +51,8 @@ class HeadGates(nn.Module):
             kind ({"encoder": 10}); None for all. Other families have none.
         kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
             in mode ``"stochastic"``, and take fixed masks and values like the rest.
+        only: path of a submodule whose heads alone get gates, such as ``language_model``.
+        sites: attention modules that :func:`gates.hooks.probed_sites.probe_attention` found.
         draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
             example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients (an image
             put into a text counts as an example). Either way all positions share it. Where shapes do not tell which rows
@@ -96,6 +98,8 @@ class HeadGates(nn.Module):
         family: GateFamily = "hard-concrete",
         budget: int | float | Mapping[str, int | float] | None = None,
         kinds: Collection[str] | None = None,
+        only: str = "",
+        sites: tuple[AttentionSite, ...] | None = None,
     ) -> None:
         super().__init__()
         if unit not in get_args(Unit):
@@ -106,7 +110,7 @@ class HeadGates(nn.Module):
             )
         self.unit: Unit = unit
         self.draw_per: DrawPer = draw_per
-        self.sites: tuple[AttentionSite, ...] = find_attention(model)
+        self.sites: tuple[AttentionSite, ...] = find_attention(model, only=only) if sites is None else sites
         self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
         self.family: GateFamily = family
         self.register_buffer("mask", torch.ones(self.size))
@@ -358,8 +362,6 @@ class HeadGates(nn.Module):
     def _draw(self, examples: int | None) -> Tensor:
         return self._one_elsewhere(self.learned(self.generator, draws=examples))
 
-    # -- checkpoints -------------------------------------------------------------------------------------------
-
     def get_extra_state(self) -> dict[str, Any]:
         return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}
 
@@ -369,8 +371,6 @@ class HeadGates(nn.Module):
 
     def _site_sizes(self) -> dict[str, int]:
         return {site.name: size for site, size in zip(self.sites, self.sizes, strict=True)}
-
-    # -- the module --------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What ``to``, ``half`` and their like do, but for the dtype: in half precision small steps would be lost."""

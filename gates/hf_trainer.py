@@ -65,7 +65,7 @@ class GatedTrainer(Trainer):
     With a budget, the gates come down to it and are fixed at it, and the weights go on training with the heads that are left.
     With a price, training adds the price of the expected number of open gates to the loss; evaluation reports the task's loss
     alone. Checkpoints hold the base model, as its own class would save it, and the gates beside it; training resumes from
-    them. The log has ``open_heads`` and, with a price, ``gate_price``.
+    them. The log has ``open_heads`` and ``gate_price``, the price that is given or that holds the gates to the budget.
 
     For another trainer: ``class GatedSeq2SeqTrainer(GatedTrainer, Seq2SeqTrainer): pass``.
 
@@ -192,12 +192,23 @@ class GatedTrainer(Trainer):
         return self.current_gradient_accumulation_steps if is_scaled else 1
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Trainer's log; beside a training loss also the open heads and the present price."""
+        """Trainer's log; beside a training loss also the open heads and, while gates are learned, the present price."""
         if "loss" in logs:
             logs["open_heads"] = sum(map(sum, self.model.open_heads().values()))
-            if self.price:
-                logs["gate_price"] = self.gate_price
+            logs |= self._prices() if self.model.gates.mode == "stochastic" else {}
         super().log(logs, *args, **kwargs)
+
+    def _prices(self) -> dict[str, float]:
+        """What an expected open gate costs now: the price that is given, or solved for at the last step, of each kind if the
+        budget is one of kinds."""
+        if self.price:
+            return {"gate_price": self.gate_price}
+        steering = self.model.steering
+        if steering is None or not steering.holds:
+            return {}
+        kinds = steering.target.kinds
+        names = [f"gate_price/{kind}" for kind in kinds] or ["gate_price"]
+        return dict(zip(names, steering.price, strict=True))
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 

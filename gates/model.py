@@ -26,6 +26,7 @@ from gates.export.shared_gates import SharedGates
 from gates.objective import l0_penalty
 from gates.recovery.model_inputs import valid_queries
 from gates.recovery.refit import Refitted, refit_
+from gates.scores.importance import normalise_by_layer
 from gates.steering import set_apart_
 from gates.surgery.open_heads import open_heads_as_text, open_heads_by_layer
 from gates.surgery.remove import remove_heads_
@@ -160,9 +161,17 @@ class GatedModel(SharedGates, nn.Module):
         self.set_mask_(self.mask())
         return self.gates.mask.clone()
 
-    def start_from_(self, his: Tensor, spread: float = 1.0) -> Self:
-        """Set the gates apart by importance before they are trained; see :func:`gates.steering.set_apart_`."""
-        set_apart_(self.gates, his, spread)
+    def start_from_(self, scores: Tensor, spread: float = 1.0, *, by_layer: bool = True) -> Self:
+        """Set the gates apart by scores before they are trained; see :func:`gates.steering.set_apart_`.
+
+        Args:
+            scores: of each gate, ``[gates]``, at least 0, such as raw HIS.
+            spread: units of ``log_alpha`` for each standard deviation of the logarithm.
+            by_layer: whether scores are normalised by layer first, as those of one layer alone can be compared.
+        """
+        if by_layer and scores.shape == self.gates.mask.shape:
+            scores = normalise_by_layer(scores, self.gates.layer_index().to(scores.device))
+        set_apart_(self.gates, scores, spread)
         return self
 
     def set_budget_(self, budget: int | float | dict[str, int | float]) -> Self:

@@ -9,9 +9,11 @@ The kind of a site follows without running the model: see :mod:`gates.hooks.kind
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -19,39 +21,15 @@ from transformers.pytorch_utils import Conv1D
 from gates.errors import GateError
 from gates.hooks.kinds import is_causal, is_cross
 from gates.surgery.adapters import without_adapter
-from gates.surgery.layouts import LAYOUTS, SPARSE, Layout
+from gates.surgery.known_classes import BESIDE_ATTENTION, GATE_ONLY_CLASSES, REFUSED_CLASSES
+from gates.surgery.layouts import LAYOUTS, Layout
 from gates.surgery.pruned import Headless, Selected, is_of
 
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
 
-HEAD_DIM_NAMES = ("v_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
-DIFFERENCE = "each of its heads is the difference of two"
-RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
-WIDTH = "it takes the width of its input for that of its heads together"
-GATE_ONLY_CLASSES = {
-    "LongformerSelfAttention": SPARSE,
-    "BigBirdBlockSparseAttention": SPARSE,
-    "BigBirdSelfAttention": SPARSE,  # what a short text makes of it
-    "PegasusXGlobalLocalAttention": SPARSE,
-    "DiffLlamaAttention": DIFFERENCE,
-    "BeitAttention": RELATIVE,
-    "Data2VecVisionSelfAttention": RELATIVE,
-    "Data2VecVisionSdpaSelfAttention": RELATIVE,
-    "LayoutLMv3SelfAttention": RELATIVE,
-    "LayoutLMv2SelfAttention": RELATIVE,
-    "TrOCRAttention": WIDTH,
-    "modeling_fsmt.Attention": WIDTH,
-    "GPTNeoXJapaneseAttention": "it adds a bias of its own behind its output projection",
-    "DogeAttention": "the scores of its dynamic mask have weights for each head that are not known how to cut",
-}
-"""Attention with the projections of a row above whose heads cannot be removed, with the reason; by the name of the class, or of
-its file and the class where the name alone says little."""
-REFUSED_CLASSES = {
-    "ProphetNetNgramSelfAttention": "it predicts several future tokens by streams that share one attention module",
-    "WavLMAttention": "it goes round its output projection, where a gate would be",
-}
-"""Attention that cannot be gated either, with the reason."""
+HEAD_DIM_NAMES = ("v_head_dim", "values_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
+HEAD_COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "attention_heads", "heads")
 Projection = nn.Linear | Conv1D
 
 
@@ -108,14 +86,17 @@ class AttentionSite:
         """Why its heads can be gated but not removed; empty if they can be removed."""
         if type(self.core).__name__ == "GPTBigCodeAttention" and self.kv_heads > 1:
             return "without multi-query attention its fused projection has another order"
-        kind = type(self.core)
-        names = (kind.__name__, f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
-        return self.layout.gate_only or next((GATE_ONLY_CLASSES[name] for name in names if name in GATE_ONLY_CLASSES), "")
+        return self.layout.gate_only or _gate_only(self.core)
 
     def projection(self, path: str) -> Projection:
         module = self.module.get_submodule(path)
-        assert isinstance(without_adapter(module), (nn.Linear, Conv1D))
+        assert is_linear(without_adapter(module))
         return module  # type: ignore[return-value]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies its input by a matrix: a linear layer, also one that can quantise itself (I-BERT)."""
+    return isinstance(module, (nn.Linear, Conv1D)) or type(module).__name__ == "QuantLinear"
 
 
 def weight_by_output(projection: Projection) -> Tensor:
@@ -123,41 +104,72 @@ def weight_by_output(projection: Projection) -> Tensor:
     return projection.weight.T if isinstance(projection, Conv1D) else projection.weight
 
 
-def find_attention(model: nn.Module) -> tuple[AttentionSite, ...]:
+def find_attention(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, ...]:
     """All attention sites of ``model``, in module order, each shared module once.
+
+    Args:
+        model: any Transformer.
+        only: path of a submodule whose attention alone is meant, such as ``language_model``; empty for the whole model.
 
     Raises:
         GateError: if the model has no attention this library knows, or some it does not know, so that gates
-            would cover it only in part.
+            would cover it only in part without that having been asked for.
 
     >>> from transformers import BertConfig, BertModel
     >>> sites = find_attention(BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)))
     >>> [(site.name, site.kind, site.heads) for site in sites]
     [('encoder.layer.0.attention', 'encoder', 4), ('encoder.layer.1.attention', 'encoder', 4)]
     """
-    sites = tuple(
-        _site(model, name if layout is matched else f"{name}.{layout.output.split('.')[0]}", module, layout)
-        for name, module in model.named_modules()
-        if (matched := _match(module)) is not None
-        for layout in matched.streams
-    )
-    covered = {id(part) for site in sites for part in (*site.module.modules(), *_ancestors(model, site.name))}
-    uncovered = sorted(
-        {type(module).__name__ for module in model.modules() if _is_attention(module) and id(module) not in covered}
-    )
-    if reason := next((_refused(module) for module in model.modules() if _refused(module)), ""):
-        raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another model")
+    sites = matched_sites(model, only=only)
+    uncovered = sorted({type(module).__name__ for module in unknown_attention(model, sites, only=only).values()})
+    part = f" at {only!r}" if only else ""
     if uncovered:
         raise GateError(
-            f"{type(model).__name__} has attention modules of unknown structure ({', '.join(uncovered)}), so its heads cannot "
-            "all be gated; use a model whose attention is in gates.surgery.layouts.LAYOUTS or add its projection names there"
+            f"{type(model).__name__}{part} has attention modules of unknown structure ({', '.join(uncovered)}), so its heads "
+            "cannot all be gated; add its projection names to gates.surgery.layouts.LAYOUTS, find it by probe_attention of "
+            "gates.hooks.probed_sites, or name the part that is to be gated, such as only='language_model'"
         )
     if not sites:
         raise GateError(
-            f"{type(model).__name__} has no attention module that gates.surgery.layouts.LAYOUTS describes; "
+            f"{type(model).__name__}{part} has no attention module that gates.surgery.layouts.LAYOUTS describes; "
             "use a Transformer with multi-head attention or add its projection names there"
         )
     return sites
+
+
+def matched_sites(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, ...]:
+    """The attention sites that the table describes; see :func:`find_attention`.
+
+    Raises:
+        GateError: for a part that the model lacks, attention that can never be gated, and a head size that is not known.
+    """
+    modules = _modules(model, only)
+    if reason := next((_refused(module) for module in modules.values() if _refused(module)), ""):
+        raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another model")
+    return tuple(
+        _site(model, name if layout is matched else f"{name}.{layout.output.split('.')[0]}", module, layout)
+        for name, module in modules.items()
+        if (matched := _match(module)) is not None
+        for layout in matched.streams
+    )
+
+
+def unknown_attention(model: nn.Module, sites: Iterable[AttentionSite], *, only: str = "") -> dict[str, nn.Module]:
+    """Modules that look like attention and belong to no site, by name."""
+    covered = {id(part) for site in sites for part in (*site.module.modules(), *_ancestors(model, site.name))}
+    modules = _modules(model, only)
+    return {name: module for name, module in modules.items() if is_attention(module) and id(module) not in covered}
+
+
+def _modules(model: nn.Module, only: str) -> dict[str, nn.Module]:
+    """The modules of a model, or of a part of it, by their names in the model."""
+    modules = dict(model.named_modules())
+    if not only:
+        return modules
+    if only not in modules:
+        known = ", ".join(name for name in modules if name and "." not in name)
+        raise GateError(f"only={only!r} is no part of {type(model).__name__}; its parts are {known}")
+    return {name: module for name, module in modules.items() if name == only or name.startswith(f"{only}.")}
 
 
 def check_width(site: AttentionSite, heads: Tensor) -> None:
@@ -184,6 +196,8 @@ def _refused(module: nn.Module) -> str:
 def _match(module: nn.Module) -> Layout | None:
     for layout in LAYOUTS:
         paths = [path for stream in layout.streams for path in stream.paths]
+        if layout.classes and type(module).__name__ not in layout.classes:
+            continue
         if all(_projection(module, path) is not None for path in paths):
             return layout
     return None
@@ -193,7 +207,7 @@ def _projection(module: nn.Module, path: str) -> Projection | None:
     """The projection at ``path`` without adapters; None if there is none."""
     found = find_module(module, path)
     found = None if found is None else without_adapter(found)
-    return found if isinstance(found, (nn.Linear, Conv1D)) else None
+    return found if found is not None and is_linear(found) else None  # type: ignore[return-value]
 
 
 def find_module(module: nn.Module, path: str) -> nn.Module | None:
@@ -211,7 +225,10 @@ def _ancestors(model: nn.Module, name: str) -> list[nn.Module]:
     return [model.get_submodule(".".join(parts[:length])) for length in range(len(parts))]
 
 
-def _is_attention(module: nn.Module) -> bool:
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module is attention, or has some in it, by the name of its class."""
+    if type(module).__name__.endswith(BESIDE_ATTENTION):
+        return False
     if not any(True for _ in module.parameters()) or any(is_of(type(part), Headless) for part in module.modules()):
         return False
     return isinstance(module, nn.MultiheadAttention) or "Attention" in type(module).__name__
@@ -219,13 +236,16 @@ def _is_attention(module: nn.Module) -> bool:
 
 def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> AttentionSite:
     core = module.get_submodule(layout.core)
-    head_dim = next((getattr(core, attribute) for attribute in HEAD_DIM_NAMES if hasattr(core, attribute)), None)
-    if not isinstance(head_dim, int):
-        raise GateError(f"{type(core).__name__} at {name!r} does not state its head size ({' or '.join(HEAD_DIM_NAMES)})")
+    width = weight_by_output(_linear(module, layout.output)).shape[1]
+    head_dim = _head_dim(core, width)
+    if head_dim is None:
+        names = " or ".join((*HEAD_DIM_NAMES, *HEAD_COUNT_NAMES))
+        raise GateError(f"{type(core).__name__} at {name!r} states neither its head size nor its number of heads ({names})")
     head_dim //= getattr(core, layout.narrowed_by) if layout.narrowed_by else 1
-    heads, odd = divmod(weight_by_output(_linear(module, layout.output)).shape[1], head_dim)
+    heads, odd = divmod(width, head_dim)
+    gate_only = layout.gate_only or _gate_only(core)
     kv_heads = heads if layout.gate_only else _kv_heads(module, layout, heads, head_dim)
-    if odd or kv_heads < 1 or heads % kv_heads or not (layout.gate_only or _feeds(module, layout, heads, kv_heads, head_dim)):
+    if odd or kv_heads < 1 or heads % kv_heads or not (gate_only or _feeds(module, layout, heads, kv_heads, head_dim)):
         sizes = {path: tuple(weight_by_output(_linear(module, path)).shape) for path in layout.paths}
         raise GateError(
             f"{type(core).__name__} at {name!r} has projections of [out, in] features {sizes}, which are not those of heads of "
@@ -233,14 +253,37 @@ def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> Att
         )
     return AttentionSite(
         name=name,
-        kind=_kind(model, name, core),
-        layer=int(numbers[0]) if (numbers := re.findall(r"(?<=\.)\d+(?=\.|$)", "." + name)) else 0,
+        kind=kind_of(model, name, core),
+        layer=layer_of(name),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         layout=layout,
         module=module,
     )
+
+
+def _gate_only(core: nn.Module) -> str:
+    kind = type(core)
+    names = (kind.__name__, f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
+    return next((GATE_ONLY_CLASSES[name] for name in names if name in GATE_ONLY_CLASSES), "")
+
+
+def _head_dim(core: nn.Module, width: int) -> int | None:
+    """Features of one head, as the module states them or from the number of its heads; None if it states neither.
+
+    Args:
+        core: module that computes attention.
+        width: features of all heads.
+    """
+    for name in HEAD_DIM_NAMES:
+        if isinstance(found := getattr(core, name, None), int):
+            return found
+    for place in (core, getattr(core, "config", None)):
+        for name in HEAD_COUNT_NAMES:
+            if isinstance(heads := getattr(place, name, None), int) and 0 < heads <= width:
+                return width // heads if width % heads == 0 else None
+    return None
 
 
 def _linear(module: nn.Module, path: str) -> Projection:
@@ -251,25 +294,41 @@ def _linear(module: nn.Module, path: str) -> Projection:
 
 def _kv_heads(module: nn.Module, layout: Layout, heads: int, head_dim: int) -> int:
     """Key/value heads, from the value's projection (a norm over all heads may leave more of query and key in place)."""
+    if layout.packed:
+        return heads
     features = weight_by_output(_linear(module, layout.value)).shape[0] // head_dim
     parts = (layout.query, layout.key, layout.value).count(layout.value)
     return {1: features, 2: features // 2, 3: (features - heads) // 2}[parts]
 
 
 def _feeds(module: nn.Module, layout: Layout, heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Whether the input projections have the features that these heads need."""
+    """Whether the input projections have the features that these heads need; those of queries and keys alone may be wider than
+    the heads' outputs, as where a gate is computed beside the query (Qwen3-Next)."""
+    if layout.packed:
+        return tuple(getattr(module, f"{layout.packed}_weight", torch.empty(0)).shape[:1]) == (3 * heads * head_dim,)
     expected: dict[str, int] = {}
-    for path, count in ((layout.query, heads), (layout.key, kv_heads), (layout.value, kv_heads)):
+    parts = ((layout.query, heads), (layout.key, kv_heads), (layout.value, kv_heads))
+    for path, count in parts:
         expected[path] = expected.get(path, 0) + count * head_dim
     selected = {name for name, part in module.named_modules() if is_of(type(part), Selected)}
-    return all(
-        features == weight_by_output(_linear(module, path)).shape[0] or (selected and path in (layout.query, layout.key))
-        for path, features in expected.items()
-    )
+    alone = {path: count for path, count in parts[:2] if [other for other, _ in parts].count(path) == 1}
+    for path, features in expected.items():
+        found = weight_by_output(_linear(module, path)).shape[0]
+        fits = found == features or (path in alone and found % alone[path] == 0)
+        if not fits and not (selected and path in (layout.query, layout.key)):
+            return False
+    return True
 
 
-def _kind(model: nn.Module, name: str, core: nn.Module) -> Kind:
-    if is_cross(name):
+def layer_of(name: str) -> int:
+    """The index of the layer in its stack: the first number in the name of a module, or 0."""
+    return int(numbers[0]) if (numbers := re.findall(r"(?<=\.)\d+(?=\.|$)", "." + name)) else 0
+
+
+def kind_of(model: nn.Module, name: str, core: nn.Module) -> Kind:
+    """The kind of an attention module, by its name, what it says of itself and what the model around it does."""
+    around = _ancestors(model, name)
+    if is_cross(name) or any(type(part).__name__.endswith("PoolingHead") for part in (*around, core)):
         return "cross"
-    owner = next((part for part in reversed(_ancestors(model, name)) if isinstance(part, PreTrainedModel)), None)
+    owner = next((part for part in reversed(around) if isinstance(part, PreTrainedModel)), None)
     return "decoder" if is_causal(name, core, owner) else "encoder"

@@ -23,7 +23,6 @@ from gates.errors import GateError
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete
 from gates.head_gates import HeadGates
 from gates.objective import TargetBudget, project_to_budget, solve_price, step_by_price
-from gates.scores.importance import normalise_by_layer
 from gates.sites import KINDS
 
 
@@ -188,20 +187,22 @@ def ramped(done: float, length: float) -> float:
 
 
 @torch.no_grad()
-def set_apart_(gates: HeadGates, his: Tensor, spread: float) -> None:
-    """Let the gates start apart from each other, by the logarithm of a head's importance.
+def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
+    """Let the gates start apart from each other, by the logarithm of a head's score.
 
     Args:
         gates: gates of a model, as their family starts them.
-        his: raw importance of each gate, ``[gates]``, at least 0; see :class:`gates.scores.importance.HeadImportance`.
+        scores: of each gate, ``[gates]``, at least 0 and comparable across layers: HIS normalised by layer
+            (:func:`gates.scores.importance.normalise_by_layer`), or what removal costs an optimal brain surgeon
+            (:func:`gates.scores.brain_surgeon.brain_surgeon_scores`).
         spread: units of ``log_alpha`` for each standard deviation of the logarithm.
 
     Raises:
         GateError: for another number of scores than gates.
     """
-    if his.shape != gates.mask.shape:
-        raise GateError(f"the scores have shape {list(his.shape)}; expected one for each of {gates.size} {gates.unit}s")
-    logarithm = normalise_by_layer(his, gates.layer_index().to(his.device)).clamp(min=1e-6).log()
+    if scores.shape != gates.mask.shape:
+        raise GateError(f"the scores have shape {list(scores.shape)}; expected one for each of {gates.size} {gates.unit}s")
+    logarithm = scores.clamp(min=1e-6 * float(scores.max())).log() if scores.any() else scores.clone()
     standard = (logarithm - logarithm.mean()) / logarithm.std().clamp(min=1e-6)
     gates.log_alpha.add_(spread * standard.to(gates.log_alpha))
     gates.learned.clamp_()

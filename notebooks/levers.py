@@ -28,7 +28,8 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),
     "refined by swaps": ("learned+swap", []),
     "falling temperature": ("learned", ["--model.anneal", "0.05"]),
-    "start by HIS": ("learned", ["--model.his_start", "1"]),
+    "start by HIS": ("learned", ["--model.start_apart", "1"]),
+    "start by optimal brain surgeon": ("learned", ["--model.start_apart", "1", "--model.start_by", "obs"]),
     "shifted": ("learned", ["--model.steering", "projection"]),
     "rounded from 70 % of the prune phase": ("learned", ["--model.straight_through_from", "0.7"]),
     "distilled": ("learned+distil", []),
@@ -42,7 +43,7 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "at least one head per layer": ("learned", ["--model.minimum_per_layer", "1"]),
     "target reached at the end": ("learned", ["--model.ramp", "1"]),
     "best of several draws": ("learned+draws", []),
-    "resting weights": ("learned-pipelined", []),
+    "together with the weights": ("learned-joint", []),
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
 }
 """By name the method that is compared, and how its options differ from the configuration's."""

@@ -155,7 +155,11 @@ GENERATING = [name for name, family in FAMILIES.items() if family.generates]
 def build(name: str, *, seed: int = 0) -> t.PreTrainedModel:
     """A model with weights large enough that every head matters and biases that are not zero, in evaluation mode."""
     torch.manual_seed(seed)
-    model = FAMILIES[name].build()
+    return with_large_weights(FAMILIES[name].build())
+
+
+def with_large_weights(model: t.PreTrainedModel) -> t.PreTrainedModel:
+    """The same of any model."""
     for module in model.modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() >= 2 and not isinstance(module, nn.Embedding):

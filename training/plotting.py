@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import ScaledTranslation
 from PIL import Image
 from torch import Tensor
@@ -32,6 +33,8 @@ OF_METHODS = {"learned": COLOURS[0], "his": COLOURS[1], "random": COLOURS[-1]}
 """Colours of the methods that most pictures hold; no other method has them while others are left."""
 MARKERS = "osD^vP*X<>"
 DASHES: tuple[Any, ...] = ("-", "--", (0, (1, 1.2)), "-.", (0, (5, 1, 1, 1, 1, 1)))
+SPREAD_WIDELY = 10
+"""How many times the least value the largest is where an axis becomes logarithmic."""
 MAP = "cividis"
 """Of heat maps: perceptually uniform, and the same for colour-blind readers."""
 STYLE: dict[Any, Any] = {
@@ -112,13 +115,29 @@ def label_ends(axes: Axes, ends: Mapping[str, tuple[float, str]], *, size: float
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # the height of the axes is known then
-    low, high = axes.get_ylim()
+    is_log = axes.get_yscale() == "log"
+    low, high = np.log10(axes.get_ylim()) if is_log else axes.get_ylim()
+    ends = {name: (float(np.log10(end)), colour) for name, (end, colour) in ends.items()} if is_log else ends
     apart = 1.25 * size / 72 / (axes.get_position().height * figure.get_figheight()) * (high - low)
     names = sorted(ends, key=lambda name: ends[name][0])
     heights = spread(np.array([min(high, max(low, ends[name][0])) for name in names]), apart, high)
     right = axes.get_yaxis_transform() + ScaledTranslation(5 / 72, 0, figure.dpi_scale_trans)
     for name, height in zip(names, heights, strict=True):
-        axes.text(1, height, name, transform=right, color=ends[name][1], size=size, va="center", ha="left")
+        axes.text(
+            1, 10**height if is_log else height, name, transform=right, color=ends[name][1], size=size, va="center", ha="left"
+        )
+
+
+def spread_widely_(axes: Axes, values: Iterable[float], *, axis: Literal["x", "y"] = "y") -> None:
+    """A logarithmic axis if the largest of values, all above 0, is many times the least, as perplexities of models without
+    training are. Its limits frame the values."""
+    finite = [float(value) for value in values if np.isfinite(value)]
+    if not finite or max(finite) < SPREAD_WIDELY * min(finite):
+        return
+    axes.set(**{f"{axis}scale": "log", f"{axis}lim": (min(finite) / 1.3, max(finite) * 1.3)})
+    along = axes.yaxis if axis == "y" else axes.xaxis
+    along.set_major_formatter("{x:g}")
+    along.set_minor_formatter(NullFormatter())
 
 
 def spread(values: np.ndarray, apart: float, top: float) -> np.ndarray:
@@ -162,13 +181,14 @@ def gate_heat_map(sites: tuple[AttentionSite, ...], values: Tensor, *, title: st
 
 
 @styled
-def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: str) -> Figure:
+def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: str, lower_is_better: bool = False) -> Figure:
     """Quality against heads kept: a line per ranking post hoc, and points at the run's budget for retrained models.
 
     Args:
         curve: columns method, heads, select_METRIC (mask only, selection split).
         comparison: columns method, stage, heads, select_METRIC.
         metric: such as ``accuracy``.
+        lower_is_better: whether it is one whose lowest value is the best, such as a perplexity.
     """
     column = f"select_{metric}"
     names = list(dict.fromkeys(map(str, curve["method"])))
@@ -187,6 +207,8 @@ def quality_by_budget(curve: pd.DataFrame, comparison: pd.DataFrame, *, metric: 
     axes.set(
         xlabel="heads kept", ylabel=f"{metric} (selection split)", title="Lines: mask only; large open markers: trained on"
     )
+    if lower_is_better:
+        spread_widely_(axes, [*curve[column], *comparison[column].dropna()])
     axes.grid(visible=True)
     fewest = curve[curve["heads"] == curve["heads"].min()].sort_values(column, ascending=False, kind="stable")
     legend_beside(figure, axes, ["dense control", *fewest["method"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +21,10 @@ from training.config import PrunerOptions, Setup
 from training.data.base import TaskData
 from training.data.classification import ClassificationData
 from training.pruner.averaging import AverageWeights
+from training.pruner.checkpoints import WholeCheckpoints
 from training.pruner.module import HeadPruner
 from training.pruner.stage_progress import StageProgress
-from training.runs import progress
+from training.runs import processes, progress
 from training.tasks import read_config, stated_labels
 
 UNHELPFUL_WARNINGS = (
@@ -53,10 +54,39 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
         data.check_backbone(read_config(backbone, trust_remote_code=trusted), backbone)
     with progress.stage("reading and tokenizing the data"):
         data.build(backbone, stated_labels(backbone, trust_remote_code=trusted))
+    check_limits(setup, data)
     with progress.paused():
         for notice in data.notices:
             rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
     return data
+
+
+def check_limits(setup: Setup, data: TaskData) -> None:
+    """Raises :class:`GateError` for a share of a split's batches that is less than one batch, and for more batches between
+    validations than the run has."""
+    batches: dict[str, Callable[[], Sized]] = {
+        "train": lambda: data.batches_of_run(
+            epochs=setup.model.epochs, first=0, rank=processes.rank(), world=processes.world_size()
+        ),
+        "val": data.val_dataloader,
+        "test": data.test_dataloader,
+    }
+    for name, made in batches.items():
+        share = getattr(setup.trainer, f"limit_{name}_batches")
+        if isinstance(share, float) and share < 1 and int(share * (count := len(made()))) == 0:
+            raise GateError(
+                f"--trainer.limit_{name}_batches is {share:g}, which is less than one of {count} batches; give a number of "
+                "batches, such as 1, or a larger share"
+            )
+    interval, limit = setup.trainer.val_check_interval, setup.trainer.limit_train_batches
+    if isinstance(interval, int):
+        count = len(batches["train"]())
+        count = min(count, limit) if isinstance(limit, int) else int(count * (1.0 if limit is None else limit))
+        if interval > count:
+            raise GateError(
+                f"--trainer.val_check_interval is {interval}, more than the {count} batches of the run; give at most that, or "
+                "a share of the run, such as 0.5"
+            )
 
 
 def open_classification(setup: Setup) -> ClassificationData:
@@ -90,10 +120,14 @@ def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = No
     return pruner
 
 
-def make_trainer(setup: Setup, *callbacks: pl.Callback, logger: Any = False, **overrides: Any) -> pl.Trainer:
-    """A trainer with the run's settings; it logs and writes checkpoints only if it is given what for."""
+def make_trainer(
+    setup: Setup, *callbacks: pl.Callback, logger: Any = False, identity: str | None = None, **overrides: Any
+) -> pl.Trainer:
+    """A trainer with the run's settings; it logs and writes checkpoints only if it is given what for. The identity is that of
+    what its checkpoints are of."""
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
+    plugins = [setup.trainer.plugins] if isinstance(setup.trainer.plugins, str) else setup.trainer.plugins or []
     with warnings.catch_warnings(), mended_settings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
@@ -102,6 +136,7 @@ def make_trainer(setup: Setup, *callbacks: pl.Callback, logger: Any = False, **o
                 **overrides,
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
+                "plugins": [*plugins, WholeCheckpoints(identity)],
                 "logger": logger,
                 "callbacks": [*averaging, *callbacks, StageProgress()],
                 "enable_checkpointing": False,  # LastGoodCheckpoint does it

@@ -253,6 +253,7 @@ def _cost_table(cost: Cost) -> list[str]:
     rows = [
         ("parameters", f"{cost.dense_parameters:,}", f"{cost.pruned_parameters:,}", cost.parameter_ratio),
         ("FLOPs of one example", f"{cost.dense_flops:,}", f"{cost.pruned_flops:,}", cost.flop_ratio),
+        *_cache_row(cost),
         *(
             (f"ms at batch size {row.batch_size}", f"{row.dense_ms:.3g}", f"{row.pruned_ms:.3g}", row.ratio)
             for row in cost.latency
@@ -267,3 +268,11 @@ def _cost_table(cost: Cost) -> list[str]:
         "",
         f"One example: {shapes}.{measured}",
     ]
+
+
+def _cache_row(cost: Cost) -> list[tuple[str, str, str, float]]:
+    """What generation keeps of every token; nothing for models that do not generate."""
+    if not cost.dense_cache:
+        return []
+    ratio = cost.dense_cache / cost.pruned_cache if cost.pruned_cache else math.inf
+    return [("bytes of KV cache per token", f"{cost.dense_cache:,}", f"{cost.pruned_cache:,}", ratio)]

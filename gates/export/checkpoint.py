@@ -11,9 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +30,7 @@ from gates.export.reloaded import check_same_outputs, check_same_weights, of_dty
 from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
 from gates.export.stock import stock_model
 from gates.export.vocabulary import check_vocabulary
+from gates.files import written_whole
 from gates.sites import AttentionSite, find_attention
 from gates.surgery import pruned
 from gates.surgery.masks import save_mask
@@ -123,7 +122,8 @@ def save_pruned(
         write_checksums(partial)
         reloaded = load_pruned(partial, model_class=type(model))
         torch.nn.Module.to(reloaded, model.device)
-        reloaded.set_attn_implementation(model.config._attn_implementation)
+        if reloaded.config._attn_implementation != model.config._attn_implementation:
+            reloaded.set_attn_implementation(model.config._attn_implementation)
         check_same_weights(cut, reloaded)
         check_same_outputs(model, reloaded, check_batch, mask if values is None else mask * values)
         if measure is not None:
@@ -254,18 +254,3 @@ def refuse_taken(directory: str | os.PathLike[str]) -> None:
     for place in directory.parents:
         if place.exists() and not place.is_dir():
             raise GateError(f"{str(directory)!r} lies in a file ({str(place)!r}); give a directory")
-
-
-@contextmanager
-def written_whole(directory: Path) -> Iterator[Path]:
-    """A temporary directory beside ``directory`` that takes its name on success and vanishes on failure."""
-    partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

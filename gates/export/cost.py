@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gates.errors import GateError
 from gates.export.example_inputs import resized
+from gates.export.kv_cache import cache_bytes_of
 from gates.hooks.evaluating import evaluating
 
 
@@ -47,6 +48,8 @@ class Cost:
             counts as two.
         shapes: shapes of the inputs of that example.
         latency: latency by batch size; empty if it was not measured.
+        dense_cache, pruned_cache: bytes of keys and values that are kept for each token in generation; 0 for models that do not
+            generate. See :func:`gates.export.kv_cache.cache_bytes`.
         hardware: processor or accelerator that latency was measured on.
         versions: versions of the packages that it was measured with.
     """
@@ -57,6 +60,8 @@ class Cost:
     pruned_flops: int
     shapes: Mapping[str, tuple[int, ...]]
     latency: tuple[Latency, ...] = ()
+    dense_cache: int = 0
+    pruned_cache: int = 0
     hardware: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,6 +106,8 @@ def measure_cost(
         pruned_flops=count_flops(pruned, one),
         shapes={name: tuple(tensor.shape) for name, tensor in one.items()},
         latency=measure_latency(dense, pruned, inputs, batch_sizes=batch_sizes),
+        dense_cache=cache_bytes_of(dense),
+        pruned_cache=cache_bytes_of(pruned),
         hardware=hardware(_device(dense)),
         versions={name: metadata.version(name) for name in ("torch", "transformers")},
     )

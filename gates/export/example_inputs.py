@@ -14,6 +14,7 @@ from gates.errors import GateError, first_line
 from gates.export.input_guesses import guesses
 from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
+from gates.hooks.functional import call_output
 from gates.sites import find_attention
 
 
@@ -94,7 +95,8 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     except GateError:  # no heads are left, or none is known
         sites = []
     missing = {site.name for site in sites}
-    hooks = [
+    hooks = [handle for site in sites for handle in call_output(site.module)]
+    hooks += [
         site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name)) for site in sites
     ]
     try:

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from gates.errors import GateError
+from gates.sites import find_attention, weight_by_output
+
 Inputs = dict[str, Tensor]
 
 SHIFTING = ("ForSequenceClassification", "ForQuestionAnswering")
@@ -24,6 +27,8 @@ PLACEHOLDERS = {
     "input_features": (("audio_token_id", "audio_token_index"), "get_audio_features"),
 }
 """By input: the token that stands in a text for one of its features, and the method that computes them."""
+REGIONS = 4
+"""Regions of a picture, where a model reads those that a detector has found."""
 CHOICES = 3
 """Texts to choose from, where a model chooses."""
 SIDE, SAMPLES, FRAMES = 224, 8000, 200
@@ -64,13 +69,21 @@ def guesses(model: PreTrainedModel, *, batch: int, length: int, padded: bool, se
     """
     request = Request(model, batch, length, padded, torch.Generator().manual_seed(seed))
     main = model.main_input_name
-    pictures = [found for found in _pictures(request) if request.takes(*found)]
+    main = main[0] if isinstance(main, (list, tuple)) else main  # OneFormer names two
+    beside = _beside(request)
+    pictures = [{**found, **beside} for found in _pictures(request) if request.takes(*found)]
     sounds = [found for found in _sounds(request) if request.takes(*found)]
     media = [*({**picture, **sound} for picture in pictures[:1] for sound in sounds[:1]), *pictures, *sounds]
     if request.takes("input_ids"):
         yield from (found for part in media if (found := _with_text(request, part)) is not None)
         if main == "input_ids":
-            yield _with_choices(request, _with_text(request, {}) or {})
+            text = _with_text(request, {}) or {}
+            if queries := _queries(request):
+                yield {**text, **queries}
+            yield _with_choices(request, text)
+    if not request.takes("input_ids") and (queries := _queries(request)):
+        yield queries
+    yield from (found for found in _series(request) if request.takes(*found))
     if main != "input_ids" or not request.takes("input_ids"):
         known = any(main in part for part in media)
         yield from (_with_target(request, part, request.length) for part in media if main in part or not known)
@@ -110,7 +123,15 @@ def _with_text(request: Request, media: Inputs) -> Inputs | None:
             return None
         ids = torch.cat([torch.full((request.batch, count), token), ids], dim=1)
         mask = torch.cat([request.ones(count), mask], dim=1)
-    inputs = {"input_ids": ids}
+    queries = _number(request.stated("latent_query_num", of=VISION))
+    seen = {}
+    if queries and "pixel_values" in media and request.takes("image_embeds_position_mask"):  # Kosmos-2
+        ids = torch.cat([_ids(request, TEXT, queries), ids], dim=1)
+        mask = torch.cat([request.ones(queries), mask], dim=1)
+        seen["image_embeds_position_mask"] = (torch.arange(ids.shape[1]) < queries).expand(request.batch, -1)
+    if "pixel_values" in media and media["pixel_values"].dim() == 5 and request.takes("image_attention_mask"):  # IDEFICS
+        seen["image_attention_mask"] = request.ones(ids.shape[1], media["pixel_values"].shape[1])
+    inputs = {"input_ids": ids, **seen}
     if request.takes("attention_mask"):
         inputs["attention_mask"] = mask
     if request.takes("bbox"):
@@ -121,6 +142,47 @@ def _with_text(request: Request, media: Inputs) -> Inputs | None:
         token = request.stated(*PLACEHOLDERS["pixel_values"][0], of=TEXT)
         inputs["mm_token_type_ids"] = (ids == token).long()
     return _with_target(request, {**inputs, **media}, ids.shape[1])
+
+
+def _beside(request: Request) -> Inputs:
+    """Further texts that some models read beside a picture: a question for a Q-Former, the name of a task."""
+    found: Inputs = {}
+    if request.takes("qformer_input_ids"):
+        found["qformer_input_ids"] = _ids(request, ("qformer",), request.length)
+    if request.takes("task_inputs"):
+        found["task_inputs"] = _ids(request, TEXT, request.stated("task_seq_len", of=TEXT) or request.length)
+    return found
+
+
+def _queries(request: Request) -> Inputs:
+    """What a Q-Former reads: its queries, which alone look across, and what they look at; nothing for other models."""
+    if not request.takes("query_embeds", "encoder_hidden_states"):
+        return {}
+    with suppress(GateError):
+        for site in find_attention(request.model):
+            if site.kind == "cross":
+                width = weight_by_output(site.projection(site.layout.key)).shape[1]
+                queries = request.noise(request.length, request.stated("hidden_size", of=()))
+                return {"query_embeds": queries, "encoder_hidden_states": request.noise(request.length, width)}
+    return {}
+
+
+def _series(request: Request) -> Iterator[Inputs]:
+    """Time series ``[batch, steps]`` with what is known of each step, and several at once ``[batch, steps, channels]``."""
+    if not request.takes("past_values"):
+        return
+    future = _number(request.stated("prediction_length", of=TEXT)) or 1
+    context = _number(request.stated("context_length", of=TEXT)) or future
+    past = context + max(request.stated("lags_sequence", of=TEXT) or [0])
+    features = request.stated("num_time_features", of=TEXT) or 0
+    yield {
+        "past_values": request.noise(past),
+        "past_time_features": request.noise(past, features),
+        "past_observed_mask": request.ones(past),
+        "future_values": request.noise(future),
+        "future_time_features": request.noise(future, features),
+    }
+    yield {"past_values": request.noise(context, _number(request.stated("num_input_channels", of=TEXT)) or 1)}
 
 
 def _with_choices(request: Request, inputs: Inputs) -> Inputs:
@@ -207,16 +269,40 @@ def _pictures(request: Request) -> Iterator[Inputs]:
     frames = _number(request.stated("num_frames", "frames_per_clip", of=VISION))
     if frames:
         yield {"pixel_values": request.noise(frames, channels, height, width)}
-    several: tuple[tuple[int, ...], ...] = ((), (1,), (5,))
+    several: tuple[tuple[int, ...], ...] = ((), (1,), (3,), (5,))
     for count in several:
         found = {"pixel_values": request.noise(*count, channels, height, width)}
         yield found
         yield {**found, "image_sizes": torch.tensor([[height, width]] * request.batch)}
+    mask = request.ones(1, height, width)
+    yield {"pixel_values": request.noise(1, channels, height, width), "pixel_attention_mask": mask}
     if patch:
-        rows = 2 * merge
-        depth = channels * (_number(request.stated("temporal_patch_size", of=VISION)) or 1) * patch * patch
-        grid = torch.tensor([[1, rows, rows]] * request.batch)
-        yield {"pixel_values": request.noise(rows * rows, depth).flatten(0, 1), "image_grid_thw": grid}
+        yield from _patches(request, channels, patch, merge)
+    if width := _number(request.stated("patch_embed_hidden_size", of=VISION)):  # each with its row and column (Pix2Struct)
+        places = torch.cartesian_prod(torch.arange(1, 5), torch.arange(1, 5)).expand(request.batch, -1, -1)
+        yield {"flattened_patches": torch.cat([places, request.noise(16, width)], dim=2)}
+    if width := _number(request.stated("visual_feat_dim", of=VISION)):  # regions that a detector has found
+        boxes = torch.rand(request.batch, REGIONS, 4, generator=request.generator)
+        yield {"visual_feats": request.noise(REGIONS, width), "visual_pos": boxes}
+    if tiles := _number(request.stated("max_num_tiles", of=VISION)):
+        whole = {"aspect_ratio_ids": request.ones(1), "aspect_ratio_mask": request.ones(1, tiles)}
+        yield {"pixel_values": request.noise(1, tiles, channels, height, height), **whole}
+
+
+def _patches(request: Request, channels: int, patch: int, merge: int) -> Iterator[Inputs]:
+    """Pictures as rows of their patches: those of all pictures in one row with the grid of each, or padded with a mask."""
+    rows = 2 * merge
+    depth = channels * (_number(request.stated("temporal_patch_size", of=VISION)) or 1) * patch * patch
+    grid, merges = torch.tensor([[1, rows, rows]] * request.batch), torch.tensor([merge] * request.batch)
+    flat = request.noise(rows * rows, depth).flatten(0, 1)
+    whole = request.noise(rows * rows, channels, patch, patch).flatten(0, 1)
+    for patches in (flat, whole):
+        for name, grids in (("pixel_values", "image_grid_thw"), ("pixel_values", "grid_thw"), ("hidden_states", "grid_thw")):
+            sizes = {"image_grid_thw": "image_merge_sizes", "grid_thw": "merge_sizes"}[grids]
+            found = {name: patches, grids: grid}
+            yield {**found, sizes: merges} if request.takes(sizes) else found
+    shapes = {"pixel_attention_mask": request.ones(rows * rows), "spatial_shapes": grid[:, 1:]}
+    yield {"pixel_values": request.noise(rows * rows, channels * patch * patch), **shapes}
 
 
 def _sounds(request: Request) -> Iterator[Inputs]:
@@ -229,6 +315,8 @@ def _sounds(request: Request) -> Iterator[Inputs]:
         for shape in ((bins, frames), (frames, bins)) if bins else ():
             yield {"input_features": request.noise(*shape), **{name: request.ones(frames) for name in masks}}
     if bins:
+        longer = torch.zeros(request.batch, 1, dtype=torch.bool)
+        yield {"input_features": request.noise(1, FRAMES, bins), "is_longer": longer}
         yield {"input_values": request.noise(_number(request.stated("max_length", of=SOUND)) or FRAMES, bins)}
     yield {"input_values": request.noise(SAMPLES)}
     yield {"input_values": request.noise(1, SAMPLES)}

@@ -6,7 +6,6 @@ import copy
 import importlib
 import inspect
 import logging
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.export.example_inputs import resized
+from gates.files import bring_all_to_disk, partial_of, remove, remove_left_behind
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4
@@ -64,8 +64,9 @@ def exported(
         raise GateError(f"{str(path)!r} does not end in .onnx; give the file's name")
     if path.exists():
         raise GateError(f"{str(path)!r} exists already; give another name or remove it first")
-    folder = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_left_behind(path)
+    folder = partial_of(path)
+    remove(folder)
     folder.mkdir(parents=True)
     variadic = _leading(wrapped)
     shapes = (*axes[:variadic], tuple(axes[variadic:]))
@@ -86,6 +87,7 @@ def exported(
         except Exception as error:  # every layer of the exporter raises its own kinds
             raise GateError(f"torch.onnx.export does not take {type(model).__name__}: {reason_of(error)}") from error
         yield _runner(model, folder / path.name)
+        bring_all_to_disk(folder)
         for file in sorted(folder.iterdir(), reverse=True):  # the graph last, so that it is never there without its weights
             file.rename(path.with_name(file.name))
     finally:

@@ -57,14 +57,20 @@ def check_same_outputs(model: PreTrainedModel, reloaded: PreTrainedModel, inputs
 def relative_difference(one: PreTrainedModel, other: PreTrainedModel, inputs: Mapping[str, Tensor]) -> float:
     """Largest difference between the first outputs of two models in evaluation mode, relative to the largest output.
 
-    Tokens that are padding do not count: what they are depends on the attention implementation.
+    Both get the same random numbers, which some models draw in evaluation mode too. Tokens that are padding do not count: what
+    they are depends on the attention implementation.
     """
     mask = inputs.get("attention_mask") if "decoder_input_ids" not in inputs else inputs.get("decoder_attention_mask")
     outputs = []
     for model in (one, other):
         placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-        with evaluating(model):
-            output = model(**placed)[0].float().cpu()
+        devices = [model.device] if model.device.type == "cuda" else []
+        with evaluating(model), torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            output = model(**placed)[0]
+            while isinstance(output, (tuple, list)):  # feature maps
+                output = output[-1]
+            output = output.float().cpu()
         outputs.append(output[mask.cpu().bool()] if mask is not None and output.shape[:2] == mask.shape else output)
     return float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max().clamp(min=1.0))
 

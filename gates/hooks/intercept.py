@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from gates.hooks.evaluating import evaluating
+from gates.hooks.functional import call_output
 from gates.hooks.output_hooks import gates_on
-from gates.sites import DIFFERENCE, AttentionSite
+from gates.sites import AttentionSite
+from gates.surgery.known_classes import DIFFERENCE
 from gates.surgery.layouts import SPARSE
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
@@ -178,5 +180,7 @@ def observe_head_outputs(
     with ExitStack() as stack:
         stack.enter_context(observing(model, sites))
         for position, site in enumerate(sites):
+            for handle in call_output(site.module):
+                stack.callback(handle.remove)
             stack.callback(site.output.register_forward_pre_hook(partial(seen, position), prepend=True).remove)
         yield

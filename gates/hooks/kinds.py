@@ -15,11 +15,27 @@ from types import CodeType
 from torch import nn
 from transformers import PreTrainedModel
 
-CROSS_NAMES = re.compile(r"cross_?att(n|ention)|encoder_att(n|ention)|EncDecAttention")
+CROSS_NAMES = re.compile(r"cross_?att(n|ention)(_\w+)?|final_attn_token_to_image|encoder_att(n|ention)|EncDecAttention")
 MASKS = re.compile(r"create_\w*(causal|bidirectional)\w*_mask")
 """Transformers' functions that make the masks of attention; most of their names say which kind of mask."""
-CAUSAL_CLASSES = ("BloomAttention", "CodeGenAttention", "ImageGPTAttention")
+CAUSAL_CLASSES = (
+    "BloomAttention",
+    "CodeGenAttention",
+    "ImageGPTAttention",
+    "modeling_openai.Attention",
+    "T5Gemma2MergedAttention",
+    "Glm5NextTextLinearAttention",
+)
 """Causal attention that does not say so, in models that make their masks on their own."""
+BIDIRECTIONAL_CLASSES = (
+    "Aimv2Attention",
+    "BridgeTowerSelfAttention",
+    "FastSpeech2ConformerAttention",
+    "FunnelRelMultiheadAttention",
+    "Mask2FormerAttention",
+    "OneFormerAttention",
+)
+"""Attention that looks causal by its place or its model's masks, and in which changed tokens change earlier ones."""
 
 
 def is_cross(name: str) -> bool:
@@ -36,12 +52,20 @@ def is_causal(name: str, core: nn.Module, owner: PreTrainedModel | None) -> bool
         owner: the innermost model around it, which makes its masks.
     """
     said = [getattr(core, attribute) for attribute in ("is_causal", "is_decoder") if hasattr(core, attribute)]
-    if any(said) or type(core).__name__ in CAUSAL_CLASSES or getattr(getattr(owner, "config", None), "causal", None) is True:
+    names = (type(core).__name__, f"{type(core).__module__.rpartition('.')[2]}.{type(core).__name__}")
+    if type(core).__name__ in BIDIRECTIONAL_CLASSES or type(core).__name__.endswith("DeformableAttention"):
+        return False
+    if any(said) or any(name in CAUSAL_CLASSES for name in names):
+        return True
+    if getattr(getattr(owner, "config", None), "causal", None) is True:
         return True  # XLM and FlauBERT say it in their config
+    if type(core).__name__ == "BlipTextSelfAttention":
+        return "text_decoder" in name.split(".")  # one class for both, told at every call
     masks = _masks_for(core, owner)
     if masks == {"causal"}:  # also CLIP's text model, whose attention calls itself bidirectional
         return not _is_bidirectional(getattr(owner, "config", None))
-    return not said and not masks and "decoder" in name.split(".")
+    of_pictures = type(core) is nn.MultiheadAttention and "pixel_values" in getattr(owner, "main_input_name", "")
+    return not said and not masks and "decoder" in name.split(".") and not of_pictures
 
 
 def _masks_for(core: nn.Module, owner: PreTrainedModel | None) -> frozenset[str]:

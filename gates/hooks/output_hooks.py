@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gates.errors import GateError
+from gates.hooks.functional import call_output
 from gates.hooks.probe import Arguments, is_bypassed
 from gates.sites import AttentionSite, check_width
 
@@ -78,6 +79,7 @@ class OutputHooks:
         self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
         self._handles.append(self.model.register_forward_hook(after_call))
         for index, site in enumerate(self._sites):
+            self._handles += call_output(site.module)
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
             self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index), with_kwargs=True))
             object.__setattr__(site.output, "_head_gates", gates)

@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from gates.hooks.evaluating import evaluating
+from gates.hooks.functional import calling_outputs
 from gates.sites import AttentionSite, Kind
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 VISIBLE = 1e-6
 """Change of an output, relative to its largest value, that is more than rounding."""
+TRIED = 8
+"""Tokens from either end that are changed: the first or last ones may be padding, which no other token sees."""
 
 
 def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Arguments) -> bool | None:
@@ -83,15 +86,16 @@ def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Ca
 def _kind_of_call(module: nn.Module, arguments: Arguments) -> Kind:
     before = _again(module, arguments, lambda stream: stream)[0]
     tokens = _tokens(before)
-    changed = []
-    for token, others in ((0, slice(1, None)), (-1, slice(None, -1))):
+    count = before.shape[tokens]
+
+    def changes(token: int, others: slice) -> bool:
         after = _again(module, arguments, _moved(token))[0]
         difference = (after - before).movedim(tokens, 0)[others].abs().max()
-        changed.append(bool(difference > VISIBLE * before.abs().max()))
-    forwards, backwards = changed
-    if backwards:
+        return bool(difference > VISIBLE * before.abs().max())
+
+    if any(changes(token, slice(None, token)) for token in range(count - 1, max(0, count - 1 - TRIED), -1)):
         return "encoder"
-    return "decoder" if forwards else "cross"
+    return "decoder" if any(changes(token, slice(token + 1, None)) for token in range(min(TRIED, count - 1))) else "cross"
 
 
 def _again(
@@ -113,7 +117,7 @@ def _again(
         return change(value) if value is first or (closed and _is_stream(value)) else value
 
     args, kwargs = arguments
-    with torch.no_grad(), _without_hooks(module), evaluating(module), ExitStack() as stack:
+    with torch.no_grad(), _without_hooks(module), evaluating(module), calling_outputs(module), ExitStack() as stack:
         for projection in closed:
             handle = projection.register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))
             stack.callback(handle.remove)

@@ -41,9 +41,13 @@ class MeanHeadOutput(HeadMetric):
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._names = [f"sum_{index}" for index in range(len(sites))]
-        for name, site in zip(self._names, sites, strict=True):
-            self.add_state(name, torch.zeros(site.heads * site.head_dim, dtype=torch.float64), dist_reduce_fx="sum")
+        self._add_sums(self._names, sites)
         self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
+
+    def _add_sums(self, names: Sequence[str], sites: Sequence[AttentionSite]) -> None:
+        """A sum over queries for every feature of each site."""
+        for name, site in zip(names, sites, strict=True):
+            self.add_state(name, torch.zeros(site.heads * site.head_dim, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, site: int, heads: Tensor, valid: Tensor | None = None) -> None:
         """Add one forward pass of one site.
@@ -54,8 +58,12 @@ class MeanHeadOutput(HeadMetric):
             valid: queries that are not padding, ``[batch, query]``.
         """
         keep = torch.ones(heads.shape[:2], dtype=torch.bool, device=heads.device) if valid is None else valid.bool()
-        getattr(self, self._names[site]).add_(heads.detach()[keep].double().sum(0))
-        self.count[site] += keep.sum()
+        self._add(site, heads.detach()[keep].double())
+
+    def _add(self, site: int, rows: Tensor) -> None:
+        """Add valid queries of one site, ``[queries, heads * head_dim]``."""
+        getattr(self, self._names[site]).add_(rows.sum(0))
+        self.count[site] += len(rows)
 
     def compute(self) -> list[Tensor]:
         """For each site, the mean of its concatenated heads, ``[heads * head_dim]``, float64."""

@@ -80,17 +80,37 @@ class ProjectionMoments(HeadMetric):
             inputs: ``[positions, in]``.
             targets: ``[positions, out]``.
         """
-        x, y = inputs.double(), targets.double()
-        self.positions += len(x)
-        self.x += x.sum(0)
-        self.y += y.sum(0)
-        self.xx += x.T @ x
-        self.xy += x.T @ y
-        self.yy += y.square().sum()
+        self.positions += len(inputs)
+        self.x += inputs.sum(0, dtype=torch.float64)
+        self.y += targets.sum(0, dtype=torch.float64)
+        self.xx += summed_products(inputs, inputs)
+        self.xy += summed_products(inputs, targets)
+        self.yy += targets.double().square().sum()
 
     def compute(self) -> Moments:
         """The sums."""
         return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
+
+
+def summed_products(x: Tensor, y: Tensor) -> Tensor:
+    """``x.T @ y`` as float64, ``[in, out]``, at the speed of the inputs' precision.
+
+    Of ``sum x y`` the large part, which is of the means, is taken apart and computed in float64; what is about the means is
+    multiplied in the precision of the inputs, at least float32, so that nothing cancels.
+
+    Args:
+        x, y: ``[positions, in]`` and ``[positions, out]``.
+    """
+    if not len(x):
+        return x.new_zeros((x.shape[1], y.shape[1]), dtype=torch.float64)
+    dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    x, y = x.to(dtype), y.to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        a, b = x.mean(0), y.mean(0)
+        about = ((x - a).T @ (y - b)).double()
+        sum_x, sum_y = x.sum(0, dtype=torch.float64), y.sum(0, dtype=torch.float64)
+        a, b = a.double(), b.double()
+        return about + torch.outer(a, sum_y) + torch.outer(sum_x, b) - len(x) * torch.outer(a, b)
 
 
 def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from gates.head_gates import HeadGates
-from gates.hooks.metric import HeadMetric
+from gates.hooks.replacement import MeanHeadOutput
 from gates.sites import AttentionSite, weight_by_output
 from gates.surgery.adapters import check_merged
 
 
-class HeadOutputVariance(HeadMetric):
+class HeadOutputVariance(MeanHeadOutput):
     """The sample variance of every feature of the concatenated heads over all queries that are not padding; exact under DDP.
 
     Fed by :func:`gates.hooks.intercept.observe_head_outputs`.
@@ -34,35 +34,19 @@ class HeadOutputVariance(HeadMetric):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    count: Tensor
-
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._names = [(f"sum_{index}", f"square_{index}") for index in range(len(sites))]
-        for names, site in zip(self._names, sites, strict=True):
-            for name in names:
-                self.add_state(name, torch.zeros(site.heads * site.head_dim, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
+        super().__init__(sites, **kwargs)
+        self._squares = [f"square_{index}" for index in range(len(sites))]
+        self._add_sums(self._squares, sites)
 
-    def update(self, site: int, heads: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site.
-
-        Args:
-            site: index of the site.
-            heads: concatenated heads, ``[batch, query, heads * head_dim]``.
-            valid: queries that are not padding, ``[batch, query]``.
-        """
-        keep = torch.ones(heads.shape[:2], dtype=torch.bool, device=heads.device) if valid is None else valid.bool()
-        rows = heads.detach()[keep].double()
-        for name, values in zip(self._names[site], (rows, rows.square()), strict=True):
-            getattr(self, name).add_(values.sum(0))
-        self.count[site] += len(rows)
+    def _add(self, site: int, rows: Tensor) -> None:
+        super()._add(site, rows)
+        getattr(self, self._squares[site]).add_(rows.square().sum(0))
 
     def compute(self) -> list[Tensor]:
         """For each site, the variances ``[heads * head_dim]``, float64."""
         variances = []
-        for (total, square), count in zip(self._names, self.count, strict=True):
-            mean = getattr(self, total) / count.clamp(min=1)
+        for mean, square, count in zip(super().compute(), self._squares, self.count, strict=True):
             spread = getattr(self, square) - count * mean.square()
             variances.append(spread.clamp(min=0) / (count - 1).clamp(min=1))
         return variances

@@ -25,6 +25,8 @@ class Layout:
             its input; empty if the caller does it.
         gate_only: why heads of such attention cannot be removed, only gated; empty if they can.
         narrowed_by: attribute of the core that says how many times narrower its heads are than the core's head size.
+        packed: beginning of the names of parameters that hold query, key and value one after another, where no projections do.
+        classes: names of the classes that it describes; any if empty.
         beside: a second stream of heads in the same module, with projections and gates of its own.
     """
 
@@ -40,11 +42,14 @@ class Layout:
     adds: str = ""
     gate_only: str = ""
     narrowed_by: str = ""
+    packed: str = ""
+    classes: tuple[str, ...] = ()
     beside: Layout | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
+        paths = (self.query, self.key, self.value, self.output)
+        return tuple(dict.fromkeys(path for path in paths if path))
 
     @property
     def streams(self) -> tuple[Layout, ...]:
@@ -54,9 +59,14 @@ class Layout:
 
 LATENT = "multi-head latent attention shares one compressed key and value between all heads"
 SPARSE = "its block-sparse pattern has projections and buffers of its own"
+POSITIONS = "the scores of its positions have weights with an axis of heads that is not known how to cut"
+DEFORMABLE = "its heads look at points of their own, by projections with an axis of heads that is not known how to cut"
+QUERY = "it has a query that is no projection"
 STREAMS = "the heads of its two streams add their scores, so each needs the queries and keys of the other"
 
 LAYOUTS: tuple[Layout, ...] = (
+    # PyTorch's own attention: pooling heads of SigLIP, decoders of MaskFormer, BridgeTower
+    Layout("", "", "", "out_proj", packed="in_proj", classes=("MultiheadAttention",)),
     # LED's encoder
     Layout(
         "longformer_self_attn.query",
@@ -84,8 +94,28 @@ LAYOUTS: tuple[Layout, ...] = (
             narrowed_by="channel_shrink_ratio",
         ),
     ),
+    # DeBERTa
+    Layout(
+        *("self.in_proj",) * 3,
+        output="output.dense",
+        core="self",
+        fusion="groups",
+        with_query=("self.pos_q_proj",),
+        with_key=("self.pos_proj",),
+    ),
+    # LXMERT's attention from one modality to the other
+    Layout("att.query", "att.key", "att.value", "output.dense", core="att"),
+    # BLIP-2's Q-Former, FLAVA, DPT, ViLT, ViTPose, MobileViT, Data2VecVision
+    Layout("attention.query", "attention.key", "attention.value", "output.dense", core="attention"),
     # BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ERNIE, ESM, MegatronBERT, RoFormer, LayoutLM, RemBERT, Data2VecText, ...
-    Layout("self.query", "self.key", "self.value", "output.dense", core="self"),
+    Layout(
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+        core="self",
+        with_query=("self.continuous_position_bias_mlp.2",),  # Swin v2
+    ),
     # DeBERTa-v2
     Layout(
         "self.query_proj",
@@ -101,11 +131,91 @@ LAYOUTS: tuple[Layout, ...] = (
     # DistilBERT, XLM, FlauBERT
     Layout("q_lin", "k_lin", "v_lin", "out_lin"),
     # Llama, Mistral, Qwen, Gemma, OLMo2, SmolLM3, Granite, GPT-OSS, Mixtral, NomicBERT, EuroBERT, ViT, DeiT, DINOv2, ...
-    Layout("q_proj", "k_proj", "v_proj", "o_proj"),
+    Layout("q_proj", "k_proj", "v_proj", "o_proj", with_query=("gate_proj", "g_proj", "r_proj", "relative_k_proj")),
     # BART, mBART, Marian, Pegasus, M2M100, Whisper, OPT, GPT-J, GPT-Neo, CLIP, Wav2Vec2, BioGPT, XGLM, ...
     Layout("q_proj", "k_proj", "v_proj", "out_proj"),
     # Phi
     Layout("q_proj", "k_proj", "v_proj", "dense"),
+    # InternVL, Janus
+    Layout("q_proj", "k_proj", "v_proj", "projection_layer"),
+    # Kimi's pictures
+    Layout("q_proj", "k_proj", "v_proj", "proj"),
+    # ModernBERT as a decoder
+    Layout("q_proj", "k_proj", "v_proj", "Wo"),
+    # Moshi, Gemma 4's pictures: projections within modules of their own
+    Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear"),
+    # Conditional DETR: contents and positions
+    Layout(
+        "q_content_proj",
+        "k_content_proj",
+        "v_proj",
+        "o_proj",
+        with_query=("q_pos_proj", "q_pos_sine_proj"),
+        with_key=("k_pos_proj",),
+    ),
+    # AIMv2's pooling head, whose query is learned as it is
+    Layout("", "k_proj", "v_proj", "output_proj", gate_only=QUERY, classes=("Aimv2AttentionPoolingHead",)),
+    # Gemma's sound
+    Layout("attn.q_proj", "attn.k_proj", "attn.v_proj", "post", core="attn", gate_only=POSITIONS),
+    Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", gate_only=POSITIONS),
+    # Grounding DINO's fusion of pictures and text
+    Layout(
+        "vision_proj",
+        "text_proj",
+        "values_text_proj",
+        "out_vision_proj",
+        gate_only=STREAMS,
+        beside=Layout("text_proj", "vision_proj", "values_vision_proj", "out_text_proj", gate_only=STREAMS),
+    ),
+    # BigBird-Pegasus
+    Layout("self.query", "self.key", "self.value", "output", core="self", gate_only=SPARSE),
+    # CvT
+    Layout(
+        "attention.projection_query",
+        "attention.projection_key",
+        "attention.projection_value",
+        "output.dense",
+        core="attention",
+        gate_only="convolutions over the features of all heads come before its projections",
+    ),
+    # CTRL
+    Layout("Wq", "Wk", "Wv", "dense"),
+    # CPM-Ant
+    Layout("project_q", "project_k", "project_v", "attention_out", arguments=("position_bias",)),
+    # Conformers of speech: Wav2Vec2-BERT, SeamlessM4T, FastSpeech2
+    Layout("linear_q", "linear_k", "linear_v", "linear_out", with_key=("linear_pos",)),
+    # Qwen2.5-Omni
+    Layout("q", "k", "v", "proj"),
+    Layout("to_q", "to_k", "to_v", "to_out.0"),
+    # Granite Speech
+    Layout("to_q", "to_kv", "to_kv", "to_out"),
+    # Grounding DINO, OmDet
+    Layout("query", "key", "value", "out_proj"),
+    # Kosmos-2.5, Pix2Struct
+    Layout("query", "key", "value", "output"),
+    # V-JEPA 2, PVTv2
+    Layout("query", "key", "value", "proj"),
+    # Funnel
+    Layout("q_head", "k_head", "v_head", "post_proj", adds="layer_norm"),
+    # attention to points: Deformable DETR, RT-DETR, Mask2Former, Grounding DINO
+    Layout("sampling_offsets", "attention_weights", "value_proj", "output_proj", gate_only=DEFORMABLE),
+    # DAB-DETR
+    Layout(
+        "self_attn_query_content_proj",
+        "self_attn_key_content_proj",
+        "self_attn_value_proj",
+        "self_attn.output_proj",
+        core="self_attn",
+        gate_only=POSITIONS,
+    ),
+    Layout(
+        "cross_attn_query_content_proj",
+        "cross_attn_key_content_proj",
+        "cross_attn_value_proj",
+        "cross_attn.output_proj",
+        core="cross_attn",
+        gate_only=POSITIONS,
+    ),
     # T5, mT5, UMT5, Switch, MPNet
     Layout("q", "k", "v", "o", arguments=("position_bias",)),
     # DeepSeek V2 and V3, with and without a compressed query
@@ -113,6 +223,14 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("q_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
     # ModernBERT
     Layout("Wqkv", "Wqkv", "Wqkv", "Wo"),
+    # MPT, DBRX
+    Layout(*("Wqkv",) * 3, output="out_proj", arguments=("position_bias",)),
+    # pictures: Qwen2-VL and its successors, GLM-4V, SAM, ViTDet, Florence-2, Hiera
+    Layout(*("qkv",) * 3, output="proj"),
+    # BLIP, BLIP-2, InstructBLIP
+    Layout(*("qkv",) * 3, output="projection"),
+    # Bark
+    Layout(*("att_proj",) * 3, output="out_proj"),
     # Phi-3
     Layout("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
     # CodeGen

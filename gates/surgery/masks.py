@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def read_mask(path: str | os.PathLike[str]) -> Any:
         GateError: if the file cannot be read or holds no mask.
     """
     try:
+        if stat.S_ISFIFO(mode := os.stat(path).st_mode) or stat.S_ISCHR(mode):  # which might never end
+            raise GateError(f"the mask file {str(path)!r} is no regular file; write the mask to one")
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise GateError(f"cannot read the mask file {str(path)!r}: {error.strerror or error}") from error

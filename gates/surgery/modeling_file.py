@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
@@ -59,6 +60,12 @@ def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
     """
     stock_classes = auto_classes(model)
     own = type(model).__name__
+    if not stock_classes and getattr(transformers, own, None) in type(model).__mro__:
+        stock_classes = {"AutoModel": getattr(transformers, own)}  # a part of another model, which no Auto class knows
+    if not stock_classes:
+        raise GateError(
+            f"{own} is not a class that Transformers offers by its name, so it cannot be exported; use form='masked'"
+        )
     if own not in {stock.__name__ for stock in stock_classes.values()}:
         raise GateError(
             f"{own} is not a class that an Auto class of Transformers loads, so it cannot be exported in pruned form; "

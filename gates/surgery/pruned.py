@@ -16,17 +16,24 @@ the base model) it has the remaining ``heads`` and ``kv_heads``, and, all by pat
   ``handed_on`` names is also the module's second output, for the next layer, and stays whole there (UDOP);
 * ``own_bias``: a position bias that another layer computed is not for these heads, so the module computes its own from a
   table of this many buckets (T5);
+* ``multihead``: PyTorch's own attention, which is given a forward pass for fewer heads than make up its width; the heads that
+  are ``kept`` ``of`` so many say which masks are theirs, where there is one for each head;
+* ``own_size``: attention that takes the width of its input for that of its heads (BLIP), which is given a forward pass that
+  does not;
 * ``flat_heads``: heads are split without regard to the four parts that CodeGen's weights come in;
 * ``headless``: the module lost all its heads; how to stand in for it.
 """
 
 import copy
+import functools
 import inspect
+import sys
 
 import torch
 import transformers
 from torch import nn
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CACHE_NAMES = ("past_key_values", "layer_past", "cache")
@@ -76,7 +83,7 @@ class Headless(nn.Module):
     the attention's class, of which a stand-in is one by :func:`headless_class`.
     """
 
-    def __init__(self, attention, kind, adds="", returns=2, **parts):
+    def __init__(self, attention, kind, adds="", returns=2, as_list=False, **parts):
         nn.Module.__init__(self)
         self._is_hf_initialized = True  # there is nothing that a stock class could draw anew
         self._forward_hooks.update(_recording_hooks(attention))
@@ -85,13 +92,15 @@ class Headless(nn.Module):
         self.config = states.get("config")
         self.is_asked = "output_attentions" in _argument_names(attention)
         self.returns = returns
+        self.as_list = as_list
         self.kind = kind
         self.adds = adds
         self.output_name = next(iter(parts), None)
         for name, part in parts.items():
             setattr(self, name, part)
 
-    def forward(self, hidden_states, *args, **kwargs):
+    def forward(self, hidden_states=None, *args, **kwargs):
+        hidden_states = kwargs["query"] if hidden_states is None else hidden_states  # nn.MultiheadAttention, by keyword
         cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
         states = next((kwargs[name] for name in STATES_NAMES if kwargs.get(name) is not None), hidden_states)
         keys = states.shape[1]
@@ -107,11 +116,15 @@ class Headless(nn.Module):
             output = output + (kwargs["residual"] if "residual" in kwargs else args[0])
         elif self.adds:
             output = getattr(self, self.adds)(output + hidden_states)
+        if self.returns == 1:
+            return output
         weights = None
         if self.is_asked or getattr(self.config, "_attn_implementation", "eager") == "eager":  # others give none
             weights = hidden_states.new_zeros(hidden_states.shape[0], 0, hidden_states.shape[1], keys)
         # Before the third of three, the attention matrix, comes the position bias for the next layer.
-        return (output, weights) if self.returns == 2 else (output, kwargs.get("position_bias"), weights)
+        if self.returns == 2:
+            return [output, weights] if self.as_list else (output, weights)
+        return (output, kwargs.get("position_bias"), weights)
 
     def __reduce__(self):
         return _empty_stand_in, (type(self).__bases__[1],), vars(self)
@@ -186,6 +199,11 @@ def reshape_(model, pruned_attention):
             _follow_heads_(attention, shape["heads"], **shape["arguments"])
         if "own_bias" in shape:
             _compute_own_bias_(attention, shape["own_bias"], shape["heads"])
+        if "multihead" in shape:
+            attention.kept_of = (shape["multihead"]["kept"], shape["multihead"]["of"])
+            attention.forward = functools.partial(_multihead_forward, attention)
+        if "own_size" in shape:
+            attention.forward = functools.partial(_fused_forward, attention)
         if "flat_heads" in shape:
             attention._split_heads = _split_flat_heads
     model.config.pruned_attention = pruned_attention
@@ -292,12 +310,63 @@ def _without_position_bias(attention, args, kwargs):
     return args, {**kwargs, "position_bias": None}
 
 
+def _multihead_forward(
+    attention,
+    query,
+    key,
+    value,
+    key_padding_mask=None,
+    need_weights=True,
+    attn_mask=None,
+    average_attn_weights=True,
+    is_causal=False,
+):
+    """The forward pass of ``nn.MultiheadAttention`` for any number of heads; a mask is of all heads or of each of the dense."""
+    if not attention.batch_first:
+        query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+    weights = attention.in_proj_weight.chunk(3)
+    biases = (None, None, None) if attention.in_proj_bias is None else attention.in_proj_bias.chunk(3)
+    parts = zip((query, key, value), weights, biases, strict=True)
+    query, key, value = (
+        nn.functional.linear(part, weight, bias).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+        for part, weight, bias in parts
+    )
+    scores = (query @ key.transpose(-1, -2)) * query.shape[-1] ** -0.5
+    if attn_mask is not None and attn_mask.dim() == 3:
+        kept, of = attention.kept_of
+        attn_mask = attn_mask.unflatten(0, (-1, of))[:, kept]
+    for mask in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+        if mask is not None:
+            scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1)
+    output = attention.out_proj((weights @ value).transpose(1, 2).flatten(-2))
+    output = output if attention.batch_first else output.transpose(0, 1)
+    return output, ((weights.mean(1) if average_attn_weights else weights) if need_weights else None)
+
+
+def _fused_forward(attention, hidden_states, **kwargs):
+    """The forward pass of BLIP's and BLIP-2's attention for heads that do not make up the width of its input."""
+    fused = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, attention.head_dim))
+    query, key, value = fused.permute(2, 0, 3, 1, 4)
+    if hasattr(attention, "attention_dropout"):
+        eager = sys.modules[type(attention).__module__].eager_attention_forward
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, eager)
+        dropout = attention.attention_dropout if attention.training else 0.0
+        heads, weights = attend(
+            attention, query, key, value, attention_mask=None, dropout=dropout, scaling=attention.scale, **kwargs
+        )
+    else:
+        weights = attention.dropout(torch.softmax((query @ key.transpose(-1, -2)) * attention.scale, dim=-1))
+        heads = (weights @ value).transpose(1, 2)
+    return attention.projection(heads.flatten(-2)), weights
+
+
 def _split_flat_heads(features, heads, head_dim, mp_num):
     """CodeGen's ``_split_heads`` for any number of heads, not multiples of four alone: ``[batch, query, heads, head_dim]``."""
     return features.flatten(-2).unflatten(-1, (heads, head_dim))
 
 
-def _behead_(base, name, core, output, kind, adds="", returns=2, keeps=()):
+def _behead_(base, name, core, output, kind, adds="", returns=2, as_list=False, keeps=()):
     attention = base.get_submodule(name)
     holder, child = _parent(attention, output)
     projection = getattr(holder, child)
@@ -310,7 +379,12 @@ def _behead_(base, name, core, output, kind, adds="", returns=2, keeps=()):
         target, stand_in = f"{name}.{core}", stand_in(replaced, kind)
     else:
         kept = {path: getattr(attention, path) for path in (*keeps, adds) if path not in ("", "residual")}
-        target, stand_in = name, stand_in(replaced, kind, adds, returns, **{child: bias}, **kept)
+        parts = {child: bias}
+        if "." in output:  # the projection lies in a module of its own
+            setattr(holder, child, bias)
+            child = output.split(".")[0]
+            parts = {child: getattr(attention, child)}
+        target, stand_in = name, stand_in(replaced, kind, adds, returns, as_list, **parts, **kept)
     owner, child = _parent(base, target)
     setattr(owner, child, stand_in)
 
@@ -319,7 +393,8 @@ class Pruned:
     """Mixed into a stock model class: it takes the shape that its config states before weights are loaded."""
 
     def __init__(self, config, *args, **kwargs):
-        if not isinstance(config, self.config_class):
+        known = (getattr(config, "architectures", None) or [""])[0]  # a type that borrows the class of another says so
+        if not isinstance(config, self.config_class) and known != type(self).__name__:
             raise ValueError(
                 f"{type(self).__name__} reads a {self.config_class.__name__}, but this pruned model has a "
                 f"{type(config).__name__}; load the whole model"

@@ -15,13 +15,14 @@ from gates.errors import GateError
 from gates.sites import AttentionSite, find_attention, weight_by_output
 from gates.surgery.adapters import check_merged
 from gates.surgery.modeling_file import save_pruned_shape
+from gates.surgery.per_head import per_head_parts
 from gates.surgery.pruned import reshape_
 from gates.surgery.slices import (
+    SHARED_BY_HEADS,
     Cut,
     cut_site,
     input_projections,
     new_shape,
-    per_head_parts,
     position_biases,
     shares_bias,
     sliced_per_head,
@@ -141,7 +142,7 @@ def check_removable(sites: tuple[AttentionSite, ...]) -> None:
                 "use form='masked'"
             )
         known = {path for path, _ in input_projections(site)} | {part.path for part in per_head_parts(site)}
-        known |= {site.layout.output, site.layout.adds, "relative_attention_bias"}
+        known |= {site.layout.output, site.layout.adds, "relative_attention_bias", *SHARED_BY_HEADS}
         for name, parameter in site.core.named_parameters():
             path = f"{site.layout.core}.{name}".lstrip(".")
             if not any(path == part or path.startswith(f"{part}.") for part in known) and parameter.numel() != site.head_dim:

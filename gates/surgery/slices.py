@@ -8,20 +8,34 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gates.sites import AttentionSite, find_module, weight_by_output
 from gates.surgery.layouts import Fusion
+from gates.surgery.per_head import per_head_parts
 from gates.surgery.pruned import Selected, is_of
+from gates.surgery.returns import returned
 
 COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTH_NAMES = ("all_head_size", "split_size", "inner_dim", "embed_dim")
 KEY_COUNT_NAMES = ("num_key_value_heads", "num_kv_heads")
-READ_CONFIG: dict[str, str] = {"Phi3Attention": "num_attention_heads", "MoonshineAttention": "num_key_value_heads"}
-"""Attention that reads its number of heads from the model's config at every call, by the field that it reads."""
+OWN_WIDTH_NAMES: dict[str, tuple[str, ...]] = {"DbrxAttention": ("hidden_size",)}
+"""Further attributes with the features of all heads, in classes where they mean nothing else."""
+READ_CONFIG: dict[str, tuple[str, ...]] = {
+    "Phi3Attention": ("num_attention_heads",),
+    "MoonshineAttention": ("num_key_value_heads",),
+    "FunnelRelMultiheadAttention": ("n_head", "num_attention_heads"),
+}
+"""Attention that reads its number of heads from the model's config at every call, with the fields' names."""
+SHARED_BY_HEADS = ("distance_embedding", "rel_pos_h", "rel_pos_w", "rel_pos_emb", "self.continuous_position_bias_mlp.0")
+"""Tables and networks of positions that all heads share."""
+MASKED_BY_HEAD = ("BeitAttention", "EomtAttention", "EomtDinov3Attention")
+"""Attention whose mask has an axis of heads."""
+BY_OWN_SIZE = ("BlipAttention", "Blip2Attention", "InstructBlipAttention", "InstructBlipVideoAttention")
+"""Attention that takes the width of its input for that of its heads together, and is given a forward pass that does not."""
 STACK_BIAS_CLASSES = ("UdopAttention",)
 """Attention as in T5, but in the encoder the position bias is its stack's, which every layer hands on to the next."""
 
@@ -61,6 +75,8 @@ def _rows(heads: list[int], head_dim: int) -> Tensor:
 def input_projections(site: AttentionSite) -> list[tuple[str, tuple[str, ...]]]:
     """The paths of a site's input projections, each with the parts (query, key, value) that it holds."""
     layout = site.layout
+    if layout.packed:
+        return []
     held: dict[str, tuple[str, ...]] = {}
     for part in ("query", "key", "value"):
         held[getattr(layout, part)] = (*held.get(getattr(layout, part), ()), part)
@@ -91,12 +107,27 @@ def rows_of_parts(site: AttentionSite) -> dict[str, tuple[str, Tensor]]:
     for path, parts in input_projections(site):
         held = [part for part in parts if part not in found]  # none in a further projection with the rows of one of these
         sizes = [counts[part] for part in held]
-        labels = torch.arange(sum(sizes) * site.head_dim).view(-1, site.head_dim).split(sizes)
+        width = _own_width(site, path, sizes[0]) if len(held) == 1 else site.head_dim
+        labels = torch.arange(sum(sizes) * width).view(-1, width).split(sizes)
         if len(held) == 3:
             place = _fused(site.layout.fusion, *labels).argsort()  # where the feature with a given label is kept
             labels = tuple(place[label] for label in labels)
         found |= {part: (path, rows) for part, rows in zip(held, labels, strict=True)}
     return found
+
+
+def _own_width(site: AttentionSite, path: str, heads: int) -> int:
+    """Features of each head in a projection that holds nothing else: a gate beside a query makes it wider (Qwen3-Next)."""
+    part = find_module(site.module, path)
+    if part is None or any(is_of(type(other), Selected) for other in site.module.modules()):
+        return site.head_dim  # rows that a norm over all heads still needs stay
+    return max(site.head_dim, weight_by_output(site.projection(path)).shape[0] // heads)
+
+
+def _further_width(site: AttentionSite, path: str, part: str) -> int:
+    """Features of each head in a projection beside those of query, key and value: one, if it is a gate for each head."""
+    features = weight_by_output(site.projection(path)).shape[0]
+    return features // (site.heads if part == "query" else site.kv_heads)
 
 
 def _kept_rows(cut: Cut) -> dict[str, Tensor]:
@@ -109,6 +140,8 @@ def _kept_rows(cut: Cut) -> dict[str, Tensor]:
     for path, parts in input_projections(site):
         if path in whole:
             rows[path] = torch.arange(weight_by_output(site.projection(path)).shape[0])
+        elif len(parts) == 1 and path not in (site.layout.query, site.layout.key, site.layout.value):
+            rows[path] = _rows(kept[parts[0]], _further_width(site, path, parts[0]))
         elif len(parts) < 3:
             rows[path] = torch.cat([of_part[part].flatten() for part in parts])
         else:
@@ -135,55 +168,19 @@ def sliced_projections(cut: Cut, gate: Tensor) -> dict[str, tuple[Tensor, Tensor
 # -- what else has an axis of heads ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PerHead:
-    """A parameter, or a list of modules, with an axis of heads beside the projections.
-
-    Args:
-        path: path of the parameter, or of the module.
-        follows: ``query`` or ``key``, the projection whose heads it belongs to.
-        form: ``rows``: its first axis counts heads; ``modules``: one module per head; ``spanning``: a norm over the features
-            of all heads together, which has to go on seeing them.
-        before: path of the projection before a spanning norm.
-    """
-
-    path: str
-    follows: Literal["query", "key"]
-    form: Literal["rows", "modules", "spanning"]
-    before: str = ""
-
-
-def per_head_parts(site: AttentionSite) -> list[PerHead]:
-    """GPT-OSS's sinks, Cohere's and StableLM's norms per head, OLMo2's norms over all heads; norms shared by heads stay."""
-    found: list[PerHead] = []
-    for path, follows, heads in (
-        ("sinks", "query", site.heads),
-        ("q_norm", "query", site.heads),
-        ("k_norm", "key", site.kv_heads),
-        ("q_layernorm", "query", site.heads),
-        ("k_layernorm", "key", site.kv_heads),
-    ):
-        part = getattr(site.core, path, None)
-        if isinstance(part, nn.Parameter):
-            found.append(PerHead(path, follows, "rows"))  # type: ignore[arg-type]
-        elif isinstance(getattr(part, "norms", None), nn.ModuleList):
-            found.append(PerHead(f"{path}.norms", follows, "modules"))  # type: ignore[arg-type]
-        elif isinstance(weight := getattr(getattr(part, "norm", part), "weight", None), Tensor):
-            if tuple(weight.shape) == (heads, site.head_dim):
-                found.append(PerHead(f"{path}.weight", follows, "rows"))  # type: ignore[arg-type]
-            elif weight.numel() != site.head_dim or is_of(type(part), Selected):
-                before = site.layout.query if follows == "query" else site.layout.key
-                found.append(PerHead(path, follows, "spanning", before))  # type: ignore[arg-type]
-    return found
-
-
 def sliced_per_head(cut: Cut) -> dict[str, Tensor]:
     """The new values of all that has an axis of heads, by path of the parameter or buffer."""
     new: dict[str, Tensor] = {}
     for part in per_head_parts(cut.site):
         heads = cut.queries if part.follows == "query" else cut.keys
         if part.form == "rows":
-            new[part.path] = cut.site.module.get_parameter(part.path)[heads].clone()
+            old = cut.site.module.get_parameter(part.path)
+            new[part.path] = old.index_select(part.axis, torch.tensor(heads, dtype=torch.long, device=old.device))
+        elif part.form == "features":
+            new[part.path] = cut.site.module.get_parameter(part.path)[_rows(heads, cut.site.head_dim)].clone()
+        elif part.form == "packed":
+            by_head = cut.site.module.get_parameter(part.path).unflatten(0, (3, cut.site.heads, cut.site.head_dim))
+            new[part.path] = by_head[:, heads].flatten(0, 2).clone()
         elif part.form == "modules":
             norms = cut.site.module.get_submodule(part.path)
             for index, head in enumerate(heads):
@@ -193,16 +190,17 @@ def sliced_per_head(cut: Cut) -> dict[str, Tensor]:
             norm, rows = cut.site.module.get_submodule(part.path), _rows(heads, cut.site.head_dim)
             new[f"{part.path}.index"] = norm.get_buffer("index").cpu()[rows] if is_of(type(norm), Selected) else rows
     if _arguments(cut.site):
-        old = cut.site.core._buffers.get("kept_heads")
+        known = cut.site.core._buffers.get("kept_heads")
         queries = torch.tensor(cut.queries, dtype=torch.long)
-        new["kept_heads"] = queries if old is None else old.cpu()[queries]
+        new["kept_heads"] = queries if known is None else known.cpu()[queries]
     return new
 
 
 def _arguments(site: AttentionSite) -> list[str]:
     """The inputs of a site that have an axis of heads; T5 can compute its position bias itself, and does."""
     names = inspect.signature(type(site.core).forward).parameters
-    return [] if _is_t5(site) else [name for name in site.layout.arguments if name in names]
+    meant = ("attention_mask",) if type(site.core).__name__ in MASKED_BY_HEAD else site.layout.arguments
+    return [] if _is_t5(site) else [name for name in meant if name in names]
 
 
 def _is_t5(site: AttentionSite) -> bool:
@@ -247,8 +245,11 @@ def new_shape(cut: Cut) -> dict[str, Any]:
         adds = ""  # of the models with this layout, BLOOM alone adds it inside its attention
     if not cut.queries:
         shape["headless"] = {"core": layout.core, "output": layout.output, "kind": site.kind, "adds": adds}
+        count, as_list = returned(type(site.core).forward, layout.output)
         # T5 hands on its position bias
-        shape["headless"]["returns"] = 3 if shares_bias(site) or _has_stack_bias(site) else 2
+        shape["headless"]["returns"] = 3 if shares_bias(site) or _has_stack_bias(site) else count
+        if as_list:
+            shape["headless"]["as_list"] = True
         if _has_stack_bias(site) and getattr(site.core, "has_relative_attention_bias", False):
             shape["headless"]["keeps"] = ["relative_attention_bias"]  # unused here, but shared with the stack's biases
         return shape
@@ -258,7 +259,7 @@ def new_shape(cut: Cut) -> dict[str, Any]:
     shape["projections"][layout.output] = [width, weight_by_output(site.output).shape[0]]
     settings = {
         **dict.fromkeys(COUNT_NAMES, len(cut.queries)),
-        **dict.fromkeys(WIDTH_NAMES, width),
+        **dict.fromkeys((*WIDTH_NAMES, *OWN_WIDTH_NAMES.get(type(site.core).__name__, ())), width),
         **dict.fromkeys(KEY_COUNT_NAMES, len(cut.keys)),
         "num_key_value_groups": cut.per_group,
     }
@@ -268,18 +269,28 @@ def new_shape(cut: Cut) -> dict[str, Any]:
         count = len(cut.queries if part.follows == "query" else cut.keys)
         if part.form == "rows":
             size = site.module.get_parameter(part.path).shape
-            shape.setdefault("parameters", {})[part.path] = [count, *size[1:]]
+            shape.setdefault("parameters", {})[part.path] = [*size[: part.axis], count, *size[part.axis + 1 :]]
+        elif part.form == "features":
+            shape.setdefault("parameters", {})[part.path] = [count * site.head_dim]
+        elif part.form == "packed":
+            size = site.module.get_parameter(part.path).shape
+            shape.setdefault("parameters", {})[part.path] = [3 * width, *size[1:]]
         elif part.form == "modules":
             shape.setdefault("modules", {})[part.path] = count
         else:
             shape.setdefault("selected", {})[part.path] = count * site.head_dim
-    if field := READ_CONFIG.get(type(site.core).__name__):
-        shape["config"] = {field: len(cut.keys if field in KEY_COUNT_NAMES else cut.queries)}
+    if fields := READ_CONFIG.get(type(site.core).__name__):
+        shape["config"] = {field: len(cut.keys if field in KEY_COUNT_NAMES else cut.queries) for field in fields}
     if names := _arguments(site):
         of = vars(site.core).get("head_arguments", {"of": site.heads})["of"]
         shape["arguments"] = {"names": names, "of": of}
         if _has_stack_bias(site):
             shape["arguments"]["handed_on"] = "position_bias"
+    if layout.packed:
+        kept, of = vars(site.core).get("kept_of", (range(site.heads), site.heads))
+        shape["multihead"] = {"kept": [kept[head] for head in cut.queries], "of": of}
     if layout.fusion == "quarters":
         shape["flat_heads"] = True
+    if type(site.core).__name__ in BY_OWN_SIZE:
+        shape["own_size"] = True
     return shape

@@ -15,6 +15,7 @@ from gates.errors import GateError, first_line
 from gates.export.example_inputs import example_inputs
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
+from gates.hooks.functional import call_output
 from gates.sites import AttentionSite
 
 Reading = dict[str, list[Tensor]]
@@ -151,7 +152,8 @@ def _read(
         instead: outputs of attention modules that the model goes on with in place of its own; empty for its own.
     """
     reading: Reading = {}
-    handles = [
+    handles = [handle for site in sites for handle in call_output(model.get_submodule(site.name))]
+    handles += [
         model.get_submodule(f"{site.name}.{site.layout.output}".lstrip(".")).register_forward_hook(
             partial(_record, reading, instead, site.name)
         )

@@ -426,7 +426,9 @@ def test_training_ends_with_exactly_the_budget_and_retrains_with_it(tmp_path, gi
     assert course.modes == ["stochastic"] * 7 + ["masked"] * 3
     assert course.expected[:5] == sorted(course.expected[:5], reverse=True)
     assert course.expected[-1] == pytest.approx(3, abs=0.5)
-    assert not any("gate_price" in row for row in trainer.state.log_history)
+    logged = {row["step"]: row.get("gate_price") for row in trainer.state.log_history if "loss" in row}
+    assert [step for step, price in logged.items() if price is not None] == list(range(1, 8))  # then the mask is fixed
+    assert logged[2] > 0
 
 
 def test_it_does_what_a_plain_loop_does(tmp_path):

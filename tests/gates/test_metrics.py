@@ -8,6 +8,7 @@ import torch
 
 from gates.hooks.replacement import MeanHeadOutput
 from gates.recovery.least_squares import ProjectionMoments
+from gates.relevance.shares import RelevanceShares
 from gates.scores.brain_surgeon import SiteMoments
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
@@ -29,6 +30,10 @@ def of_attention(seed):
 
 METRICS = {
     "importance": (lambda **more: HeadImportance(4, **more), lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)]),
+    "relevance": (
+        lambda **more: RelevanceShares(torch.tensor([0, 0, 1, 1]), **more),
+        lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)],
+    ),
     "fisher": (lambda **more: FisherInformation(4, **more), lambda seed: [(tensor(seed, 3 + seed, 4) - 0.5,)]),
     "brain surgeon": (
         lambda **more: SiteMoments(6, 4, **more),
@@ -88,6 +93,7 @@ def test_a_metric_forgets_and_takes_the_arguments_of_its_kind(name):
 ONE = (SimpleNamespace(heads=1, head_dim=1),)
 OF_ONE_HEAD = {
     "importance": (HeadImportance(1), (torch.ones(3, 1),), [(1,)] * 4),
+    "relevance": (RelevanceShares(torch.tensor([0])), (torch.ones(3, 1),), [(1,)] * 2),
     "fisher": (FisherInformation(1), (torch.ones(3, 1),), [(1, 1)]),
     "gradients": (MeanGradients([torch.zeros(1)]), ([torch.ones(1)], 2), [(1,)]),
     "entropy": (AttentionEntropy(ONE), (0, torch.ones(3, 1, 6), VISIBLE), [(1,)]),

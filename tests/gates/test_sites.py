@@ -123,8 +123,43 @@ def test_a_model_without_attention_is_an_error_that_names_it():
 
 
 def test_unknown_attention_is_an_error_that_names_its_class():
-    with pytest.raises(GateError, match="MultiheadAttention"):
-        find_attention(nn.TransformerEncoderLayer(16, 2))
+    config = t.XLNetConfig(d_model=32, n_layer=1, n_head=4, d_inner=40, vocab_size=20)
+    with pytest.raises(GateError, match="XLNetRelativeAttention"):
+        find_attention(t.XLNetModel(config))
+
+
+def strange_in_part():
+    """A BERT with a part of unknown structure beside one that the table describes."""
+
+    class StrangeAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.zeros(2, 2))
+
+    model = build("bert")
+    model.tower = StrangeAttention()
+    return model
+
+
+def test_a_model_known_in_part_is_gated_in_part_only_if_the_part_is_named():
+    model = strange_in_part()
+    with pytest.raises(GateError, match=r"StrangeAttention.*only="):
+        HeadGates(model)
+    gates = HeadGates(model, only="bert")
+    assert {site.name for site in gates.sites} == {f"bert.encoder.layer.{layer}.attention" for layer in range(2)}
+    batch = {"input_ids": torch.arange(3, 9)[None]}
+    dense = model.eval()(**batch)[0]
+    with gates.attached(), gates.use(torch.zeros(8)):
+        assert not torch.equal(model(**batch)[0], dense)
+    with pytest.raises(GateError, match="StrangeAttention"):
+        remove_heads_(model, torch.ones(8))
+
+
+def test_a_part_that_a_model_lacks_is_named():
+    with pytest.raises(GateError, match=r"only='tower' is no part of BertForSequenceClassification; its parts are bert"):
+        find_attention(build("bert"), only="tower")
+    with pytest.raises(GateError, match="at 'classifier' has no attention"):
+        find_attention(build("bert"), only="classifier")
 
 
 def test_a_partly_known_model_is_an_error():
@@ -145,12 +180,23 @@ def test_bloom_that_goes_round_its_output_projection_is_refused():
         find_attention(t.BloomForCausalLM(config))
 
 
-def test_wavlm_is_refused_with_the_reason():
+def test_wavlm_is_gated_and_not_pruned_with_the_reason():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
     sound = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (4,)}
     config = t.WavLMConfig(**sizes, **sound, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
-    with pytest.raises(GateError, match="round its output projection"):
-        find_attention(t.WavLMModel(config))
+    model = t.WavLMModel(config).eval()
+    gates, sound = HeadGates(model), {"input_values": torch.randn(2, 80)}
+    with torch.no_grad(), gates.attached():
+        with gates.use(torch.ones(4)):
+            dense = model(**sound)[0]
+        with gates.use(torch.tensor([1.0, 0, 1, 1])):
+            closed = model(**sound)[0]
+        gates.detach()
+        assert torch.equal(model(**sound)[0], dense)
+        gates.sites[0].output.weight[:, 8:16] = 0
+        torch.testing.assert_close(model(**sound)[0], closed)
+    with pytest.raises(GateError, match="position biases has weights for each head"):
+        remove_heads_(model, torch.ones(4))
 
 
 @pytest.mark.parametrize("name", ["DiffLlama", "GPTBigCode"])

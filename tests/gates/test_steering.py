@@ -9,6 +9,7 @@ from gates.families.hard_concrete import LOG_ALPHA_LIMIT, open_probability
 from gates.head_gates import HeadGates
 from gates.model import GateConfig, get_gated_model
 from gates.options import TOP_K_FAMILIES
+from gates.scores.importance import normalise_by_layer
 from gates.steering import BudgetSteering, ramped, set_apart_
 from tests.models import build, inputs
 
@@ -103,7 +104,7 @@ def test_gates_start_apart_by_standard_deviations_of_the_logarithm():
     his = torch.tensor([1.0, 2, 3, 4, 10, 20, 30, 40])
     with torch.no_grad():
         gates.log_alpha.zero_()
-    set_apart_(gates, his, 1.5)
+    set_apart_(gates, normalise_by_layer(his, gates.layer_index()), 1.5)
     log_alpha = gates.log_alpha.detach()
     assert log_alpha[:4].tolist() == pytest.approx(log_alpha[4:].tolist())  # relative to the layer
     assert log_alpha.std().item() == pytest.approx(1.5, rel=1e-4)
@@ -205,11 +206,13 @@ def test_heads_without_importance_start_low_and_equal_ones_together():
     before = gates.log_alpha.detach().clone()
     set_apart_(gates, torch.full((8,), 2.0), 1.5)
     assert torch.equal(gates.log_alpha.detach(), before)
-    his = torch.tensor([0.0, 1, 2, 3, 0, 10, 20, 30])
-    set_apart_(gates, his, 0.5)
+    set_apart_(gates, torch.zeros(8), 1.5)
+    assert torch.equal(gates.log_alpha.detach(), before)
+    scores = torch.tensor([0.0, 1e-9, 2e-9, 3e-9, 0, 1e-8, 2e-8, 3e-8])  # in whatever unit
+    set_apart_(gates, scores, 0.5)
     assert bool(gates.log_alpha.isfinite().all())
-    assert gates.log_alpha.argsort(stable=True)[:2].tolist() == [0, 4]
-    set_apart_(gates, his, 100.0)
+    assert gates.log_alpha.argsort(stable=True).tolist() == [0, 4, 1, 2, 3, 5, 6, 7]
+    set_apart_(gates, scores, 100.0)
     assert float(gates.log_alpha.detach().abs().max()) == pytest.approx(LOG_ALPHA_LIMIT)
 
 

@@ -96,7 +96,7 @@ def _tiny_setup() -> Setup:
 def make_setup(**settings: object) -> Setup:
     """The setup of the tiny configuration, with other options of the module."""
     setup = _tiny_setup()
-    return replace(setup, model=replace(setup.model, **({"from_scratch": MODEL} | settings)))
+    return replace(setup, model=replace(setup.model, **({"from_scratch": MODEL, "pipelined": None} | settings)))
 
 
 def write_config(folder: Path) -> str:

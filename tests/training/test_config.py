@@ -1,11 +1,16 @@
 """Options check themselves: what cannot be is named before anything is loaded."""
 
-from dataclasses import FrozenInstanceError, asdict, replace
+import math
+from dataclasses import MISSING, FrozenInstanceError, asdict, fields, replace
+from typing import get_args, get_type_hints
 
 import pytest
 
 from gates.errors import GateError
 from tests.training.runs import make_pruner
+from training.cli.comparison_parser import COMPARISON_GROUPS
+from training.cli.run_parser import GROUPS
+from training.commands.table import read
 from training.config import (
     LARGEST_SEED,
     Distillation,
@@ -16,9 +21,13 @@ from training.config import (
     PrunerOptions,
     RunOptions,
     ScratchTraining,
+    Setup,
     Source,
     WeightsKept,
 )
+from training.config.checks import check_values
+from training.config.data import ParallelText, Synthetic, Text
+from training.config.trainer import TrainerOptions
 from training.pruner.module import HeadPruner
 
 NEW = {"from_scratch": {"model_type": "bert"}}
@@ -28,7 +37,7 @@ BAD = [
     (Gating, {"minimum_per_layer": -1}, "minimum_per_layer is -1; expected 0 or more"),
     (Gating, {"gate_learning_rate": float("inf")}, "gate_learning_rate is inf; expected 0 or more"),
     (Gating, {"multiplier_learning_rate": -0.1}, "multiplier_learning_rate is -0.1"),
-    (Gating, {"his_start": -1.0}, "his_start is -1.0"),
+    (Gating, {"start_apart": -1.0}, "start_apart is -1.0"),
     (Gating, {"gate": "relaxed-top-k", "budget": None}, "relaxed-top-k gates need a budget"),
     (Gating, {"gate": "straight-through-top-k", "budget": None}, "straight-through-top-k gates need a budget"),
     (
@@ -57,6 +66,10 @@ BAD = [
     (Phases, {"swaps": float("inf")}, "swaps is inf"),
     (Optimisation, {"learning_rate": float("nan")}, "learning_rate is nan; expected 0 or more"),
     (Optimisation, {"lr_warm_up": -0.1}, "lr_warm_up is -0.1"),
+    (Optimisation, {"lr_warm_up": 3.0}, "lr_warm_up is 3.0; expected a share of all steps from 0 to 1"),
+    (Gating, {"temperature": 0.0}, "temperature is 0.0; expected a number above 0"),
+    (Gating, {"anneal": -1.0}, "anneal is -1.0; expected a number above 0"),
+    (Phases, {"finetune": 1e300}, "finetune is 1e.300; expected at most"),
     (Optimisation, {"weight_decay": -1.0}, "weight_decay is -1.0"),
     (Optimisation, {"prune_learning_rate": -1e-3}, "prune_learning_rate is -0.001"),
     (Distillation, {"distil": 1.5}, "distil is 1.5; expected a weight from 0"),
@@ -136,6 +149,16 @@ def test_options_are_frozen_and_checked_again_when_some_are_replaced():
         (RunOptions, {"seed": -1}, "--seed is -1; expected a whole number from 0 to 4294967295"),
         (RunOptions, {"seed": LARGEST_SEED + 1}, "--seed is 4294967296"),
         (RunOptions, {"save_every": 0}, "--save_every is 0; expected at least 1"),
+        *(
+            (RunOptions, {"name": name}, "expected the name of one folder")
+            for name in ("../esc", "a/b", "..", ".", "", " ", "a\nb", "a\0", "a\\\\b", "\udce9")
+        ),
+        (RunOptions, {"name": "x" * 300}, "--name has 300 bytes; expected at most 200"),
+        (
+            ScratchTraining,
+            {"from_scratch_learning_rate": -1.0},
+            "--from_scratch_learning_rate is -1.0; expected a number",
+        ),
         (WeightsKept, {"average_last": 0}, "--average_last is 0; expected at least 1"),
         (WeightsKept, {"average_every": 0}, "--average_every is 0; expected at least 1"),
         (WeightsKept, {"patience": 0}, "--patience is 0; expected at least 1 validation"),
@@ -151,6 +174,47 @@ def test_the_options_of_a_run_check_themselves(options, settings, message):
         options(**settings)
     with pytest.raises(GateError, match=message):
         replace(options(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_nodes": 0}, "--trainer.num_nodes is 0; expected at least 1"),
+        ({"devices": 10**15}, "--trainer.devices is 1000000000000000; expected at most"),
+        ({"accumulate_grad_batches": -1}, "--trainer.accumulate_grad_batches is -1"),
+        ({"log_every_n_steps": 0}, "--trainer.log_every_n_steps is 0"),
+        ({"gradient_clip_val": -1.0}, "--trainer.gradient_clip_val is -1.0"),
+        ({"limit_train_batches": 0}, "--trainer.limit_train_batches is 0"),
+        ({"val_check_interval": 0.0}, "--trainer.val_check_interval is 0.0"),
+        ({"check_val_every_n_epoch": 5}, "--trainer.check_val_every_n_epoch is 5, but a run is one epoch"),
+        ({"num_sanity_val_steps": -5}, "--trainer.num_sanity_val_steps is -5"),
+    ],
+)
+def test_the_options_of_the_trainer_check_themselves(settings, message):
+    with pytest.raises(GateError, match=message):
+        TrainerOptions(**settings)
+
+
+FIT = [(group, prefix) for group, prefix in GROUPS] + [(kind, "data.") for kind in (Text, Synthetic, ParallelText)]
+NONSENSE = {int: (None, 10**23), float: (None, math.nan, math.inf, -math.inf, 1e300), str: (None, "a\0b", "\ud800")}
+
+
+@pytest.mark.parametrize(("group", "prefix"), [*FIT, *COMPARISON_GROUPS])
+def test_no_option_takes_what_its_type_would_let_pass(group, prefix):
+    """Nothing, where something is needed; numbers that are not finite or beyond all arithmetic; texts that no file can hold."""
+    for name, hint in get_type_hints(group).items():
+        for kind, values in NONSENSE.items():
+            for value in values if hint is kind else values[1:] if kind in get_args(hint) else ():
+                with pytest.raises(GateError, match=f"--{prefix}{name} "):
+                    check_values(group, {name: value}, prefix)
+    check_values(group, {field.name: field.default for field in fields(group) if field.default is not MISSING}, prefix)
+
+
+@pytest.mark.parametrize("text", ["model: {temperature: null}", "data: {class_path: Synthetic, init_args: {batch_size: null}}"])
+def test_nothing_in_a_configuration_is_refused_where_something_is_needed(text, tmp_path):
+    (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(GateError, match="null"):
+        Setup.of(read("fit", ["--config", "default.yaml", "--config", str(tmp_path / "my.yaml")]).options)
 
 
 @pytest.mark.parametrize(

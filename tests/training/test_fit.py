@@ -363,6 +363,25 @@ def test_a_finished_run_that_is_resumed_trains_nothing(tmp_path, full_run, monke
     assert states[0] == states[1]
 
 
+def test_limits_of_batches_hold_from_one_end_of_a_run_to_the_other(tmp_path, capsys):
+    """Steps, evaluations and the course that is logged are of so many batches; more between validations than there are is told
+    before anything is written."""
+    given = ["--config", write_config(tmp_path), "--compare", "none", "--trainer.log_every_n_steps", "1"]
+    limits = ["--trainer.limit_train_batches", "6", "--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "0.5"]
+    own = ["--data.eval_batch_size", "16", "--save_every", "100", "--run_dir", str(tmp_path / "run")]
+    assert main([*given, *limits, *own, "--trainer.val_check_interval", "7"]) == 2
+    assert "--trainer.val_check_interval is 7, more than the 6 batches of the run" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*given, *limits, *own, "--trainer.val_check_interval", "3"]) == 0
+    log = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert log["step"].max() == 5
+    assert log["select/loss"].notna().sum() == 2
+    row = pd.read_csv(tmp_path / "run" / "comparison.csv").iloc[-1]
+    for split, examples in (("select", 32), ("test", 48)):
+        right = row[f"{split}_accuracy"] * examples
+        assert right == pytest.approx(round(right), abs=1e-4), split
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.finetune", "3000"]
     process = subprocess.Popen(
@@ -722,6 +741,16 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
         sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
         tiny = [f"--model.from_scratch.{name}={size}" for name, size in sizes.items()]
         assert main([*common, *small[:-2], *files, *tiny, "--model.budget", "{encoder: 2}"]) == 0
+    elif config.data.class_path.endswith(".Documents") or config.data.class_path == "Documents":
+        stories = "\n".join(f"{word} sees the {word} near the lake and likes it" for word in ("fox", "king", "river") * 20)
+        files = [f"--data.{split}_file={text_file(tmp_path, 'stories.txt', stories)}" for split in ("train", "select", "test")]
+        files += ["--data.max_length=16", "--data.score_rows=8"]
+        if config.model.from_scratch is None:
+            files += ["--model.backbone", tiny_backbone(tmp_path, decoder=True)]
+        else:
+            files += ["--model.from_scratch.n_embd=16", "--model.from_scratch.n_head=4", "--model.from_scratch.n_layer=1"]
+            files += ["--data.vocab_size=300"]
+        assert main([*common, *small, *files]) == 0
     elif config.model.from_scratch is not None:
         rows = [f"--data.{name}_rows={count}" for name, count in {"train": 128, "select": 64, "test": 64}.items()]
         assert main([*common, *small, *rows]) == 0

@@ -37,7 +37,9 @@ model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=Tru
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 sources = open(sys.argv[2], encoding="utf-8").read().split(chr(10))[:-1]
 for source in sources:
-    ids = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=4, max_new_tokens=40, max_length=None)
+    tokens = tokenizer(source, return_tensors="pt")
+    longest = min(40, 2 * tokens["input_ids"].shape[1] + 10)
+    ids = model.generate(**tokens, num_beams=4, max_new_tokens=longest, max_length=None)
     print(" ".join(tokenizer.decode(ids[0], skip_special_tokens=True).split()))
 """
 
@@ -329,7 +331,7 @@ def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
 def test_two_processes_equal_one(tmp_path):
     """Also where one has many more tokens of a batch than the other: six pairs, which are one batch."""
     rows = ["--data.train_rows", "6", "--data.select_rows", "25"]
-    phases = ["--model.finetune", "10", "--model.prune", "10", "--model.retrain", "10", "--model.learning_rate", "3e-3"]
+    phases = ["--model.finetune", "4", "--model.prune", "4", "--model.retrain", "4", "--model.learning_rate", "3e-3"]
     no_dropout = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 4, decoder_attention_heads: 4,"
     no_dropout += " encoder_ffn_dim: 24, decoder_ffn_dim: 24, dropout: 0.0}"
     same = ["--model.from_scratch", no_dropout, "--model.draw_per", "batch", "--model.budget", "{encoder: 2}"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import make_data
+from tests.training.runs import make_data, make_pruner
 from training.pruner.callbacks import Predictions
 from training.runs import processes
 
@@ -46,13 +46,13 @@ TEXTS = ["one", "two", "three", "four", "five"]
 
 def predictions_of(rank, world):
     """What a process keeps that evaluates every so many-th example, in batches of two."""
-    kept = Predictions()
+    kept, pruner = Predictions(), make_pruner()
     classes, targets = CLASSES[rank::world], TARGETS[rank::world]
     for first in range(0, len(classes), 2):
         logits = torch.nn.functional.one_hot(torch.tensor(classes[first : first + 2]), 7).float()
-        kept.on_validation_batch_end(None, None, logits, {"labels": torch.tensor(targets[first : first + 2])})
+        kept.on_validation_batch_end(None, pruner, logits, {"labels": torch.tensor(targets[first : first + 2])})
     rows = list(range(len(TEXTS)))[rank::world][::-1]  # grouped by length, a split is not in its order
-    kept.on_test_batch_end(None, None, None, {"row": torch.tensor(rows), "reference": [TEXTS[row] for row in rows]})
+    kept.on_test_batch_end(None, pruner, None, {"row": torch.tensor(rows), "reference": [TEXTS[row] for row in rows]})
     kept._texts["test"] = {"greedy": [f"said {text}" for text in TEXTS], "beam": TEXTS}
     return kept
 

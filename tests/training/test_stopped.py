@@ -25,7 +25,7 @@ BEFORE = {
 DURING = {
     "when its configuration is written": Moment("training.runs.run_directory:RunDirectory.create", after=True),
     "in the finetune phase": Moment(f"{MODULE}.optimizer_step", 3),
-    "before dense.ckpt has its name": Moment("pytorch_lightning:Trainer.save_checkpoint", after=True),
+    "before dense.ckpt has its name": Moment("torch:save", after=True),
     "when dense.ckpt is there": Moment(f"{MODULE}._start_pruning"),
     "in the prune phase": Moment(f"{MODULE}.optimizer_step", 3),
     "in the retrain phase": Moment(f"{MODULE}.optimizer_step", 9),
@@ -95,11 +95,8 @@ END = (f"{MODULE}.on_fit_end", 1)
 OTHERS = {
     "checkpoints at validations": (["--save_every", "6"], [(STEP, 8), (STEP, 8), END]),
     "averages": (["--save_every", "2", "--average_last", "2", "--average_every", "2"], [(STEP, 6), (STEP, 13)]),
-    "no finetuning": (["--save_every", "200", "--model.finetune", "0"], [(STEP, 8)]),
-    "no retraining": (["--save_every", "6", "--model.retrain", "0"], [END]),
     "a search": (["--save_every", "5", "--model.swaps", "6"], [(STEP, 14), END]),
     "a refit": (["--save_every", "5", "--model.refit", "true"], [(STEP, 10), (STEP, 9), END]),
-    "a dense model": ([*ALONE, "--save_every", "200"], [END]),
     "a dense model that ends early": ([*ALONE, "--save_every", "6", "--patience", "1"], [(STEP, 8), END]),
 }
 """Other kinds of runs, and the calls of functions before which they are stopped."""
@@ -130,7 +127,7 @@ def test_a_finished_run_is_not_touched(unbroken, tmp_path, capsys):
     run = shutil.copytree(unbroken, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert main(arguments_in(tmp_path, "--run_dir", str(run), "--existing", "resume")) == 0
-    assert f"the run in {str(run)!r} is finished; there is nothing to resume" in capsys.readouterr().out
+    assert f"the run in {str(run)!r} is finished; nothing is to be resumed" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 

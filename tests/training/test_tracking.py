@@ -1,9 +1,18 @@
-"""W&B's environment variables."""
+"""W&B's environment variables, and W&B without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 import wandb
 
 from gates.errors import GateError
+from tests.training.runs import write_config
+from training.commands.table import run_command
 from training.config import WandbOptions
 from training.runs import tracking
 
@@ -34,3 +43,151 @@ def test_a_variable_that_wandb_does_not_take_is_named(mode, tmp_path, monkeypatc
         GateError, match=r"^W&B does not take WANDB_CONSOLE='loud' \(Input should be .*\); correct or unset it$"
     ):
         tracking.start(WandbOptions(mode=mode), tmp_path, config={}, id="first")
+
+
+KEY = "0123456789" * 4
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """A key, and a server that does not answer."""
+    for name, value in {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": NOBODY}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+
+def test_a_key_without_a_network_makes_an_offline_run_and_one_line(no_network, capfd):
+    assert tracking.reachable(WandbOptions()).mode == "offline"
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        f"warning: W&B cannot be reached at {NOBODY} ([Errno 111] Connection refused); what is logged is kept here, and wandb "
+        "sync sends it later\n"
+    )
+
+
+def test_who_asks_for_an_online_run_is_told_that_there_is_none(no_network):
+    with pytest.raises(GateError, match=rf"^W&B cannot be reached at {NOBODY} .*; mend that, or use --wandb.mode offline$"):
+        tracking.reachable(WandbOptions(mode="online"))
+
+
+def test_modes_that_need_no_network_ask_for_none(no_network, monkeypatch):
+    monkeypatch.setattr(tracking, "no_answer_of", lambda *arguments: pytest.fail("asked"))
+    assert [tracking.reachable(WandbOptions(mode=mode)).mode for mode in ("offline", "disabled")] == ["offline", "disabled"]
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    assert tracking.reachable(WandbOptions()).mode == "offline"
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that answers, and lets nobody in."""
+
+    def answer(self):
+        self.send_error(401)
+
+    do_GET = do_POST = answer  # noqa: N815 (the names that it is called by)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_a_server_that_refuses_is_there():
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert tracking.no_answer_of(address, {}) is None
+        server.shutdown()
+    assert "refused" in tracking.no_answer_of(address, {})
+
+
+@pytest.mark.parametrize("command", ["fit", "compare", "sweep"])
+def test_it_is_found_out_before_there_is_anything_to_lose(command, no_network, tmp_path, capfd):
+    config = write_config(tmp_path)
+    own = ["--methods", "his", "--budgets", "3", "--seeds", "0"] if command == "compare" else []
+    given = ["--config", config, "--run_dir", str(tmp_path / "run"), "--wandb.mode", "online", *own]
+    if command == "sweep":
+        given = [write_sweep(tmp_path), "--run_dir", str(tmp_path / "run"), "--", "--config", config, "--wandb.mode", "online"]
+    assert run_command(command, given) == 2
+    said = capfd.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"error: W&B cannot be reached at {NOBODY}")
+    assert not (tmp_path / "run").exists()
+
+
+def write_sweep(folder):
+    (folder / "sweep.yaml").write_text(
+        "method: grid\nmetric: {name: select/accuracy, goal: maximize}\nparameters: {seed: {values: [0, 1]}}\n"
+        "command: ['${env}', '${interpreter}', -m, training.fit, '${args}']\n"
+    )
+    return str(folder / "sweep.yaml")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_offline(no_network, tmp_path, capfd):
+    given = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "auto"]
+    assert run_command("fit", given) == 0
+    assert capfd.readouterr().err.count("W&B") == 1
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["run"]["wandb_mode"] == "offline"
+    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*"))) == 1
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_later_costs_one_line(no_network, tmp_path, capfd):
+    run = tracking.start(WandbOptions(mode="online"), tmp_path, config={}, id="first")
+    assert run.offline
+    run.finish()
+    said = capfd.readouterr().err
+    assert said.startswith("warning: W&B does not take this run (")
+    assert said.count("\n") == 1
+
+
+ASKS_NOBODY = """
+import os, sys, urllib.request
+from contextlib import suppress
+from pathlib import Path
+sys.addaudithook(lambda event, arguments: event == "socket.getaddrinfo" and print("looks up", arguments[0]))
+from training.config import WandbOptions
+from training.runs.tracking import reachable, start
+run = start(reachable(WandbOptions()), Path(sys.argv[1]), config={}, id="first")
+run.log({"loss": 1.0})
+run.finish()
+print("reports on itself:", os.environ["WANDB_ERROR_REPORTING"])
+with suppress(OSError):
+    urllib.request.urlopen("http://the-end.invalid/")
+"""
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Takes down which servers are asked for, and answers for none."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.send_error(502)
+
+    do_POST = do_PUT = do_CONNECT = do_GET  # noqa: N815
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.slow
+def test_an_offline_run_asks_for_no_server(tmp_path):
+    """W&B's client does for reports on itself, unless it is told not to. Its own process asks through the proxy too, and what
+    follows the run shows that the proxy and this process's look-ups are watched."""
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        proxy.asked = []
+        Thread(target=proxy.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{proxy.server_port}"
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("WANDB_") and "proxy" not in name.lower()
+        }
+        proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), address)
+        done = subprocess.run(
+            [sys.executable, "-c", ASKS_NOBODY, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env=kept | proxies | {"WANDB_MODE": "offline"},
+            timeout=120,
+        )
+        proxy.shutdown()
+    assert (done.returncode, done.stdout) == (0, "reports on itself: false\nlooks up 127.0.0.1\n")
+    assert proxy.asked == ["http://the-end.invalid/"]

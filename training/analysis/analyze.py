@@ -5,7 +5,6 @@ The run is of a classifier. Reads its directory and its data; the model is the d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,19 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 
 from gates.errors import GateError
+from training.analysis.causal import causal_classes
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.model import DenseModel, Finding, load_dense, setup_of
+from training.analysis.relevance import relevance_of_heads
 from training.analysis.training import through_training
 from training.cli.configurations import split_options
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.data.classification import ClassificationData
 from training.runs import progress
+from training.runs.lock import LOCK, only_writer, refuse_file
 from training.runs.run_directory import RunDirectory
+from training.runs.stored import read_json
 from training.runs.tracking import code_version, machine, versions
 from training.setup import open_classification, quiet_libraries
 
@@ -31,6 +34,8 @@ EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {
     "ablate": ablate_each,
     "one-per-layer": one_per_layer,
     "by-kind": by_kind,
+    "causal": causal_classes,
+    "relevance": relevance_of_heads,
     "through-training": through_training,
 }
 DOMAINS = "domains"
@@ -38,6 +43,8 @@ TITLES = {
     "ablate": "Each head removed alone",
     "one-per-layer": "One head per layer",
     "by-kind": "Quality against budget, by kind of attention",
+    "causal": "Facilitating, irrelevant and interfering heads",
+    "relevance": "Relevance of heads",
     DOMAINS: "The same heads on other data",
     "through-training": "Through training",
 }
@@ -65,6 +72,13 @@ def analyze(line: CommandLine) -> None:
             if DOMAINS in chosen
             else f"other data are given ({other[0]}) and nothing uses them; add the experiment domains"
         )
+    with only_writer(Path(options.run_dir)):
+        _analyze(line, chosen, overrides, other)
+
+
+def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str], other: Sequence[str]) -> None:
+    """The chosen experiments, with the arguments of :mod:`training.fit` in place of the run's, and those of other data."""
+    options = line.options
     out = OutputDirectory.claim(Path(options.run_dir), options.run)
     dense = load_dense(options.run, overrides)
     other_data: ClassificationData | None = None
@@ -105,14 +119,14 @@ class OutputDirectory:
         Raises:
             GateError: if it holds something else, or the analysis of another run.
         """
-        for place in (path, *path.parents):
-            if place.exists() and not place.is_dir():
-                raise GateError(f"--run_dir {str(path)!r} is or lies in a file ({str(place)!r}); give a directory")
-        if not path.is_dir() or not any(path.iterdir()):
+        refuse_file(path)
+        if not path.is_dir() or not any(place.name != LOCK for place in path.iterdir()):
             return cls(path, run, {})
         try:
-            known = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-            analysed, findings = known["analysed_run"], known["experiments"]
+            known = read_json(path / "metrics.json", dict, mend="give another directory")
+            analysed, findings = str(known["analysed_run"]), dict(known["experiments"])
+        except GateError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GateError(f"--run_dir {str(path)!r} is not empty and holds no analysis; give another directory") from error
         if Path(analysed).resolve() != Path(run).resolve():

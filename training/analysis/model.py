@@ -19,12 +19,16 @@ from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
+from training.cli.line import one_sentence, shortened
 from training.cli.run_parser import build_parser
+from training.config.yaml_text import read_text
 from training.data.classification import ClassificationData
-from training.pruner.checkpoints import read_checkpoint
+from training.pruner.checkpoints import check_identity, read_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs import progress
-from training.runs.run_directory import RunDirectory
+from training.runs.checksums import check_unchanged
+from training.runs.resuming import noted_identity
+from training.runs.run_directory import CONFIG, RunDirectory
 from training.setup import Setup, make_pruner, make_trainer, open_classification
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.stats.significance import mcnemar
@@ -125,6 +129,7 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     """
     run = RunDirectory.finished(path)
     checkpoint = read_checkpoint(run.checkpoint("dense"))
+    check_identity(checkpoint, run.checkpoint("dense"), noted_identity(run), f"the run in {path!r}")
     setup = setup_of(run, overrides)
     data = open_classification(setup)
     pruner = make_pruner(setup, data)
@@ -147,14 +152,17 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = ()) -> Setup:
     """What a run was told, with arguments of ``training.fit`` in place of some of it.
 
     Raises:
-        GateError: for an argument that ``training.fit`` does not take.
+        GateError: for an argument that ``training.fit`` does not take, or a configuration that has changed.
     """
+    file = run.path / CONFIG
+    check_unchanged(file, read_text(file, "the configuration"))
     parser = build_parser()
     parser.exit_on_error = False
     try:
-        config = parser.parse_args(["--config", str(run.path / "config.yaml"), *overrides])
-    except ArgumentError as error:
-        raise GateError(f"the run's configuration cannot be used: {first_line(error)}") from error
+        config = parser.parse_args(["--config", str(file), *overrides])
+    except (ArgumentError, UnicodeDecodeError, RecursionError) as error:
+        reason = shortened(one_sentence(str(error), parser)) if isinstance(error, ArgumentError) else first_line(error)
+        raise GateError(f"the run's configuration cannot be used ({str(file)!r}): {reason}") from error
     return Setup.of(config)
 
 

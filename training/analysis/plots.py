@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import matplotlib.colors
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor
 
 from gates.sites import KINDS, AttentionSite
@@ -38,6 +41,51 @@ def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Te
         axes.set_xticks(range(grid.shape[1]))
     figure.colorbar(image, ax=figure.axes, label=f"change of test {metric} (points)")
     figure.suptitle("one head removed at a time; * significant")
+    return figure
+
+
+@styled
+def causal_map(sites: tuple[AttentionSite, ...], roles: Tensor, agreement: Tensor, *, names: Sequence[str]) -> Figure:
+    """Layer x head: the role ``[heads]`` of each head by its position in ``names``; the paler, the fewer seeds agree on it
+    ``[heads]``."""
+    ends = np.cumsum([site.heads for site in sites])[:-1]
+    parts = list(zip(sites, np.split(roles.numpy(), ends), np.split(agreement.numpy(), ends), strict=True))
+    kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
+    colours = np.array([matplotlib.colors.to_rgb(colour) for colour in (COLOURS[0], "0.75", COLOURS[1])])
+    figure = Figure(figsize=(1.2 + 3.6 * len(kinds), 2.2 + 0.35 * max(1, len(parts) // len(kinds))), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        rows = [(site.layer, own, agreed) for site, own, agreed in parts if site.kind == kind]
+        grid = np.ones((len(rows), max(len(own) for _, own, _ in rows), 4))
+        grid[..., 3] = 0.0
+        for row, (_, own, agreed) in enumerate(rows):
+            grid[row, : len(own), :3] = colours[own]
+            grid[row, : len(own), 3] = agreed
+        axes.imshow(grid, aspect="auto")
+        axes.set(title=kind, xlabel="head", ylabel="layer")
+        axes.set_yticks(range(len(rows)), [str(layer) for layer, _, _ in rows])
+        axes.set_xticks(range(grid.shape[1]))
+    patches = [Patch(color=colour, label=name) for name, colour in zip(names, colours, strict=True)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8)
+    figure.suptitle("what each head does to the task; pale where seeds disagree")
+    return figure
+
+
+@styled
+def relevance_scatter(table: pd.DataFrame, *, by: Mapping[str, str]) -> Figure:
+    """The relevance of heads against other scores, a point per gate.
+
+    Args:
+        table: with a row per gate.
+        by: titles of the other scores by their columns.
+    """
+    figure = Figure(figsize=(4.2 * len(by), 4.2), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(1, len(by), squeeze=False)[0], by.items(), strict=True):
+        for index, (kind, rows) in enumerate(table.groupby("kind", sort=False)):
+            style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "label": str(kind)}
+            axes.scatter(rows[name], rows["relevance"], s=18, **style)
+        axes.set(xlabel=title, ylabel="relevance, share of the layer")
+        axes.grid()
+    figure.axes[0].legend(fontsize=8)
     return figure
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser
 
 from training.cli.run_parser import build_parser
-from training.config import ComparisonOptions, DistilWeights, DrawSearch, RefitSearch, SwapSearch
+from training.config import ComparisonOptions, DistilWeights, DrawSearch, RefitSearch, RestartSearch, SwapSearch
 
 COMPARISON_GROUPS: tuple[tuple[type, str], ...] = (
     (ComparisonOptions, ""),
+    (RestartSearch, "restarts."),
     (SwapSearch, "swap."),
     (DrawSearch, "draws."),
     (RefitSearch, "refit."),

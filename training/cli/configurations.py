@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from gates.errors import GateError
+from training.config.yaml_text import read_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PACKAGED_CONFIGS = Path(__file__).parents[1] / "configs"
 OF_TRANSLATION = ("--data.train_source", "--data.source_column")
 OF_TEXT = ("--data.train_file", "--data.dataset", "--model.backbone")
+OF_KINDS = {"Documents": "causal_lm.yaml", "SyntheticDocuments": "synthetic_causal_lm.yaml"}
+"""Configurations of kinds of data that are named without one."""
 KIND_OF_FILES = {"--data.train_source": "ParallelText", "--data.train_file": "Text"}
 """Options that say which kind of data is meant, where neither the command line nor a configuration does."""
 
@@ -22,12 +24,12 @@ def with_config(given: Sequence[str]) -> list[str]:
     """A command line with what it leaves open: the configuration for what it names, and the kind of data.
 
     Configurations come first, so that an option counts more than they do wherever it stands. Without ``--config`` that is
-    ``translation.yaml`` for parallel text, ``text.yaml`` for a model or text of one's own, and otherwise the embedded
-    ``default.yaml``.
+    ``translation.yaml`` for parallel text, ``causal_lm.yaml`` for ``--data Documents`` and ``synthetic_causal_lm.yaml`` for
+    ``--data SyntheticDocuments``, ``text.yaml`` for a model or text of one's own, and otherwise the embedded ``default.yaml``.
     """
     names = [argument.split("=")[0] for argument in given]
     if "--config" not in names:
-        return ["--config", str(default_config(names)), *given]
+        return ["--config", str(default_config(names, kind_in(given))), *given]
     configs, others = split_off(given, "--config")
     configs = [part if part == "--config" else _shipped_part(part) for part in configs]
     implied = next((kind for option, kind in KIND_OF_FILES.items() if option in names), None)
@@ -36,10 +38,18 @@ def with_config(given: Sequence[str]) -> list[str]:
     return [*configs, "--data", implied, *others]
 
 
-def default_config(names: Sequence[str] = ()) -> Path:
-    """The configuration for these options, in a checkout or as packaged with an installed copy."""
+def kind_in(given: Sequence[str]) -> str:
+    """The kind of data that a command line names; empty if it names none."""
+    named, _ = split_off(given, "--data")
+    return named[-1].removeprefix("--data=") if named else ""
+
+
+def default_config(names: Sequence[str] = (), kind: str = "") -> Path:
+    """The configuration for these options and this kind of data, in a checkout or as packaged with an installed copy."""
     name = "default.yaml"
-    if any(option in names for option in OF_TRANSLATION):
+    if kind in OF_KINDS:
+        name = OF_KINDS[kind]
+    elif any(option in names for option in OF_TRANSLATION):
         name = "translation.yaml"
     elif any(option in names for option in OF_TEXT):
         name = "text.yaml"
@@ -88,8 +98,8 @@ def kinds_in(configs: Sequence[str]) -> list[str]:
     found = []
     for file in files:
         try:
-            content: Any = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            content = read_yaml(file, "the configuration")
+        except (GateError, yaml.YAMLError):
             continue
         data = content.get("data") if isinstance(content, dict) else None
         kind = data.get("class_path") if isinstance(data, dict) else data

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -11,6 +14,8 @@ from typing import TypeVar
 from rich.console import Console
 
 from gates.errors import GateError
+from gates.files import FULL, takes_nothing
+from training.cli.outlets import outlets
 from training.runs import progress
 
 T = TypeVar("T")
@@ -22,6 +27,8 @@ class Stopped(KeyboardInterrupt):
 
 PIPED_WIDTH = 160
 """Columns, where there is no terminal that has a width."""
+MOMENT = 0.05
+"""Seconds, in which a destructor has ended."""
 
 
 def stdout() -> Console:
@@ -31,31 +38,71 @@ def stdout() -> Console:
 
 
 def finish(parse: Callable[[], T], work: Callable[[T], object], *, when_stopped: str) -> int:
-    """Do a command's work and return its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C.
+    """Do a command's work and return its exit code: 0, 2 for input that its user can mend, 130 after Ctrl+C or SIGTERM.
 
     Args:
         parse: reads the command line; it may end the process itself, as ``--help`` does.
         work: gets what it read. Either may raise :class:`GateError`, or an ``OSError`` about a file.
         when_stopped: what the user can do after Ctrl+C, where the work does not say it by :func:`advised`.
+
+    If standard output cannot be written, the work is done all the same, and the code is 2; or 0 if only its reader is gone.
     """
+    with outlets() as out:
+        try:
+            code = _finish(parse, work, when_stopped)
+        except SystemExit as stop:
+            out.flush()
+            if out.complaint is None:
+                raise
+            code = int(bool(stop.code))
+        out.flush()
+        if out.complaint is not None:
+            print(f"error: {out.complaint}", file=sys.stderr)
+            code = code or 2
+    return code
+
+
+def _finish(parse: Callable[[], T], work: Callable[[T], object], when_stopped: str) -> int:
     try:
         options = parse()
-        with progress.displayed(), interruptible():
+        with terminable(), stopped_in_destructors(), progress.displayed(), interruptible():
             work(options)
     except GateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt as stop:
         print(f"stopped; {stop if isinstance(stop, Stopped) else when_stopped}", file=sys.stderr)
         return 130
-    except OSError as error:
-        if error.filename is None:  # not of a file that the user named or a disk that is full
+    except Exception as error:
+        said = about_a_file(error, [*getattr(error, "__notes__", []), when_stopped][0])
+        if said is None:
             raise
-        print(f"error: {error.filename!r} cannot be read or written: {error.strerror}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return 2
     return 0
+
+
+def about_a_file(error: Exception, advice: str) -> str | None:
+    """An error of the disk or of a file as one sentence with what to do; None if that is not what it is.
+
+    Args:
+        error: that ended a command.
+        advice: how to go on once the disk takes files again.
+    """
+    name = error.filename if isinstance(error, OSError) else None
+    number = takes_nothing(error)
+    if number in FULL:
+        written = "something" if name is None else repr(name)
+        return f"{written} cannot be written: {os.strerror(number)}; make room there, then: {advice}"
+    if name is None:
+        return None
+    assert isinstance(error, OSError)
+    mended = {
+        errno.EROFS: "; give a place that can be written to",
+        errno.EACCES: "; see to its permissions, or give another place",
+        errno.EPERM: "; see to its permissions, or give another place",
+    }
+    return f"{name!r} cannot be read or written: {error.strerror}{mended.get(error.errno or 0, '')}"
 
 
 @contextmanager
@@ -64,14 +111,53 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # rich ends the process then
-            raise stop.__context__ from None
         raise KeyboardInterrupt from stop
 
 
 @contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, as schedulers and systems that shut down send it, like Ctrl+C in a ``with`` block of the main thread: locks are
+    released, and what is half written goes."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # who calls this has a way of its own
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def stopped_in_destructors() -> Iterator[None]:
+    """Ctrl+C is not lost in a ``with`` block where Python ignores all that is raised: in a destructor, such as the one that
+    every profiler of Lightning has, and with it every trainer that is collected. It is raised again a moment later."""
+    before, waiting = sys.unraisablehook, list[threading.Timer]()
+
+    def again(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            before(lost)
+            return
+        waiting.append(threading.Timer(MOMENT, os.kill, (os.getpid(), signal.SIGINT)))
+        waiting[-1].daemon = True
+        waiting[-1].start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in waiting:
+            timer.cancel()
+
+
+@contextmanager
 def advised(advice: Callable[[], str | None]) -> Iterator[None]:
-    """Ctrl+C in a ``with`` block is told with this advice.
+    """Ctrl+C in a ``with`` block, and a disk that is full, are told with this advice.
 
     Args:
         advice: says what the user can do, as things are when the work is stopped; None where it has nothing to say.
@@ -84,3 +170,7 @@ def advised(advice: Callable[[], str | None]) -> Iterator[None]:
         if said is None:
             raise
         raise Stopped(said) from stop
+    except Exception as error:
+        if takes_nothing(error) is not None and (said := advice()) is not None:
+            error.add_note(said)
+        raise

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import shlex
 from argparse import ArgumentError
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any
 
-from jsonargparse import ArgumentParser
+import yaml
+from jsonargparse import ArgumentParser, get_loader, set_loader
 
 from gates.errors import GateError
 from training.cli.help import kind_of
 from training.cli.run_parser import data_options
+from training.cli.values import check_arguments, hints_of
 from training.config.data import KINDS
+from training.config.yaml_text import check_yaml
 
 IN_WORDS = {"N": "a whole number", "X": "a number", "TEXT": "a text", "[..]": "a list", "{..}": "one for each kind"}
 LONGEST = 300
 """Characters of a complaint of the parser's."""
+_LOADER = get_loader("yaml")
 OF_THE_PARSER = ("--print_config", "--data.class_path", "--data.help")
 
 
@@ -60,13 +66,39 @@ def parse(parser: ArgumentParser, arguments: Sequence[str], *, also: Collection[
         GateError: for an option that does not exist, naming the nearest, or a value that an option does not take.
     """
     check_spelling(arguments, {*options_of(parser), *also})
+    check_arguments(arguments, parser)
     parser.exit_on_error = False
+    parser.allow_abbrev = False
+    set_loader("yaml", _load_within_limits, (yaml.YAMLError,))  # also for files that a configuration names
     try:
         return parser.parse_args(list(arguments))
     except UnicodeDecodeError as error:
-        raise GateError("a configuration is not UTF-8 text; save it as UTF-8") from error
+        named = next(filter(_is_no_text, configurations_in(arguments)), None)
+        raise GateError(f"{'a configuration' if named is None else repr(named)} is not UTF-8 text; save it as UTF-8") from error
+    except RecursionError as error:
+        raise GateError(f"a value or configuration ({' '.join(configurations_in(arguments))}) is nested without end") from error
     except ArgumentError as error:
         raise GateError(shortened(one_sentence(str(error), parser))) from error
+
+
+def configurations_in(arguments: Sequence[str]) -> list[str]:
+    """The files that ``--config`` names."""
+    after = [value for name, value in itertools.pairwise(arguments) if name == "--config"]
+    return after + [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
+
+
+def _is_no_text(file: str) -> bool:
+    try:
+        Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return isinstance(error, UnicodeDecodeError)
+    return False
+
+
+def _load_within_limits(text: str) -> Any:
+    """YAML as the parser reads it, unless it is beyond all limits."""
+    check_yaml(text, "a value")
+    return _LOADER(text)
 
 
 def options_of(parser: ArgumentParser) -> set[str]:
@@ -78,6 +110,8 @@ def check_spelling(arguments: Sequence[str], known: Collection[str]) -> None:
     """Raises :class:`GateError` for the first argument that looks like an option and is none."""
     for argument in arguments:
         name = argument.split("=")[0]
+        if name in known and name != "--data" and is_group(name, known):
+            raise GateError(f"{name} stands for a group of options; give each as {name}.NAME, or all in a file with --config")
         if not name.startswith("--") or name == "--" or name in known or name in OF_THE_PARSER:
             continue
         if any(name.startswith(f"{option}.") for option in known if not is_group(option, known)):  # an entry of a dictionary
@@ -145,10 +179,8 @@ def shortened(sentence: str) -> str:
 
 def _kind(parser: ArgumentParser, name: str) -> str:
     """What a value of an option looks like, in words; empty for an option that is not known."""
-    hints = {action.dest: getattr(action, "_typehint", None) or action.type for action in parser._actions}
-    for kind in KINDS.values():
-        hints |= {f"data.{option}": hint for option, hint in get_type_hints(kind).items()}
-    kinds = [] if hints.get(name) is None else kind_of(hints[name]).split("|")
+    hints = hints_of(parser)
+    kinds = kind_of(hints[name]).split("|") if name in hints else []
     words = [IN_WORDS.get(kind, kind) for kind in kinds]
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 

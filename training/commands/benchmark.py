@@ -28,6 +28,8 @@ from training.commands.translate import fitting_ids, load_system, system_names, 
 from training.config.checks import check_positive
 from training.data.parallel_text import read_lines
 from training.runs import progress
+from training.runs.outputs import check_output
+from training.runs.run_directory import writing_to
 from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, generate
 from training.tasks.encoder_decoder import positions
@@ -43,6 +45,8 @@ def benchmark(line: CommandLine) -> None:
         raise GateError("--batch_sizes is empty; give some, for example [1,8,32]")
     for size in options.batch_sizes:
         check_positive(**{"a batch size": size})
+    if options.output is not None:
+        check_output(options.output, "system,parameters,", "table of this command")
     lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
     languages = (options.source_language, options.target_language)
     loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}
@@ -55,7 +59,7 @@ def benchmark(line: CommandLine) -> None:
         batches = {name: batch_of(*system, chosen, prefix=options.source_prefix) for name, system in loaded.items()}
         rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
     if options.output is not None:
-        with replacing(Path(options.output)) as partial:
+        with writing_to(Path(options.output)), replacing(Path(options.output)) as partial:
             pd.DataFrame(rows).to_csv(partial, index=False)
     show(stdout(), rows)
 

@@ -17,6 +17,7 @@ from gates.export.checkpoint import SavesPretrained, own_auto_class, save_pruned
 from gates.export.legacy import load_legacy
 from training.cli.line import CommandLine
 from training.commands.parsers import ConvertedForm
+from training.runs.run_directory import writing_to
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model",
@@ -39,11 +40,14 @@ def convert(old_dir: str, out: str | None = None, *, form: ConvertedForm = "prun
         GateError: see :func:`gates.export.legacy.load_legacy` and :func:`gates.export.checkpoint.save_pruned`.
     """
     old = Path(old_dir).resolve()
+    if not old.name:
+        raise GateError(f"{old_dir!r} holds no checkpoint of Transformers 4; give its folder")
     target = Path(out) if out is not None else old.with_name(f"{old.name}-converted")
     model, mask = load_legacy(old, allow_pickle=allow_pickle)
     _keep_generation_settings_(model, old)
     card = ModelCard(base_model=old.name, method="removed under Transformers 4 (pruned_heads)")
-    save_pruned(model, target, mask, form=form, tokenizer=_preprocessor(old), card=card)
+    with writing_to(target):
+        save_pruned(model, target, mask, form=form, tokenizer=_preprocessor(old), card=card)
     remote = ", trust_remote_code=True" if form == "pruned" else ""
     call = f"{own_auto_class(model)}.from_pretrained({str(target)!r}{remote})"
     return f"{target}: {int(mask.sum())} of {len(mask)} heads; load with {call}"

@@ -7,7 +7,6 @@ data.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,14 +18,15 @@ from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
 from gates.export.card import card_text
-from gates.export.checkpoint import ModelCard, own_auto_class, refuse_taken, save_pruned, written_whole
+from gates.export.checkpoint import ModelCard, own_auto_class, refuse_taken, save_pruned
 from gates.export.cost import Cost, count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
 from gates.export.onnx import export_onnx_files
 from gates.export.reloaded import TOLERANCE, relative_difference
 from gates.export.safe_load import write_checksums
+from gates.files import written_whole
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
@@ -35,9 +35,12 @@ from training.cli.line import CommandLine
 from training.commands.parsers import Format
 from training.commands.refitted import load_dense, refitted_to
 from training.commands.trained import TrainedModel, choose_mask, load_trained
+from training.commands.unused import check_no_others
 from training.comparison.run_results import metrics_on_test
 from training.config.stages import POST_HOC, RETRAINED
 from training.runs import progress
+from training.runs.run_directory import writing_to
+from training.runs.stored import AGAIN, damaged, read_json
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 
@@ -54,6 +57,10 @@ def export_run(line: CommandLine) -> None:
         raise GateError(f"--minimum_per_layer is {options.minimum_per_layer}; expected 0 or more")
     if any(size < 1 for size in options.measure):
         raise GateError(f"--measure is {options.measure}; expected batch sizes of at least 1")
+    unused = {"--length"} if options.format == "gates" else set()  # whose check has one shape
+    if options.measure and options.format in ("masked", "gates"):  # dense, and as fast as the model was
+        unused.add("--measure")
+    check_no_others(line.given, f"--format {options.format}", unused)
     refuse_taken(options.output)
     if options.refit and options.format == "gates":
         raise GateError("--refit changes weights, but the format gates holds none; give another --format")
@@ -63,9 +70,10 @@ def export_run(line: CommandLine) -> None:
         trained, refit = refitted_to(trained, mask)
         tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.seconds:.0f} s"
         stdout().print(f"refitted to {int(mask.sum())} heads: {tried}", soft_wrap=True, highlight=False)
-    cost = export(
-        trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length
-    )
+    with writing_to(Path(options.output)):
+        cost = export(
+            trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length
+        )
     show(stdout(), trained, mask, options.format, Path(options.output), cost)
 
 
@@ -158,13 +166,17 @@ def _card(trained: TrainedModel, mask: Tensor, ranking: str, cost: Cost | None) 
     """States the run's results only for what the run tested: its learned mask, with the weights retrained with it."""
     own = load_mask(trained.run.path / "masks" / f"{trained.method}.json", trained.gates.sites)
     if trained.checkpoint == "final" and torch.equal(mask, own):
-        described = json.loads((trained.run.path / "metrics.json").read_text(encoding="utf-8"))["run"]
-        dense = described.get("dense", {})
-        known = {
-            "metrics": metrics_on_test(described["result"]),
-            "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
-            **described.get("data", {}),
-        }
+        file = trained.run.path / "metrics.json"
+        described = read_json(file, dict).get("run")
+        try:
+            dense = described.get("dense", {})  # type: ignore[union-attr]
+            known = {
+                "metrics": metrics_on_test(described["result"]),  # type: ignore[index]
+                "dense_metrics": metrics_on_test(dense.get(RETRAINED, dense.get(POST_HOC, {}))),
+                **described.get("data", {}),  # type: ignore[union-attr]
+            }
+        except (AttributeError, KeyError, TypeError) as error:
+            raise damaged(file, "results of a run", first_line(error), AGAIN) from error
         method = trained.options.mask_found_by
     else:
         known = {}

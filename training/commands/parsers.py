@@ -12,7 +12,7 @@ from training.config.data import BleuTokenizer
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
-EXPERIMENTS = ("ablate", "one-per-layer", "by-kind", "domains", "through-training")
+EXPERIMENTS = ("ablate", "one-per-layer", "by-kind", "causal", "relevance", "domains", "through-training")
 
 
 def report_parser() -> ArgumentParser:
@@ -33,6 +33,12 @@ def summary_parser() -> ArgumentParser:
     )
     parser.add_argument("--stage", type=str | None, default=None, help="Such as post hoc or retrained; all by default.")
     parser.add_argument("--verdict", action="store_true", help="What verdict.md says, instead of a table.")
+    parser.add_argument(
+        "--truth",
+        type=Literal["programs", "methods"] | None,
+        default=None,
+        help="What truth.csv says, where the necessary heads are known: a row per program, or one per method.",
+    )
     parser.add_argument(
         "--rewrite",
         action="store_true",
@@ -202,4 +208,9 @@ def coverage_parser() -> ArgumentParser:
     parser.add_argument("--json", type=str | None, default=None, help="Write the rows to this file as a list.")
     parser.add_argument("--output", type=str | None, default=None, help="Write the table for the documentation to this file.")
     parser.add_argument("--onnx", type=bool, default=True, help="Whether to export every model to ONNX too.")
+    parser.add_argument("--types", type=bool, default=True, help="Whether to go over every model type of Transformers too.")
+    text = "Take one part of all, such as 1/4, so that several processes share the work."
+    parser.add_argument("--shard", type=str | None, default=None, help=text)
+    text = "File with a line for each model type; it is added to, and what it has is not run again."
+    parser.add_argument("--results", type=str | None, default=None, help=text)
     return parser

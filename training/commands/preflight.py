@@ -8,26 +8,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gates.errors import GateError
+from training.cli.comparison_parser import COMPARISON_GROUPS
 from training.cli.line import CommandLine
-from training.config import BudgetOption, ComparisonOptions, PrunerOptions, Setup, group_of
-from training.config.data import ParallelText, Text
-from training.data.files import check_classes, choose_columns, no_padding, read_table
+from training.commands.unused import IN_COMPARISONS, check_used
+from training.config import BudgetOption, ComparisonOptions, PrunerOptions, Setup, group_at, group_of
+from training.config.data import TOKENIZER_FILES, Documents, ParallelText, Text
+from training.data.files import check_beginning, check_classes, check_there, choose_columns, no_padding, read_table
 from training.data.headers import check_label_headers
+from training.runs.lock import refuse_busy
 from training.runs.progress import is_first_process
 from training.runs.run_directory import RunDirectory
 
 LARGEST = 20_000_000
 """Bytes of files that are read for this alone."""
+FIRST_LINES = 10_000
+"""Of larger files."""
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
-    "source.spm",
-)  # fmt: skip
 LAYERS, HEADS = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     ("num_attention_heads", "n_head", "n_heads", "num_heads"),
@@ -43,9 +44,17 @@ def check_run(line: CommandLine) -> None:
     setup = Setup.of(line.options)
     budgets = [setup.model.budget]
     if "methods" in line.options:
-        budgets = [*group_of(ComparisonOptions, line.options).all_budgets, *budgets]
+        for group, prefix in COMPARISON_GROUPS:
+            group_at(group, line.options, prefix)  # raises
+        comparison = group_of(ComparisonOptions, line.options)
+        budgets = [*comparison.all_budgets, *budgets]
+        distils = any("+distil" in str(method) for method in comparison.all_methods)
+        check_used(setup, line.given, set(IN_COMPARISONS) - ({"--model.distil_temperature"} if distils else set()))
     else:
+        check_used(setup, line.given)
         RunDirectory.claim(setup.run.run_dir, setup.run.name, setup.run.existing)
+    if setup.run.run_dir is not None:
+        refuse_busy(Path(setup.run.run_dir))
     check_accelerator(setup.trainer.accelerator)
     heads = check_model(setup.model)
     for budget in budgets:
@@ -55,10 +64,17 @@ def check_run(line: CommandLine) -> None:
             check_text(setup.data)
         check_tokenizer(setup.data.tokenizer or setup.model.backbone)
     elif isinstance(setup.data, ParallelText):
-        for split, files in setup.data.local.items():
-            for file in files:
-                if not Path(file).is_file():
-                    raise GateError(f"the {split} file {file!r} does not exist; check the path")
+        check_files(setup.data.local)
+    elif isinstance(setup.data, Documents):
+        check_files({split: (file,) for split, file in setup.data.files.items()})
+
+
+def check_files(of_splits: Mapping[str, Sequence[str]]) -> None:
+    """Raises :class:`GateError` for files that are not there, or whose first lines are no text."""
+    for split, files in of_splits.items():
+        for file in files:
+            check_there(file, split)
+            check_beginning(file, FIRST_LINES)
 
 
 def check_accelerator(accelerator: str) -> None:
@@ -146,9 +162,10 @@ def check_tokenizer(name: str | None) -> None:
 def check_text(options: Text) -> None:
     """Raises :class:`GateError` for files that cannot be read, columns that are not there, and labels that are no classes."""
     for split, file in options.files.items():
-        if not Path(file).is_file():
-            raise GateError(f"the {split} file {file!r} does not exist; check the path")
+        check_there(file, split)
     if sum(Path(file).stat().st_size for file in options.files.values()) > LARGEST:
+        for file in options.files.values():
+            check_beginning(file, FIRST_LINES)
         return
     labels, tables, columns = {}, {}, {}
     for split, file in options.files.items():
@@ -169,6 +186,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; an empty one if there is none that can be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except PermissionError:
+        raise  # which is no damage
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gates.errors import GateError
 from training.analysis.model import ONE_DEVICE, setup_of
-from training.commands.trained import TrainedModel, load_trained
+from training.commands.trained import TrainedModel, load_trained, names_checkpoint
 from training.config import RefitSearch
 from training.runs import progress
 from training.runs.run_directory import RunDirectory
@@ -24,7 +24,7 @@ def load_dense(path: str) -> TrainedModel:
     Raises:
         GateError: for a checkpoint with other weights, or no finished run.
     """
-    if Path(path).suffix == ".ckpt":
+    if names_checkpoint(path):
         if Path(path).stem != "dense":
             raise GateError(f"--refit starts from the dense weights of a run, not from those of {path!r}; give its directory")
         return load_trained(path)

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
 from training.cli.line import CommandLine
 from training.report.page import write_report
 from training.report.reading import read_contents
 from training.runs import progress
+from training.runs.outputs import check_output
+from training.runs.run_directory import writing_to
 
 
 def report_runs(line: CommandLine) -> None:
     """Read the directories, write the page and its pictures, and say what there was no picture of."""
     output = Path(line.options.output)
-    if output.is_dir():
-        raise GateError(f"--output {str(output)!r} is a directory; give the name of a file, such as report.html")
-    found = [read_contents(Path(run)) for run in line.options.runs]
-    with progress.stage("report"):
-        write_report(found, output)
+    check_output(output, "<title>Attention heads", "report")
+    with told_as_damage(line.options.runs):
+        found = [read_contents(Path(run)) for run in line.options.runs]
+        with progress.stage("report"), writing_to(output):
+            write_report(found, output)
     for contents in found:
         for sentence in contents.missing:
             print(f"{contents.path}: {sentence}", file=sys.stderr)
     print(f"report: {output}")
     print(f"pictures: {output.parent / 'figures'}")
+
+
+@contextmanager
+def told_as_damage(runs: Sequence[str]) -> Iterator[None]:
+    """Tables that can be read, each by itself, but not drawn together, as one sentence.
+
+    Raises:
+        GateError: in place of what a drawing meets in rows that no command has written.
+    """
+    try:
+        yield
+    except GateError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise GateError(
+            f"the tables in {', '.join(repr(str(run)) for run in runs)} do not belong together, since one is damaged or was "
+            f"changed ({type(error).__name__}: {first_line(error)}); start the command that wrote them again"
+        ) from error

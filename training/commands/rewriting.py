@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
+from training.runs.checksums import changing
+from training.runs.stored import read_json, read_table
 from training.stats.statistics import rank_methods, restate, summarise
 from training.stats.verdict import verdict
 
@@ -26,24 +27,26 @@ def rewrite(path: Path) -> None:
         GateError: if there is no finished comparison.
     """
     try:
-        metrics = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-        comparison, earlier = (pd.read_csv(path / name) for name in ("comparison.csv", "statistics.csv"))
+        metrics = read_json(path / "metrics.json", dict)
+        comparison, earlier = (read_table(path / name) for name in ("comparison.csv", "statistics.csv"))
         metric = str(metrics["main_metric"])
-        summary, tests = summarise(comparison, metric), restate(comparison, earlier, metric)
+        lower = bool(metrics.get("lower_is_better", False))
+        summary, tests = summarise(comparison, metric), restate(comparison, earlier, metric, lower_is_better=lower)
         check_complete(path, summary)
         said = verdict(
             summary,
             tests,
             main_metric=metric,
+            lower_is_better=lower,
             ours=metrics["ours"],
-            ranks=rank_methods(comparison, metric),
+            ranks=rank_methods(comparison, metric, lower_is_better=lower),
             kinds={int(budget): kinds for budget, kinds in metrics["budgets_by_kind"].items()},
             unit=metrics["unit"],
             majority=metrics.get("majority", {}).get(metric),
         )
-    except GateError:  # says what is wrong better
+    except (GateError, PermissionError):  # say what is wrong better
         raise
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(
             f"{str(path)!r} does not hold a finished comparison: metrics.json, comparison.csv or statistics.csv is missing"
         ) from error
@@ -53,9 +56,10 @@ def rewrite(path: Path) -> None:
             "writes it; start that command again"
         ) from error
     files = {"summary.csv": summary.to_csv(index=False), "statistics.csv": tests.to_csv(index=False), "verdict.md": said}
-    for name, text in files.items():
-        with replacing(path / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    with changing(path, files):
+        for name, text in files.items():
+            with replacing(path / name) as partial:
+                partial.write_text(text, encoding="utf-8")
 
 
 def check_complete(path: Path, summary: pd.DataFrame) -> None:
@@ -67,7 +71,8 @@ def check_complete(path: Path, summary: pd.DataFrame) -> None:
     if not (path / "summary.csv").is_file():
         return
     cell = ["stage", "budget", "method"]
-    stored, found = (table.set_index(cell)["seeds"] for table in (pd.read_csv(path / "summary.csv"), summary))
+    earlier = read_table(path / "summary.csv", needed=(*cell, "seeds"))
+    stored, found = (table.set_index(cell)["seeds"] for table in (earlier, summary))
     lacking = stored[found.reindex(stored.index).fillna(0) < stored]
     if len(lacking):
         stage, budget, method = lacking.index[0]

@@ -9,40 +9,52 @@ A document says between two comments which command made a table, and ``--update 
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jsonargparse import Namespace
 
 from gates.errors import GateError
-from gates.files import replacing
+from gates.files import refuse_other_than_file, replacing
 from training.cli.line import CommandLine, parse
 from training.commands.parsers import summary_parser
 from training.commands.rewriting import rewrite
+from training.commands.seeds_of_one import check_seeds_of_one
+from training.commands.unused import check_no_others
 from training.config.stages import STAGES
+from training.runs.lock import only_writer
+from training.runs.stored import read_json, read_table, read_text
 from training.stats.numbers import IN_PERCENT, kinds_kept, shown
+from training.truth.tables import COLUMNS, by_method, by_program
 
-BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\n.*?<!-- end -->", re.DOTALL)
+ALONE = {
+    "--rewrite": ("--update", "--verdict", "--truth", "--metric", "--stage", "--methods"),
+    "--update": ("--verdict", "--truth", "--metric", "--stage", "--methods"),
+    "--verdict": ("--truth", "--metric", "--methods"),
+    "--truth": ("--metric", "--stage"),
+}
+"""What each of these options does not use."""
+BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
     """The rows of all ``comparison.csv`` files.
 
     Raises:
-        GateError: for a directory without a finished comparison, or if two have results of the same seed.
+        GateError: for a directory without a finished comparison, and if two have results of the same seed, or of other options.
     """
     if not paths:
         raise GateError("no directory is given; name some that training.fit or training compare wrote")
     tables = []
     for path in paths:
         try:
-            metrics = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-            table = pd.read_csv(path / "comparison.csv")
-        except (OSError, ValueError) as error:
+            metrics: Any = read_json(path / "metrics.json", object)
+            table = read_table(path / "comparison.csv", needed=("seed", "stage", "method", "budget", "heads"))
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
         try:
             known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
@@ -54,6 +66,7 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             raise GateError(
                 f"metrics.json or comparison.csv in {str(path)!r} is not as training.fit or training compare writes it"
             ) from error
+    check_seeds_of_one(paths, tables)
     rows = pd.concat(tables, ignore_index=True).drop_duplicates()
     cell = ["seed", "stage", "method", "heads", "kinds"]
     if (double := rows[rows.duplicated(cell)]).any(axis=None):
@@ -107,6 +120,8 @@ def choose(rows: pd.DataFrame, stage: str | None, methods: Sequence[str] | None)
     """
     for column, wanted in (("stage", [stage] if stage else []), ("method", methods or [])):
         for name in wanted:
+            if wanted.count(name) > 1:
+                raise GateError(f"the {column} {name!r} is given twice; give each once")
             if name not in set(rows[column]):
                 raise GateError(f"no {column} {name!r} in these runs; they have {', '.join(rows[column].unique())}")
     if stage is not None:
@@ -120,9 +135,11 @@ def report(options: Namespace) -> str:
     """The table with a line that says what it shows, or the verdict."""
     if options.verdict:
         return "\n\n".join(read_verdict(path, options.stage) for path in map(Path, options.runs))
-    rows = choose(
-        read_runs([Path(run) for run in options.runs]), options.stage, options.methods.split(",") if options.methods else None
-    )
+    runs, methods = [Path(run) for run in options.runs], options.methods.split(",") if options.methods else None
+    if options.truth is not None:
+        truth = choose(read_truth(runs), None, methods)
+        return by_program(truth) if options.truth == "programs" else by_method(truth)
+    rows = choose(read_runs(runs), options.stage, methods)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
     what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
     if len(seeds) > 1:
@@ -132,6 +149,22 @@ def report(options: Namespace) -> str:
     return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
 
 
+def read_truth(paths: Sequence[Path]) -> pd.DataFrame:
+    """The rows of ``truth.csv`` in the one directory that is named.
+
+    Raises:
+        GateError: for none or several, or one without known truth.
+    """
+    if len(paths) != 1:
+        raise GateError(f"--truth is of one comparison, but {len(paths)} directories are given; name one")
+    try:
+        return read_table(paths[0] / "truth.csv", needed=COLUMNS)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise GateError(
+            f"{str(paths[0])!r} has no truth.csv; compare --config configs/known_truth.yaml writes one into its directory"
+        ) from error
+
+
 def read_verdict(path: Path, stage: str | None) -> str:
     """What a comparison's ``verdict.md`` says, of one stage or of all, without its headings of first order.
 
@@ -139,8 +172,8 @@ def read_verdict(path: Path, stage: str | None) -> str:
         GateError: if there is no verdict, or none of that stage.
     """
     try:
-        text = (path / "verdict.md").read_text(encoding="utf-8")
-    except OSError as error:
+        text = read_text(path / "verdict.md")
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(f"{str(path)!r} does not hold a finished comparison: verdict.md is missing") from error
     if stage is None:
         return re.sub(r"^# .*\n+", "", text).replace("\n## ", "\n#### ").strip()
@@ -161,33 +194,60 @@ def update(document: Path) -> None:
     """Make every table of a document anew that stands between a comment with its command and ``<!-- end -->``.
 
     Raises:
-        GateError: if the document cannot be read or a command in it is wrong.
+        GateError: if the document cannot be read, has no table that is made so, or a command in it is wrong.
     """
+    if not document.is_dir():
+        refuse_other_than_file(document)  # a pipe might never end
     try:
-        text = document.read_text(encoding="utf-8")
+        with document.open(encoding="utf-8", newline="") as file:  # lines end as they did
+            text = file.read()
     except OSError as error:
         raise GateError(f"cannot read {str(document)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise GateError(f"{str(document)!r} is not UTF-8 text, so it has no tables to make anew; check --update") from error
+    if not BLOCK.search(text):
+        raise GateError(
+            f"{str(document)!r} has no table to make anew: no line <!-- python -m training summary ... --> with a line "
+            "<!-- end --> after it; check --update"
+        )
 
     def made(match: re.Match[str]) -> str:
         try:
-            options = parse(summary_parser(), shlex.split(match["arguments"]))
+            given = shlex.split(match["arguments"])
+            options = parse(summary_parser(), given)
         except ValueError as error:  # quotes that do not close, or an option that is none
             raise GateError(f"{str(document)!r} has the command {match['begin']!r}, which cannot be read: {error}") from error
+        check_no_others(given, "a table in a document", ("--rewrite", "--update"))
+        check_unused(given)
         options.runs = [document.parent / path for path in options.runs]
         return f"{match['begin']}\n\n{report(options)}\n\n<!-- end -->"
 
     changed = BLOCK.sub(made, text)
     with replacing(document) as partial:
-        partial.write_text(changed, encoding="utf-8")
+        partial.write_bytes(changed.encode())
+
+
+def check_unused(given: Sequence[str]) -> None:
+    """Raises :class:`GateError` for options of which one takes no notice of another."""
+    names = {argument.split("=")[0] for argument in given}
+    for option, others in ALONE.items():
+        if option in names:
+            check_no_others(given, option, others)
 
 
 def show(line: CommandLine) -> None:
     """Print the tables, or write them into a page, or into their directories."""
     options = line.options
+    check_unused(line.given)
     if options.rewrite:
+        if not options.runs:
+            raise GateError("--rewrite is given, but no directory; name some that training.fit or training compare wrote")
         for path in map(Path, options.runs):
-            rewrite(path)
+            with only_writer(path):
+                rewrite(path)
     elif (document := options["update"]) is not None:  # options.update is a method of theirs
+        if options.runs:
+            raise GateError(f"{options.runs[0]!r} is given, but --update does not use it; the document names its directories")
         update(Path(document))
     else:
         print(report(options))

@@ -111,7 +111,7 @@ COMMANDS = {
     ),
     "benchmark": Command("tokens per second of translators", parsers.benchmark_parser, "training.commands.benchmark:benchmark"),
     "coverage": Command(
-        "what works for which architecture", parsers.coverage_parser, "training.coverage.coverage:cover_architectures"
+        "what works for which architecture", parsers.coverage_parser, "training.coverage.command:cover_architectures"
     ),
 }
 

@@ -7,26 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.artefact import GateConfig
 from gates.budget import Budget, budget_mask
-from gates.errors import GateError
-from gates.export.vocabulary import check_vocabulary
+from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
 from training.comparison.methods import file_name, own_method
 from training.config import PrunerOptions
-from training.pruner.checkpoints import read_checkpoint
+from training.config.data import TOKENIZER_FILES
+from training.pruner.checkpoints import check_identity, read_checkpoint
 from training.pruner.module import PRUNED_BEFORE
+from training.runs.checksums import check_unchanged
+from training.runs.resuming import noted_identity
 from training.runs.run_directory import RunDirectory
+from training.runs.stored import read_table
 from training.tasks import base_model_name
+from training.tasks.loading import read_config, read_tokenizer
 
 SCORES = "scores.csv"
 
@@ -67,12 +70,15 @@ def load_trained(path: str) -> TrainedModel:
     Raises:
         GateError: if there is no such run, it has not ended, or a file is damaged.
     """
-    is_checkpoint = Path(path).suffix == ".ckpt"
+    is_checkpoint = names_checkpoint(path)
     if is_checkpoint and not Path(path).is_file():
         raise GateError(f"the checkpoint {path!r} does not exist; check the path")
     run = RunDirectory.finished(Path(path).resolve().parents[1] if is_checkpoint else path)
     final = read_checkpoint(run.checkpoint("final"))
     content = read_checkpoint(path) if is_checkpoint else final
+    identity, of = noted_identity(run), f"the run in {str(run.path)!r}"
+    check_identity(final, run.checkpoint("final"), identity, of)
+    check_identity(content, path, identity, of)
     model = _dense_model(run, content, path)
     options, state = options_of(final, path), final["state_dict"]
     config = GateConfig(
@@ -87,14 +93,15 @@ def load_trained(path: str) -> TrainedModel:
     )
     gates = config.gates_for(model)
     gates.load_state_dict({name.removeprefix("gates."): value for name, value in state.items() if name.startswith("gates.")})
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(run.export, trust_remote_code=False)
-    except (OSError, ValueError, KeyError):  # a run without text has none
-        tokenizer = None
-    if tokenizer is not None:
-        check_vocabulary(tokenizer, repr(str(run.export)))
+    has_tokenizer = any((run.export / file).is_file() for file in TOKENIZER_FILES)  # a run without text has none
+    tokenizer = read_tokenizer(str(run.export)) if has_tokenizer else None
     name = Path(path).stem if is_checkpoint else "final"
     return TrainedModel(run, model, gates, config, options, own_method(options).name, name, tokenizer)
+
+
+def names_checkpoint(path: str) -> bool:
+    """Whether this is a checkpoint's path by its ending; a run's directory may have that too."""
+    return Path(path).suffix == ".ckpt" and not Path(path).is_dir()
 
 
 def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
@@ -138,7 +145,10 @@ def choose_mask(
     if budget is None:
         if minimum_per_layer is not None:
             raise GateError("a minimum per layer needs a budget; give --budget too")
-        return load_mask(run.path / "masks" / f"{file_name(ranking)}.json", gates.sites)
+        path = run.path / "masks" / f"{file_name(ranking)}.json"
+        if path.is_file():
+            check_unchanged(path, path.read_text(encoding="utf-8", errors="replace"))
+        return load_mask(path, gates.sites)
     own = ranking == trained.method
     mask = budget_mask(
         gates.log_alpha.detach() if own else torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64),
@@ -154,23 +164,18 @@ def _scores(run: RunDirectory) -> dict[str, list[float]]:
     """The columns of the run's table of scores, by name; none if it compared nothing."""
     if not (run.path / SCORES).is_file():
         return {}
-    try:
-        table = pd.read_csv(run.path / SCORES)
-    except (OSError, ValueError) as error:
-        raise GateError(f"cannot read {str(run.path / SCORES)!r}: {str(error).splitlines()[0]}") from error
+    table = read_table(run.path / SCORES, needed=("gate", "layer", "head"))
     return {str(name): column.tolist() for name, column in table.items()}
 
 
 def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) -> PreTrainedModel:
     """The model that a checkpoint holds; its config is that of the run's export, but with all heads the run started with."""
     state = checkpoint["state_dict"]
+    config = read_config(str(run.export))
     try:
-        config = AutoConfig.from_pretrained(run.export, trust_remote_code=False)
         stock = getattr(transformers, config.architectures[0])
-    except (OSError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise GateError(
-            f"{str(run.export / 'config.json')!r} is damaged ({str(error).splitlines()[0]}); run fit again"
-        ) from error
+    except (TypeError, IndexError, AttributeError) as error:
+        raise GateError(f"{str(run.export / 'config.json')!r} is damaged ({first_line(error)}); run fit again") from error
     for name in ("pruned_attention", "auto_map"):
         if hasattr(config, name):
             delattr(config, name)

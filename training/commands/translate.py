@@ -15,10 +15,10 @@ import pandas as pd
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
-from gates.export.vocabulary import check_known, check_vocabulary
+from gates.export.vocabulary import check_known
 from gates.files import replacing
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
@@ -27,11 +27,16 @@ from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
 from training.runs import progress
+from training.runs.outputs import check_output_folder
+from training.runs.run_directory import writing_to
 from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, begin_with_, decode, generate
 from training.tasks.encoder_decoder import load_encoder_decoder, positions
 from training.tasks.encoding import encode_sources
+from training.tasks.loading import read_tokenizer
 from training.tasks.translation_metrics import SCORERS, BleuTokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
+
+SCORES, SIGNATURES = "scores.csv", "signatures.txt"
 
 
 def translate_files(line: CommandLine) -> None:
@@ -45,6 +50,8 @@ def translate_files(line: CommandLine) -> None:
         source, reference = read_aligned(options.source, options.reference)
     make_scorer("bleu", options.bleu_tokenize)  # before the work is done
     names, device = system_names(options.systems), usable_device(options.device)
+    if options.output is not None:
+        check_output_folder(options.output, [*map(_file_of, names), SCORES, SIGNATURES])
     decoding = Decoding(options.beams, options.length_penalty, options.max_length)
     found = {}
     for name, folder in names.items():
@@ -60,7 +67,8 @@ def translate_files(line: CommandLine) -> None:
     scored = {"samples": options.samples, "tokenize": options.bleu_tokenize}
     rows = score(found, reference, **scored) if reference is not None else []
     if options.output is not None:
-        write(Path(options.output), found, rows, options.bleu_tokenize)
+        with writing_to(Path(options.output)):
+            write(Path(options.output), found, rows, options.bleu_tokenize)
     show(stdout(), found, rows, options.bleu_tokenize)
 
 
@@ -91,11 +99,7 @@ def load_system(
         path = path / "export"
     if not (path / "config.json").is_file():
         raise GateError(f"{folder!r} holds no model: it has no config.json; give a folder of a model or a run directory")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise GateError(f"{str(path)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
-    check_vocabulary(tokenizer, repr(str(path)))
+    tokenizer = read_tokenizer(str(path))
     model = load_encoder_decoder(str(path)).eval()
     set_languages(tokenizer, source=source_language, target=target_language)
     if target_language is not None:
@@ -179,13 +183,18 @@ def score(
     ]
 
 
+def _file_of(system: str) -> str:
+    """The name of the file with a system's translations."""
+    return f"{system.replace('/', '_')}.txt"
+
+
 def write(folder: Path, found: dict[str, list[str]], rows: list[dict[str, Any]], tokenize: BleuTokenizer) -> None:
     """``NAME.txt`` for each system, ``scores.csv`` and ``signatures.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {f"{name.replace('/', '_')}.txt": "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
+    files = {_file_of(name): "".join(f"{text}\n" for text in texts) for name, texts in found.items()}
     if rows:
-        files["scores.csv"] = pd.DataFrame(rows).to_csv(index=False)
-        files["signatures.txt"] = "".join(f"{signature}\n" for signature in signatures(tokenize).values())
+        files[SCORES] = pd.DataFrame(rows).to_csv(index=False)
+        files[SIGNATURES] = "".join(f"{signature}\n" for signature in signatures(tokenize).values())
     for name, text in files.items():
         with replacing(folder / name) as partial:
             partial.write_text(text, encoding="utf-8")

@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, write_predictions
+from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments
+from training.comparison.predictions import write_predictions
 from training.comparison.weights import learned_result
 from training.config import RefitSearch, SwapSearch
 from training.pruner.callbacks import Predictions
@@ -115,7 +116,8 @@ def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[s
     if pruner.options.swaps:
         mask = torch.tensor(learned["mask"])
         budget, search = pruner.steering.budget_of(mask), SwapSearch(passes=pruner.options.swaps)
-        yield experiments.swap_is(mask, budget, search, start=start)
+        weights = experiments.dense() if experiments.rests({}) else start
+        yield experiments.swap_is(mask, budget, search, start=weights)
     if pruner.options.refit:
         refit_is = experiments.refit_is(final, RefitSearch(), start=start)
         yield refit_is

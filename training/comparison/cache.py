@@ -3,6 +3,7 @@ stopped."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,19 +17,17 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from gates.errors import GateError
-from gates.files import replacing
+from gates.errors import GateError, first_line
+from gates.files import bring_all_to_disk, bring_to_disk, naming, replacing
 from training.runs import processes
+from training.runs.fingerprint import checkpoint_fingerprint, key_of
+from training.runs.run_directory import remove_partials
+from training.runs.stored import damaged, read_json
 
 WAIT = 60.0
 """Seconds after which the first of several processes says that it is still waiting for another command."""
-DETERMINED_BY, RESULT = "experiment.json", "result.json"
-
-
-def key_of(determined_by: Mapping[str, Any]) -> str:
-    """A short hash of JSON content; equal content has equal keys, whatever the order of its fields."""
-    text = json.dumps(determined_by, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+DETERMINED_BY, RESULT, CHECKSUMS = "experiment.json", "result.json", "checksums.json"
+CHECKPOINT = ".ckpt"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Experiment:
 
     Args:
         key: hash of what determines it.
-        path: its folder, with whatever files it left.
+        path: its folder, with whatever files it left. They are as it left them; whether the parts of a checkpoint are is told
+            when it is read.
         result: content of its ``result.json``.
     """
 
@@ -59,12 +59,13 @@ class ExperimentCache:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._read_before: dict[str, Experiment] = {}
 
     def get(self, determined_by: Mapping[str, Any]) -> Experiment | None:
         """The finished experiment, None if there is none.
 
         Raises:
-            GateError: if its result is damaged.
+            GateError: if one of its files is damaged.
         """
         return processes.in_first(lambda: self._read(key_of(determined_by)))
 
@@ -85,11 +86,28 @@ class ExperimentCache:
         folder = self.path / key
         if not folder.is_dir():
             return None
-        try:
-            result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise GateError(f"the cached result in {str(folder)!r} is damaged; delete that folder and start again") from error
-        return Experiment(key, folder, result)
+        if key not in self._read_before:
+            mend = f"delete {str(folder)!r} and start again"
+            try:
+                sums = read_json(folder / CHECKSUMS, dict, mend=mend)
+                found = _checksums(folder)
+                for name, own in found.items():
+                    if name not in sums:
+                        raise GateError(
+                            f"{str(folder / name)!r} is not of the experiment that lies there; remove it, or {mend}"
+                        )
+                    if sums[name] != own:
+                        raise damaged(folder / name, "what was written", "its checksum is another", mend)
+                if key_of(read_json(folder / DETERMINED_BY, dict, mend=mend)) != key:
+                    raise damaged(folder / DETERMINED_BY, "what this experiment is of", "it is that of another one", mend)
+                result: dict[str, Any] = read_json(folder / RESULT, dict, mend=mend)
+                if lost := sorted(name for name in set(sums) - set(found) if not name.endswith(CHECKPOINT)):  # told when needed
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / lost[0]))
+            except OSError as error:
+                reason = error.strerror or first_line(error)
+                raise GateError(f"{error.filename!r} of a finished experiment cannot be read: {reason}; {mend}") from error
+            self._read_before[key] = Experiment(key, folder, result)
+        return self._read_before[key]
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
@@ -122,23 +140,38 @@ class ExperimentCache:
 
         def begin() -> None:
             working.mkdir(exist_ok=True)
+            remove_partials(working)
             text = json.dumps(determined_by, indent=2, sort_keys=True)
             (working / DETERMINED_BY).write_text(text + "\n", encoding="utf-8")
 
         processes.in_first(begin)
-        result = make(working)
+        with naming(self.path / key):
+            result = make(working)
         processes.wait_for_all()  # the others may still read what lies in this folder, which is renamed now
 
         def finish() -> Experiment:
             (working / RESULT).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            (working / CHECKSUMS).write_text(json.dumps(_checksums(working), indent=2) + "\n", encoding="utf-8")
+            bring_all_to_disk(working)
             os.replace(working, self.path / key)
+            bring_to_disk(self.path)
             return Experiment(key, self.path / key, result)
 
         return processes.in_first(finish)
 
 
+def _checksums(folder: Path) -> dict[str, str]:
+    """The checksum of every file by name, but of the list itself; of checkpoints, that of their own checksums."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != CHECKSUMS and path.name[0] != "."]
+    return {
+        path.name: checkpoint_fingerprint(path) if path.suffix == CHECKPOINT else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
 class ScoreFiles(MutableMapping[str, Tensor]):
-    """Scores ``[gates]`` by name, each in a JSON file of its own. Of several processes the first reads and writes.
+    """Scores ``[gates]`` by name, each in a JSON file of its own with a checksum. Of several processes the first reads and
+    writes.
 
     Args:
         folder: where they are kept.
@@ -154,17 +187,23 @@ class ScoreFiles(MutableMapping[str, Tensor]):
         return torch.tensor(found, dtype=torch.float64)
 
     def _read(self, name: str) -> list[float] | None:
+        file = self._file(name)
+        mend = f"delete {str(self.folder)!r} and start again"
         try:
-            scores: list[float] = json.loads(self._file(name).read_text(encoding="utf-8"))
+            content = read_json(file, dict, mend=mend)
         except FileNotFoundError:
             return None
+        if key_of({"scores": content.get("scores")}) != content.get("checksum"):
+            raise damaged(file, "scores", "their checksum is another", mend)
+        scores: list[float] = content["scores"]
         return scores
 
     def __setitem__(self, name: str, scores: Tensor) -> None:
         def write() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._file(name)) as partial:
-                partial.write_text(json.dumps(scores.tolist()), encoding="utf-8")
+                content = {"scores": scores.tolist()}
+                partial.write_text(json.dumps(content | {"checksum": key_of(content)}) + "\n", encoding="utf-8")
 
         processes.in_first(write)
 

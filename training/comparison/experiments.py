@@ -4,6 +4,7 @@
 dense        fine-tuning, from which everything else starts
 learn        the prune phase of a learned method
 draw         the best of masks drawn around a ranking
+judge        the losses of masks that were learned several times
 swap         refinement of a mask by swaps
 refit        weights refitted to a mask by least squares
 post hoc     evaluation of the dense model with a mask
@@ -15,40 +16,37 @@ from scratch training of a new model of the same shape, with the mask throughout
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 
 from gates.budget import Budget
-from gates.hooks.replacement import mean_replacement, uniform_replacement
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
 from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
-from training.comparison.weights import WEIGHTS, backbone_of, learned_result, read_weights, weights_of
-from training.config import DrawSearch, PrunerOptions, RefitSearch, SwapSearch
+from training.comparison.predictions import write_predictions
+from training.comparison.weights import WEIGHTS, backbone_of, checked, learned_result, read_weights, weights_of
+from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
+from training.pruner.checkpoints import read_checkpoint, write_checkpoint
 from training.pruner.evaluation import SPLITS, evaluate
 from training.pruner.gate_log import GateLog
 from training.pruner.module import HeadPruner
+from training.pruner.noise import noise_of
 from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
-from training.scoring.constants import optimal_constants
 from training.scoring.mask_search import draw, refined_by_swaps
-from training.scoring.outputs import mean_outputs
-from training.scoring.refits import best_refit_
+from training.scoring.refits import best_refit_, losses_behind_refits
+from training.scoring.replaced import Replacement, Replacements
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
 
-PREDICTIONS, GATES_OVER_TIME = "predictions.npz", "gates_over_time.csv"
-Replacement = Literal["zero", "mean", "constants", "uniform"]
+GATES_OVER_TIME = "gates_over_time.csv"
 
 
 class Experiments:
@@ -77,9 +75,8 @@ class Experiments:
         self.options = replace(setup.model, swaps=0.0, refit=False)
         self.pruner = pruner or make_pruner(setup, data, self.options)
         self._built: tuple[PrunerOptions, HeadPruner] = (self.options, self.pruner)
-        self._means: list[Tensor] | None = None
-        world_size = self.trainer().world_size
-        self.dense_is = identity_of_dense(setup, self.pruner, data, processes=world_size)
+        self.replacements = Replacements()
+        self.dense_is = identity_of_dense(setup, self.pruner, data, processes=self.trainer().world_size)
 
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
@@ -96,29 +93,32 @@ class Experiments:
 
         return self._experiment("finetune", self.dense_is, make)
 
-    def learn_is(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def learn_is(self, changes: Mapping[str, Any], restart: int = 0) -> dict[str, Any]:
         """The identity of :meth:`learn`."""
         gated_by = options_of_gates(replace(self.options, **changes)) | {"seed": self.seed}
-        return {"experiment": "learn", "dense": self.dense().key, "options": gated_by}
+        again = {"restart": restart} if restart else {}
+        return {"experiment": "learn", "dense": self.dense().key, "options": gated_by, **again}
 
-    def learn(self, changes: Mapping[str, Any]) -> Experiment:
+    def learn(self, changes: Mapping[str, Any], restart: int = 0) -> Experiment:
         """The prune phase of a learned method: ``weights.ckpt``, ``gates_over_time.csv`` and the final gates.
 
         Args:
             changes: of the options; its budget among them.
+            restart: which time that the gates are learned; each has noise of its own.
         """
         dense, options = self.dense(), replace(self.options, **changes)
 
         def make(folder: Path) -> dict[str, Any]:
             pruner, log = self._pruner(options), GateLog()
             end = EndOfPhase(folder / WEIGHTS, "prune")
-            cost = self._train(pruner, folder, end, log, start=dense.path / WEIGHTS)
+            with noise_of(pruner, restart):
+                cost = self._train(pruner, folder, end, log, start=dense.path / WEIGHTS)
             if processes.is_first():
                 log.of_pruning(pruner).to_csv(folder / GATES_OVER_TIME, index=False)
             pruner.load_state_dict(read_weights(folder / WEIGHTS))
             return cost | learned_result(pruner)
 
-        return self._experiment(f"learning, budget {options.budget}", self.learn_is(changes), make)
+        return self._experiment(f"learning, budget {options.budget}", self.learn_is(changes, restart), make)
 
     def draw(
         self, mask: Tensor, scores: Tensor, budget: Budget, search: DrawSearch, *, start: Experiment, changes: Mapping[str, Any]
@@ -138,6 +138,30 @@ class Experiments:
             return {"mask": found.mask.tolist(), "losses": found.losses, "passes": found.passes} | cost.as_row()
 
         return self._experiment(f"drawing {int(mask.sum())} heads", determined_by, make)
+
+    def judge_is(self, masks: Sequence[Tensor], search: RestartSearch, refits: RefitSearch | None) -> dict[str, Any]:
+        """The identity of :meth:`judge`."""
+        return {
+            "experiment": "judge", "dense": self.dense().key, "masks": [mask.tolist() for mask in masks],
+            "search": asdict(search), "refits": None if refits is None else asdict(refits),
+        }  # fmt: skip
+
+    def judge(self, masks: Sequence[Tensor], search: RestartSearch, refits: RefitSearch | None) -> Experiment:
+        """Losses of masks ``[gates]`` of one budget on the dense weights, or behind a refit to each mask."""
+        dense = self.dense()
+
+        def make(folder: Path) -> dict[str, Any]:
+            subject = self.subject(dense, {})
+            with measured(subject.device) as cost:
+                aim = backbone_of(read_weights(weights_of(dense)))
+                losses = losses_behind_refits(subject, masks, aim, search, refits)
+            return cost.as_row() | {"losses": losses}
+
+        return self._experiment(f"judging {len(masks)} masks", self.judge_is(masks, search, refits), make)
+
+    def rests(self, changes: Mapping[str, Any]) -> bool:
+        """Whether weights rest while gates are learned with these changes of the options."""
+        return bool(replace(self.options, **changes).pipelined)
 
     def swap_is(self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Experiment) -> dict[str, Any]:
         """The identity of :meth:`swap`."""
@@ -170,17 +194,26 @@ class Experiments:
 
     def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Weights of the dense experiment or of a learned one, refitted to a mask ``[gates]``: ``weights.ckpt``. The aim is the
-        dense model; of several ridges the one whose model does best on the selection split is taken."""
+        dense model; of several ridges the one whose model does best on the selection split is taken. Weights that have rested
+        are the dense ones, so that the two share a refit."""
+        dense = self.dense()
+        rested = start.key != dense.key and self.rests(changes)
+        of_dense = self.refit(mask, search, start=dense, changes={}) if rested else None
 
         def make(folder: Path) -> dict[str, Any]:
-            subject = self.subject(start, changes)
-            with measured(subject.device) as cost:
-                best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(self.dense()))))
-            if processes.is_first():
-                content = torch.load(weights_of(start), map_location="cpu", weights_only=True)
+            if of_dense is not None:
+                backbone = backbone_of(read_weights(weights_of(of_dense)))
+                state, result = {f"backbone.{name}": tensor for name, tensor in backbone.items()}, dict(of_dense.result)
+            else:
+                subject = self.subject(start, changes)
+                with measured(subject.device) as cost:
+                    best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(dense))))
                 state = {name: tensor.cpu() for name, tensor in subject.backbone.state_dict(prefix="backbone.").items()}
-                torch.save(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
-            return cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
+                result = cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
+            if processes.is_first():
+                content = read_checkpoint(weights_of(start))
+                write_checkpoint(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
+            return result
 
         return self._experiment(f"refitting {int(mask.sum())} heads", self.refit_is(mask, search, start=start), make)
 
@@ -206,13 +239,12 @@ class Experiments:
                 with which the loss on training data is lowest, or what they would read with uniform attention.
             start: whose weights; the dense experiment's by default.
         """
-        determined_by = self.post_hoc_is(values, splits, start=start) | (
-            {} if replacement == "zero" else {"replacement": replacement}
-        )
+        replaced_by = {} if replacement == "zero" else {"replacement": replacement}
+        determined_by = self.post_hoc_is(values, splits, start=start) | replaced_by
 
         def make(folder: Path) -> dict[str, Any]:
             pruner = self.with_weights(start or self.dense(), {})
-            with self._replaced(Subject(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
+            with self.replacements.use(Subject(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
                 return self._evaluate(pruner, folder, values, splits)
 
         return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
@@ -264,24 +296,6 @@ class Experiments:
         """An experiment of another kind, which does not train."""
         return self._experiment(name, determined_by, make)
 
-    @contextmanager
-    def _replaced(self, subject: Subject, replacement: Replacement, mask: Tensor) -> Iterator[None]:
-        """What takes the place of closed heads for a while; the subject comes with the dense weights."""
-        if replacement == "zero":
-            yield
-        elif replacement == "uniform":
-            with uniform_replacement(subject.backbone, subject.gates):
-                yield
-        elif replacement == "constants":
-            constants = optimal_constants(subject, mask.unsqueeze(0), steps=32)
-            with mean_replacement(subject.gates, [of_site[0] for of_site in constants]):
-                yield
-        else:
-            if self._means is None:
-                self._means = mean_outputs(subject)
-            with mean_replacement(subject.gates, self._means):
-                yield
-
     # -- how they are made -------------------------------------------------------------------------------------
 
     def _experiment(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
@@ -311,17 +325,18 @@ class Experiments:
         """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost in all; steps that are
         made twice, since they were after the last checkpoint, count once."""
         gc.collect()  # earlier trainers and modules refer to each other, and their optimisers hold much memory
-        last = folder / "last.ckpt"
+        last, key = folder / "last.ckpt", folder.name.removeprefix(".")
         goes_on = processes.in_first(last.is_file)
         pruner.train()  # Lightning keeps the mode it finds
         kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.setup.run.save_every))
-        trainer = self.trainer(*callbacks, *kept, limit_val_batches=0)
-        before = CostInCheckpoints.read(last) if goes_on else NOTHING
+        # Nothing is validated.
+        trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None)
+        before = CostInCheckpoints.read(last, key) if goes_on else NOTHING
         with measured(trainer.strategy.root_device, before) as cost:
-            trainer.fit(pruner, self.data, ckpt_path=last if goes_on else start, weights_only=True)
+            trainer.fit(pruner, self.data, ckpt_path=last if goes_on else checked(start), weights_only=True)
         if processes.is_first():
             last.unlink(missing_ok=True)
-        first = 0 if start is None else torch.load(start, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+        first = 0 if start is None else read_checkpoint(start)["global_step"]
         return cost.as_row() | {"steps": trainer.global_step - first}
 
     def _evaluate(self, pruner: HeadPruner, folder: Path, values: Tensor, splits: Sequence[str]) -> dict[str, Any]:
@@ -333,10 +348,3 @@ class Experiments:
             metrics = evaluate(trainer, pruner, self.data, splits)
         write_predictions(folder, predictions)
         return metrics | cost.as_row()
-
-
-def write_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write ``predictions.npz``; every process has to call this."""
-    arrays = predictions.arrays()
-    if processes.is_first():
-        np.savez_compressed(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]

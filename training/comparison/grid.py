@@ -4,8 +4,9 @@ seed, write tables, verdict, report."""
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from rich.table import Table
 
 from gates.budget import Budget
 from gates.errors import GateError
+from gates.files import is_partial
 from training.cli.comparison_parser import OF_A_RUN
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
-from training.comparison.cache import ExperimentCache
+from training.comparison.cache import DETERMINED_BY, ExperimentCache
 from training.comparison.experiments import Experiments
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, Learned, Method, Outside, parse_methods
 from training.comparison.options import check_budgets
@@ -30,7 +32,7 @@ from training.comparison.plan import plan_of_comparison, run_seed
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
 from training.comparison.to_wandb import send_comparison
-from training.comparison.truth import as_markdown, truth_rows
+from training.comparison.truth import truth_rows
 from training.config import (
     BudgetOption,
     ComparisonOptions,
@@ -38,20 +40,28 @@ from training.config import (
     DrawSearch,
     PrunerOptions,
     RefitSearch,
+    RestartSearch,
     Setup,
     SwapSearch,
+    group_at,
     group_of,
 )
 from training.config.setup import data_of
 from training.config.stages import FROM_SCRATCH
 from training.report.captions import warning
 from training.report.contents import Contents
-from training.report.page import write_report
+from training.report.page import FIGURES, write_report
+from training.report.picture_files import check_own_folder, remove_pictures
 from training.report.reading import read_contents
 from training.runs import processes, progress
-from training.runs.run_directory import UNFINISHED, RunDirectory
+from training.runs.going_on import check_same_comparison
+from training.runs.lock import LOCK, only_writer
+from training.runs.run_directory import CONFIG, METRICS, UNFINISHED, RunDirectory, remove_partials
+from training.runs.stored import read_table
+from training.runs.tracking import reachable
 from training.scoring.scorers import SCORERS, Scorer
 from training.setup import make_trainer, open_data, quiet_libraries
+from training.truth.tables import as_markdown
 
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
@@ -59,7 +69,7 @@ INSTEAD = {
     "model.swaps": "; here swaps are a method, learned+swap",
     "model.refit": "; here it is a method, learned+refit",
     "model.gate": "; here other gates are methods, such as dsp",
-    "model.pipelined": "; here it is a method, learned-pipelined",
+    "model.pipelined": "; here learned rests and learned-joint does not",
 }
 """What some of these, and options of the module that methods and budgets set, are called in a comparison."""
 
@@ -72,27 +82,29 @@ def compare(line: CommandLine) -> RunDirectory | None:
         show_methods(stdout())
         return None
     parts = data_of(config.data).parts
-    return compare_parts(line, parts) if parts else compare_on_one(line)
+    with claimed(config.run_dir or f"runs/{config.name}-comparison") as run:
+        return compare_parts(line, run, parts) if parts else compare_on_one(line, run)
 
 
-def compare_parts(line: CommandLine, parts: Mapping[str, Mapping[str, Any]]) -> RunDirectory:
+def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapping[str, Any]]) -> RunDirectory:
     """A comparison of each data set of a benchmark, in a folder of its name, and over all of them ``truth.csv``.
 
     Args:
         line: as it was given.
+        run: to write into.
         parts: by name the options of each data set.
     """
     config = line.options
-    run = claim(config.run_dir or f"runs/{config.name}-comparison")
     truths = []
     for name, changes in parts.items():
         own = config.clone()
         own.data.init_args.update(Namespace(**changes))
         own.name, own.run_dir = f"{config.name}-{name}", str(run.path / name)
         own.experiments = config.experiments or str(run.path / "experiments")
-        part = compare_on_one(replace(line, options=own))
+        with claimed(own.run_dir) as part:
+            compare_on_one(replace(line, options=own), part)
         if (part.path / "truth.csv").is_file():
-            truths.append(pd.read_csv(part.path / "truth.csv").assign(program=name))
+            truths.append(read_table(part.path / "truth.csv").assign(program=name))
     if truths and processes.is_first():
         truth = pd.concat(truths, ignore_index=True)
         run.write_table("truth.csv", truth)
@@ -101,8 +113,13 @@ def compare_parts(line: CommandLine, parts: Mapping[str, Mapping[str, Any]]) -> 
     return run
 
 
-def compare_on_one(line: CommandLine) -> RunDirectory:
-    """The comparison on one data set."""
+def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
+    """The comparison on one data set.
+
+    Args:
+        line: as it was given, or for this one of several.
+        run: to write into.
+    """
     config, given = line.options, line.given
     options = group_of(ComparisonOptions, config)
     methods, seeds, stages = parse_methods(options.all_methods), options.all_seeds, options.all_stages
@@ -112,8 +129,7 @@ def compare_on_one(line: CommandLine) -> RunDirectory:
     budgets: list[BudgetOption] = list(setup.data.own_budgets or options.all_budgets)
     if FROM_SCRATCH in stages:
         setup.check_scratch()
-    run = claim(config.run_dir or f"runs/{config.name}-comparison")
-    distil = DistilWeights(**config.distil.as_dict()).changes
+    distil = group_at(DistilWeights, config, "distil.").changes
     check_methods(setup.model, methods, budgets, distil)
     check_kinds(methods, budgets)
     if setup.model.steering == "multipliers":
@@ -122,12 +138,16 @@ def compare_on_one(line: CommandLine) -> RunDirectory:
             "needs --model.steering price"
         )
     searches: dict[str, Any] = {
-        "swaps": SwapSearch(**config.swap.as_dict()),
-        "draws": DrawSearch(**config.draws.as_dict()),
-        "refits": RefitSearch(**config.refit.as_dict()),
+        "swaps": group_at(SwapSearch, config, "swap."),
+        "restarts": group_at(RestartSearch, config, "restarts."),
+        "draws": group_at(DrawSearch, config, "draws."),
+        "refits": group_at(RefitSearch, config, "refit."),
     }
     cache = ExperimentCache(Path(options.experiments) if options.experiments else run.path / "experiments")
     resolved = line.parser.dump(config, skip_unset=False)
+    wandb_options = reachable(setup.wandb)  # before hours of work
+    check_own_folder(run.path / FIGURES)  # before hours of work too
+    check_same_comparison(run, resolved)
     processes.start(make_trainer(setup))
     results = Results()
     plan = list(plan_of_comparison(methods, budgets, stages))
@@ -141,9 +161,8 @@ def compare_on_one(line: CommandLine) -> RunDirectory:
                 experiments.pruner.steering.mask_within(
                     experiments.pruner.gates.log_alpha.detach(), Budget.parse(budget, selector.sizes)
                 )
-            if seed == seeds[0] and processes.is_first():
-                run.path.mkdir(parents=True, exist_ok=True)
-                run.write_text("config.yaml", resolved)
+            if seed == seeds[0] and processes.is_first() and not (run.path / METRICS).is_file():
+                run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
             for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():
@@ -153,10 +172,12 @@ def compare_on_one(line: CommandLine) -> RunDirectory:
             results.truth += truth_rows(experiments, results)
             results.pruner, results.data = experiments.pruner, experiments.data
     if processes.is_first():
+        run.withdraw()
+        run.write_text(CONFIG, resolved)
         write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
         (run.path / UNFINISHED).unlink()
         contents = report(run)
-        send_comparison(run, setup.wandb, yaml.safe_load(resolved), contents.metric)
+        send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
         console = stdout()
         show_summary(console, contents)
         for name in ("report.html", "verdict.md", "comparison.csv"):
@@ -167,7 +188,7 @@ def compare_on_one(line: CommandLine) -> RunDirectory:
 @progress.stage("report")
 def report(run: RunDirectory) -> Contents:
     """Write ``report.html`` with its pictures; those of methods that are no longer compared go."""
-    shutil.rmtree(run.path / "figures", ignore_errors=True)
+    remove_pictures(run.path / FIGURES)
     contents = read_contents(run.path)
     write_report([contents], run.path / "report.html")
     return contents
@@ -193,6 +214,7 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
     used = {
         "--prices": (any(method.is_learned and method.learned.decides == "price" for method in methods), "lambda to --methods"),
         "--swap.": ("swap" in modifiers, "+swap to a method"),
+        "--restarts.": ("restarts" in modifiers, "+restarts to a method"),
         "--draws.": ("draws" in modifiers, "+draws to a method"),
         "--refit.": ("refit" in modifiers, "+refit to a method"),
         "--distil.": ("distil" in modifiers, "+distil to a method"),
@@ -216,6 +238,8 @@ def check_methods(
         own: dict[str, Any] = dict(method.learned.options) if method.is_learned else {}
         if "distil" in method.modifiers:
             own |= distil
+        if "refit" in method.modifiers:
+            own["refit"] = True
         for budget in budgets:
             replace(options, **{"budget": budget, **own})  # raises
 
@@ -249,20 +273,30 @@ def show_summary(console: Console, contents: Contents) -> None:
         console.print(said, soft_wrap=True)
 
 
-def claim(path: str) -> RunDirectory:
-    """The directory: new, empty, or that of a comparison, which goes on.
+def _keeps_experiments(folder: Path) -> bool:
+    """Whether a folder is a cache of experiments, finished ones or those of a command that was stopped, and nobody else's."""
+    if not folder.is_dir():
+        return False
+    inside = [path for path in folder.iterdir() if not path.name.startswith((".", "scores-"))]
+    return all((path / DETERMINED_BY).is_file() for path in inside)
+
+
+@contextmanager
+def claimed(path: str) -> Iterator[RunDirectory]:
+    """The directory, into which nobody else writes in the ``with`` block: new, empty, or that of a comparison, which goes on.
 
     Raises:
-        GateError: if it holds something else.
+        GateError: if it holds something else, or another process is at work there.
     """
     folder = Path(path)
-    for place in (folder, *folder.parents):
-        if place.exists() and not place.is_dir():
-            raise GateError(f"--run_dir {path!r} is or lies in a file ({str(place)!r}); give a directory")
-    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if held - {"config.yaml", UNFINISHED} and not ((folder / "experiments").is_dir() or "masks.json" in held):
-        raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
-    return RunDirectory(folder)
+    with only_writer(folder) if progress.is_first_process(os.environ) else nullcontext():
+        held = {path.name for path in folder.iterdir() if not is_partial(path)} if folder.is_dir() else set()
+        is_comparison = _keeps_experiments(folder / "experiments") or held & {"masks.json", UNFINISHED}
+        if "checkpoints" in held or (held - {CONFIG, LOCK} and not is_comparison):
+            raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
+        if progress.is_first_process(os.environ):
+            remove_partials(folder)
+        yield RunDirectory(folder)
 
 
 def show_methods(console: Console) -> None:

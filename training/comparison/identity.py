@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs.fingerprint import file_fingerprint, weights_fingerprint
 from training.runs.own_code import code_fingerprint
+from training.runs.resuming import OPTIONS
 
-FORMAT = 4
+FORMAT = 6
 """Of experiments; a change in what they mean or how they are computed must raise it."""
 ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "swaps", "refit"}
 """Options of the module that act through the model, which is in every identity, or that a comparison does not use: swaps and
 refits are a method's ``+swap`` and ``+refit`` there."""
-OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "prune_learning_rate", "weight_decay", "freeze", "unit")
+OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on, beside the length of the whole run."""
-AFTER_FINETUNING = ("freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
+AFTER_FINETUNING = ("prune_learning_rate", "freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
 """Options that training with a fixed mask depends on, beside where it starts."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
@@ -59,9 +61,14 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
         # A run that goes on from another one's checkpoint has its history, which nothing else here tells.
         **({"continues": file_fingerprint(Path(setup.run.ckpt_path))} if setup.run.ckpt_path is not None else {}),
         **own_code_of(data),
-        "after_finetuning": round(options.prune + options.retrain, 6),
         **{name: getattr(options, name) for name in OF_DENSE},
     }
+
+
+def began_with(setup: Setup, dense: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a run's training depends on, as JSON: what its dense model does, and the options of the module."""
+    elsewhere = ELSEWHERE - {"swaps", "refit"}  # which a run does itself
+    return {**dense, OPTIONS: {name: value for name, value in asdict(setup.model).items() if name not in elsewhere}}
 
 
 def own_code_of(data: TaskData) -> dict[str, str]:

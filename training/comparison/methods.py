@@ -48,6 +48,7 @@ class Learned:
         return self.decides != "price" and self.options["gate"] != "clamped-linear"
 
 
+RESTING: dict[str, Any] = {"gate": "hard-concrete", "pipelined": True}
 JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
 """A method is what its name says, whatever a configuration has for single runs."""
 PLAIN: dict[str, Any] = {
@@ -56,11 +57,14 @@ PLAIN: dict[str, Any] = {
 """Options of Hard-Concrete gates alone, as other families have to have them."""
 
 LEARNED: dict[str, Learned] = {
-    "learned": Learned("Hard-Concrete gates held to the budget, with the weights", OURS, JOINT),
-    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, JOINT, decides="once"),
-    "learned-pipelined": Learned(
-        "the gates alone, on resting weights, before the weights are retrained", OURS, {**JOINT, "pipelined": True}
+    "learned": Learned("Hard-Concrete gates held to the budget, on resting weights, which are retrained then", OURS, RESTING),
+    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, RESTING, decides="once"),
+    "learned-obs": Learned(
+        "the same from a start by optimal brain surgeon; meant for learned-obs+refit",
+        OURS,
+        {**RESTING, "start_apart": 1.0, "start_by": "obs"},
     ),
+    "learned-joint": Learned("the gates together with the weights", OURS, JOINT),
     "lambda": Learned(
         "Hard-Concrete gates with a price on each open head",
         "Voita et al. 2019",
@@ -72,17 +76,17 @@ LEARNED: dict[str, Learned] = {
         "relaxed top-K of Gumbel-perturbed weights, with the model's (joint); unlike the paper's, gates are at most 1, the "
         "last temperature is 0.1, every example has a draw of its own, and the weights start apart by HIS",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "his_start": 1.0, "gate": "relaxed-top-k"},
+        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "relaxed-top-k"},
     ),
     "dsp-pipelined": Learned(
         "the same on resting model weights",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "his_start": 1.0, "gate": "relaxed-top-k", "pipelined": True},
+        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "relaxed-top-k", "pipelined": True},
     ),
     "straight-through": Learned(
         "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
         "Bengio et al. 2013",
-        {**PLAIN, "his_start": 1.0, "gate": "straight-through-top-k"},
+        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "straight-through-top-k"},
     ),
     "linear-l1": Learned(
         "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {**PLAIN, "gate": "clamped-linear"}, "once"
@@ -114,6 +118,7 @@ OUTSIDE = {
 }
 
 MODIFIERS = {
+    "restarts": "the best of several times of learning, by training data; with +refit, behind a refit of each mask",
     "draws": "the best of masks drawn around the ranking, by training data, without training",
     "swap": "the mask is refined by swaps on training data, without training",
     "rescale": "kept heads are rescaled by least squares (Kwon et al. 2022)",
@@ -163,6 +168,11 @@ class Method:
             raise GateError(f"the method {name!r} rescales what it refits; give +refit alone, which can do what +rescale does")
         if "draws" in modifiers and (method.is_given or (base in SCORERS and not SCORERS[base].ranks)):
             raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
+        if "restarts" in method.modifiers and not method.is_learned_at_rest:
+            raise GateError(
+                f"the method {name!r} is learned anew several times, which is for gates on resting weights, such as "
+                "learned+restarts; leave +restarts away"
+            )
         return method
 
     @property
@@ -172,6 +182,11 @@ class Method:
     @property
     def is_learned(self) -> bool:
         return self.base in LEARNED
+
+    @property
+    def is_learned_at_rest(self) -> bool:
+        """Whether Hard-Concrete gates are learned for each budget on weights that rest."""
+        return self.is_learned and self.learned.decides == "each" and RESTING.items() <= self.learned.options.items()
 
     @property
     def is_given(self) -> bool:
@@ -186,7 +201,7 @@ class Method:
     @property
     def is_ours(self) -> bool:
         """Whether this project came up with it; its searches for a better mask are its own whatever mask they start from."""
-        return bool(self.modifiers & {"draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
+        return bool(self.modifiers & {"restarts", "draws", "swap"}) or (self.is_learned and self.learned.source == OURS)
 
     @property
     def learned(self) -> Learned:
@@ -235,7 +250,10 @@ def own_method(options: PrunerOptions) -> Method:
     if options.gate == "hard-concrete" and options.budget is None:
         as_voita = replace(options, **LEARNED["lambda"].options) == options
         base = "lambda" if as_voita else "priced"
-    if options.pipelined:
+    if base == "learned":
+        as_obs = replace(options, **LEARNED["learned-obs"].options) == options
+        base = "learned-obs" if as_obs else base if options.pipelined else "learned-joint"
+    elif options.pipelined:
         base = f"{base}-pipelined"
     return Method(base, frozenset(name for name, used in (("swap", options.swaps), ("refit", options.refit)) if used))
 

@@ -11,16 +11,20 @@ import torch
 
 from gates.budget import Budget
 from gates.errors import GateError
+from gates.export.kv_cache import cache_bytes, generates
 from gates.scores.ranking import RANKINGS
 from training.comparison.cache import Experiment
-from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, Experiments
+from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.given_mask import check_given_masks
 from training.comparison.methods import Method
+from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
 from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, WITH_CONSTANTS, WITH_MEANS, WITH_UNIFORM, is_post_hoc
 from training.runs import progress
+from training.runs.stored import read_table
+from training.stats.numbers import CACHE
 
 DENSE = Method("dense")
 
@@ -135,7 +139,7 @@ def run_seed(
         if selection.alpha is not None:
             results.alphas[total, method.name, experiments.seed] = selection.alpha
         if method.is_learned:
-            course = pd.read_csv(selection.start.path / GATES_OVER_TIME)
+            course = read_table(selection.start.path / GATES_OVER_TIME)
             whose = pd.DataFrame({"seed": experiments.seed, "method": method.name, "budget": total}, index=course.index)
             results.gates.append(pd.concat([whose, course], axis=1))
         for name in planned.stages:
@@ -215,8 +219,11 @@ def row_of(
     experiments: Experiments, method: Method, stage: str, selection: Selection, found: Experiment, *, budget: int
 ) -> dict[str, Any]:
     """A row of the tables: what was done, its metrics, its cost, and the experiment behind it."""
-    heads = experiments.pruner.gates.open_heads(selection.mask)
+    pruner = experiments.pruner
+    heads = pruner.gates.open_heads(selection.mask)
     named = {"seed": experiments.seed, "method": method.name, "stage": stage, "budget": budget, "heads": heads}
+    if generates(pruner.backbone):
+        named[CACHE] = cache_bytes(pruner.gates.sites, pruner.gates.to_heads(selection.mask))
     metrics = {name: value for name, value in found.result.items() if name.startswith(("select_", "test_"))}
     return named | metrics | cost_of(found, stage, selection) | {"experiment": found.key}
 

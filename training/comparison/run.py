@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 import yaml
 from pytorch_lightning.loggers import CSVLogger
@@ -14,13 +15,14 @@ from training.comparison.adoption import adopt, is_adopted, seconds_of
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import check_given_masks
+from training.comparison.identity import began_with, identity_of_dense
 from training.comparison.methods import Method, own_method
 from training.comparison.plan import Planned, curve_of_run, plan_of_run, run_seed
 from training.comparison.run_results import describe_run, export, show_run, write_run
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, score_columns, write_tables
 from training.comparison.to_wandb import send_run
-from training.comparison.training import restore, train
+from training.comparison.training import check_own_checkpoints, restore, train
 from training.comparison.translations import save_translations
 from training.comparison.weights import learned_result
 from training.config import Setup, SwapSearch
@@ -28,8 +30,9 @@ from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
 from training.runs import processes, progress
 from training.runs.finished import is_finished, mark_finished, unmark_finished
-from training.runs.run_directory import RunDirectory, check_same_options, checkpoint_of, claim
-from training.runs.tracking import make_logger, resolved_mode
+from training.runs.resuming import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
+from training.runs.run_directory import RunDirectory, claimed
+from training.runs.tracking import make_logger, reachable
 from training.setup import make_pruner, make_trainer, open_data, quiet_libraries
 
 
@@ -41,19 +44,23 @@ def fit(line: CommandLine) -> RunDirectory:
     asked = list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
         setup.check_scratch()
-    run, first = claim(setup.run)
     kept = line.options.clone()
     kept.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
     resolved = line.parser.dump(kept, skip_unset=False)
-    if run.resumes:
-        check_same_options(run, resolved)
-        if is_finished(run, resolved):
-            if first:
-                stdout().print(f"the run in {str(run.path)!r} is finished; there is nothing to resume", soft_wrap=True)
-            return run
-    again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
-    with advised(lambda: f"go on with {again}--existing resume" if run.holds(resolved) else None):
-        train_and_compare(line, setup, own, asked, run, resolved, first=first)
+    with claimed(setup.run) as (run, first):
+        if run.resumes:
+            check_same_options(run, resolved)
+            if is_finished(run, resolved):
+                if first:
+                    stdout().print(
+                        f"the run in {str(run.path)!r} is finished; nothing is to be resumed, and its data were not read",
+                        soft_wrap=True,
+                    )
+                return run
+        setup = replace(setup, wandb=reachable(setup.wandb))  # before there is anything to lose
+        again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
+        with advised(lambda: f"go on with {again}--existing resume" if run.holds(resolved) else None):
+            train_and_compare(line, setup, own, asked, run, resolved, first=first)
     return run
 
 
@@ -78,6 +85,10 @@ def train_and_compare(
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
     trainer = make_trainer(setup)  # raises for its settings before anything is written
+    if run.resumes:
+        began = began_with(setup, identity_of_dense(setup, pruner, data, processes=trainer.world_size))
+        check_same_inputs(run, began)
+        check_own_checkpoints(run, identity_of(began))
     if first:
         unmark_finished(run)
         run.create(resolved)
@@ -85,14 +96,15 @@ def train_and_compare(
     processes.start(trainer)
     # Now, since experiments are known by the weights that training starts from.
     experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
-    wandb_mode = resolved_mode(setup.wandb)
+    began = began_with(setup, experiments.dense_is)
+    processes.in_first(lambda: note_inputs(run, began))
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
 
     if run.resumes and restore(run, pruner) and is_adopted(experiments, pruner):
         metrics = evaluate(trainer, pruner, data)
     else:
         loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
-        trained = train(setup, run, pruner, data, loggers, checkpoint)
+        trained = train(setup, run, pruner, data, loggers, checkpoint, identity=identity_of(began))
         adopt(experiments, pruner, trained)
         metrics = dict(trained.metrics)
     seconds, learned = seconds_of(experiments, pruner), learned_result(pruner)  # now, while the module is in its final state
@@ -111,7 +123,8 @@ def train_and_compare(
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
-        described = describe_run(results, own, mask, learned, seconds=seconds, wandb_mode=wandb_mode)
+        described = describe_run(results, own, mask, learned, seconds=seconds, wandb_mode=setup.wandb.mode)
+        run.withdraw()
         run.join_logs()
         write_run(run, results, own, curve)
         save_translations(run, results)

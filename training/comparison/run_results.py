@@ -25,7 +25,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import versions
-from training.stats.numbers import shown, unit
+from training.stats.numbers import CACHE, shown, unit
 from training.stats.verdict import is_dense, nothing_learned
 from training.tasks import base_model_name
 
@@ -160,7 +160,9 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
             gates.sites, gates.to_heads(last), title="gates at the end of the prune phase"
         )
     if len(table):
-        figures["quality_by_budget"] = quality_by_budget(table, pd.DataFrame(results.rows), metric=pruner.task.main_metric)
+        figures["quality_by_budget"] = quality_by_budget(
+            table, pd.DataFrame(results.rows), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better
+        )
     for name, figure in figures.items():
         with run.replacing(f"plots/{name}.png") as partial:
             figure.savefig(partial, format="png", dpi=150)
@@ -174,8 +176,9 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
     short = main if len(main) < 6 else f"{main[:3]}."
     names = {
         "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
-        f"test_{main}": f"test {short}", "test_loss": "test loss", "steps": "steps", "seconds": "s",
+        f"test_{main}": f"test {short}", "test_loss": "test loss", CACHE: "KV bytes", "steps": "steps", "seconds": "s",
     }  # fmt: skip
+    names = {name: title for name, title in names.items() if name != CACHE or CACHE in results.rows[0]}
     for name, title in names.items():
         table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
     for row in sorted(results.rows, key=lambda row: STAGES.index(row["stage"])):

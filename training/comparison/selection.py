@@ -17,12 +17,15 @@ from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import given_mask, own_budget
 from training.comparison.methods import LEARNED, Learned, Method
-from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, SwapSearch
+from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, RestartSearch, SwapSearch
 from training.runs.cost import Cost, measured
 from training.scoring.outputs import rescale
 from training.scoring.own_score import own_score, run_own_score
 from training.scoring.scorers import SCORERS, Scores
 
+APART: dict[str, Any] = {"start_apart": 1.0, "start_by": "obs"}
+STARTS: tuple[dict[str, Any], ...] = ({"start_apart": 0.0}, APART)
+"""From which gates are learned in turn."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -74,7 +77,7 @@ class MaskSelector:
     Args:
         experiments: of the seed.
         budgets: all budgets of the comparison, as options of the module.
-        swaps, draws: how better masks are searched.
+        restarts, draws, swaps: how better masks are searched.
         refits: how weights are refitted.
         distil: options of the module that ``+distil`` stands for.
         prices: of open heads, from which methods that train with a price choose; by default the setup's alone.
@@ -89,13 +92,14 @@ class MaskSelector:
         *,
         swaps: SwapSearch | None = None,
         draws: DrawSearch | None = None,
+        restarts: RestartSearch | None = None,
         refits: RefitSearch | None = None,
         distil: Mapping[str, float] | None = None,
         prices: Sequence[PriceOption] = (),
         as_configured: str | None = None,
     ) -> None:
         self.experiments, self.swaps, self.draws = experiments, swaps or SwapSearch(), draws or DrawSearch()
-        self.refits = refits or RefitSearch()
+        self.restarts, self.refits = restarts or RestartSearch(), refits or RefitSearch()
         self.distil, self.prices, self.as_configured = dict(distil or {}), list(prices), as_configured
         self.priced: dict[str, Priced] = {}
         self.budgets, gates = list(budgets), experiments.pruner.gates
@@ -113,7 +117,8 @@ class MaskSelector:
             post_hoc: whether the mask is for the dense model, without training. A search for a better mask runs on the weights
                 that the mask is for: the dense ones then, and otherwise those that training goes on from.
         """
-        changes = self.distil if "distil" in method.modifiers else {}
+        distil = self.distil if "distil" in method.modifiers else {}
+        changes = distil if method.is_learned else {"pipelined": False, **distil}  # a mask that is known needs no waiting
         if method.base == "dense":
             ones = torch.ones(self.experiments.pruner.gates.size)
             return Selection(ones, ones, self.experiments.dense(), changes, None)
@@ -124,6 +129,8 @@ class MaskSelector:
         else:
             decide = self._learned if method.is_learned else self._own_score if method.is_own_score else self._scored
             selection = decide(method.base, budget, changes)
+        if "restarts" in method.modifiers:
+            selection = self._restarted(selection, budget, refit="refit" in method.modifiers)
         if "draws" in method.modifiers:
             has_logits = method.is_learned and method.learned.has_logits
             selection = self._drawn(selection, budget, has_logits=has_logits, post_hoc=post_hoc)
@@ -261,12 +268,30 @@ class MaskSelector:
         it took to find; a single one is not tried."""
         if len(masks) == 1:
             return 0, 0.0
-        metric = f"select_{self.experiments.pruner.task.main_metric}"
+        task = self.experiments.pruner.task
         tried = [self.experiments.post_hoc(mask, splits=("select",)).result for mask in masks]
-        best = max(range(len(masks)), key=lambda index: tried[index][metric])
+        best = max(range(len(masks)), key=lambda index: task.gain(tried[index][f"select_{task.main_metric}"]))
         return best, sum(result["seconds"] for result in tried)
 
     # -- modifiers ---------------------------------------------------------------------------------------------
+
+    def _restarted(self, selection: Selection, budget: BudgetOption, *, refit: bool) -> Selection:
+        """The mask of lowest loss on training data among those of gates that are learned several times, from equal gates and
+        apart in turn, and that of the score which sets them apart."""
+        learned = [
+            self.experiments.learn({**selection.changes, **STARTS[time % len(STARTS)]}, restart=time)
+            for time in range(self.restarts.count)
+        ]
+        masks = [self.mask_of(torch.tensor(experiment.result["log_alpha"]), budget) for experiment in learned]
+        if len(learned) > 1:
+            learned.append(self._score(APART["start_by"], budget, None))
+            masks.append(torch.tensor(learned[-1].result["mask"]))
+        judged = self.experiments.judge(masks, self.restarts, self.refits if refit else None)
+        losses = judged.result["losses"]
+        best = losses.index(min(losses))
+        for experiment in (*learned[1:], judged):
+            selection = _with_cost(selection, experiment)
+        return replace(selection, mask=masks[best], values=masks[best], ranking=None)
 
     def _rescaled(self, selection: Selection) -> Selection:
         """Gate values of least squares in place of ones, on the dense model."""
@@ -295,13 +320,15 @@ class MaskSelector:
         return _searched(selection, self.experiments.swap(selection.mask, at, self.swaps, start=start, changes=changes))
 
     def _refitted(self, selection: Selection, *, post_hoc: bool) -> Selection:
-        start, changes = self._weights(selection, post_hoc)
+        start, changes = (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
         refit = self.experiments.refit(selection.mask, self.refits, start=start, changes=changes)
         return replace(_with_cost(selection, refit), refit=refit)
 
     def _weights(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
-        """The experiment that a search takes its weights from, and the changes of options that go with them."""
-        return (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
+        """The experiment that a search takes its weights from, and the changes of options that go with them: the dense one also
+        where the weights have rested, so that nothing is searched twice."""
+        on_dense = post_hoc or self.experiments.rests(selection.changes)
+        return (self.experiments.dense(), {}) if on_dense else (selection.start, selection.changes)
 
 
 def _searched(selection: Selection, experiment: Experiment) -> Selection:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -18,10 +17,13 @@ from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector
 from training.config import BudgetOption
 from training.data.base import TaskData
+from training.data.classification import ClassificationData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
 from training.runs import progress
-from training.runs.run_directory import RunDirectory
+from training.runs.checksums import write_checksums
+from training.runs.run_directory import METRICS, RunDirectory
+from training.runs.stored import read_arrays
 from training.runs.tracking import code_version, machine, versions
 from training.stats.bootstrap import bleu_metric, majority_class
 from training.stats.statistics import Mask, agreement, compare_methods, rank_methods, summarise
@@ -123,7 +125,7 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
 
 def majority_of(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """By metric, what always answering the most frequent class of the test split would score; empty for other tasks."""
-    if isinstance(results.data, TranslationData):
+    if not isinstance(results.data, ClassificationData):
         return {}
     return majority_class(next(iter(predictions.values()))["test_target"])
 
@@ -140,7 +142,8 @@ def write_tables(
     command: str,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes.
+    """Everything that is computed from the rows; what an earlier comparison left and this one has not goes. ``metrics.json`` is
+    written last: where it is, everything is. Then there are checksums of all.
 
     Args:
         run: to write into.
@@ -152,12 +155,14 @@ def write_tables(
     """
     pruner = results.pruner
     assert pruner is not None
-    main_metric, gates = pruner.task.main_metric, pruner.gates
+    main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
     table = pd.DataFrame(results.rows)
-    predictions = {key: dict(np.load(path)) for key, path in results.predictions.items()}
+    predictions = {
+        key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in results.predictions.items()
+    }
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     metric = main_metric if tokenize is None else bleu_metric(tokenize)
-    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric)
+    summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric, lower_is_better=lower)
     parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
     quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
     by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in parsed if budget.per_kind}
@@ -167,8 +172,9 @@ def write_tables(
         summary,
         tests,
         main_metric=main_metric,
+        lower_is_better=lower,
         ours=ours,
-        ranks=rank_methods(table, main_metric),
+        ranks=rank_methods(table, main_metric, lower_is_better=lower),
         kinds=by_kind,
         unit=gates.unit,
         majority=majority.get(main_metric),
@@ -197,11 +203,13 @@ def write_tables(
             for label, site, size in zip(site_labels(gates.sites), gates.sites, gates.sizes, strict=True)
         ],
     )
+    run.write_text("verdict.md", said)
     run.write_json(
-        "metrics.json",
+        METRICS,
         {
             "name": name,
             "main_metric": main_metric,
+            "lower_is_better": lower,
             "heads": gates.heads,
             "gates": gates.size,
             "unit": gates.unit,
@@ -219,4 +227,4 @@ def write_tables(
             **(more or {}),
         },
     )
-    run.write_text("verdict.md", said)
+    write_checksums(run.path)

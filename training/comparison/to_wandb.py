@@ -15,6 +15,7 @@ from training.comparison.tables import Results
 from training.config import WandbOptions
 from training.config.stages import is_post_hoc
 from training.runs.run_directory import RunDirectory
+from training.runs.stored import read_table
 from training.runs.tracking import resolved_mode, run_id, start
 from training.stats.numbers import slug
 from training.stats.verdict import are_dense, is_dense
@@ -99,7 +100,7 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     against heads, the verdict as its notes, and the masks and tables as artifacts."""
     group = options.group or options.name or run.path.name
     options = replace(options, mode=resolved_mode(options))  # once: asking again while a run is open is warned of
-    base, rows = run_id(run.path), pd.read_csv(run.path / "comparison.csv")
+    base, rows = run_id(run.path), read_table(run.path / "comparison.csv")
     for row in rows.to_dict("records"):
         described = {name: row[name] for name in ("method", "stage", "budget", "heads", "seed")}
         one = start(
@@ -113,6 +114,7 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
         )
         if one is None:
             return
+        options = replace(options, mode="offline" if one.offline else options.mode)  # it stays so if the server has gone
         one.summary.update({key: value for key, value in summary_of_experiment(row).items() if pd.notna(value)})
         one.finish()
     whole = start(
@@ -120,8 +122,8 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     )
     assert whole is not None
     for part in TABLES:
-        whole.log({part: wandb.Table(dataframe=pd.read_csv(run.path / f"{part}.csv"))})
-    summary = pd.read_csv(run.path / "summary.csv")
+        whole.log({part: wandb.Table(dataframe=read_table(run.path / f"{part}.csv"))})
+    summary = read_table(run.path / "summary.csv")
     for stage, chart in charts(summary, main_metric):
         whole.log({f"quality/{stage}": chart})
     for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix in (".png", ".gif")):

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from training.comparison.methods import file_name
 from training.comparison.tables import Results
 from training.data.translation import TranslationData
 from training.runs.run_directory import RunDirectory
+from training.runs.stored import read_arrays
 from training.tasks.translation_metrics import paired_bootstrap
 
 FOLDER = "translations"
@@ -55,8 +55,8 @@ def save_translations(run: RunDirectory, results: Results) -> None:
 
 def texts_of(predictions: Path) -> dict[str, list[str]]:
     """The translations of the test split that an experiment left, by search."""
-    with np.load(predictions) as arrays:
-        return {search: arrays[name].tolist() for search, name in SEARCHES.items() if name in arrays}
+    arrays = read_arrays(predictions, mend=f"delete {str(predictions.parent)!r} and start again")
+    return {search: arrays[name].tolist() for search, name in SEARCHES.items() if name in arrays}
 
 
 def write_significance(

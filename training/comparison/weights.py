@@ -6,19 +6,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gates.errors import GateError
 from training.comparison.cache import Experiment
+from training.pruner.checkpoints import check_whole, read_checkpoint
 from training.pruner.module import HeadPruner
 
 WEIGHTS = "weights.ckpt"
 
 
 def read_weights(checkpoint: Path) -> dict[str, Any]:
-    """The state dict of a checkpoint, on the CPU."""
-    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    """The state dict of a checkpoint, on the CPU.
+
+    Raises:
+        GateError: if it is damaged.
+    """
+    content: dict[str, Any] = read_checkpoint(checkpoint, mend=mend_of(checkpoint))["state_dict"]
     return content
+
+
+def checked(checkpoint: Path | None) -> Path | None:
+    """The same checkpoint, if there is one, of which no bit has changed.
+
+    Raises:
+        GateError: if it is damaged.
+    """
+    if checkpoint is not None:
+        check_whole(checkpoint, mend_of(checkpoint))
+    return checkpoint
+
+
+def mend_of(checkpoint: Path) -> str:
+    """What to do about a damaged checkpoint of an experiment, which can be made again."""
+    return f"delete {str(checkpoint.parent)!r} and start again"
 
 
 def backbone_of(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from training.config.model import (
     Source,
 )
 from training.config.run import LARGEST_SEED, EndOfRun, Existing, RunOptions, ScratchTraining, WeightsKept
-from training.config.search import DistilWeights, DrawSearch, RefitSearch, SwapSearch
-from training.config.setup import Setup, group_of
+from training.config.search import DistilWeights, DrawSearch, RefitSearch, RestartSearch, SwapSearch
+from training.config.setup import Setup, group_at, group_of
 from training.config.tracking import WandbOptions
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "PriceOption",
     "PrunerOptions",
     "RefitSearch",
+    "RestartSearch",
     "RunOptions",
     "ScratchTraining",
     "Setup",
@@ -45,5 +46,6 @@ __all__ = [
     "SwapSearch",
     "WandbOptions",
     "WeightsKept",
+    "group_at",
     "group_of",
 ]

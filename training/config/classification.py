@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gates.errors import GateError
-from training.config.checks import at_least_1
-from training.config.data_base import DataOptions, WithSplits, check_rows, check_share
+from training.config.checks import at_least_0, at_least_1
+from training.config.data_base import DataOptions, FilesOrHub, Generated, check_rows, check_text_seed
 from training.truth.programs import PROGRAMS
 
 
@@ -28,7 +28,7 @@ class ClassificationOptions(DataOptions):
 
 
 @dataclass(frozen=True)
-class Text(WithSplits, ClassificationOptions):
+class Text(FilesOrHub, ClassificationOptions):
     """Sentences or pairs of sentences with a class, from local files or a data set of the hub.
 
     Args:
@@ -72,23 +72,11 @@ class Text(WithSplits, ClassificationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.dataset is None) == (self.train_file is None):
-            raise GateError(
-                "give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither"
-            )
-        if self.train_file is not None and self.test_file is None:
-            raise GateError("--data.train_file is given but --data.test_file is not; results need a test file")
-        check_share(self.select_fraction)
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The local files by split."""
-        files = {"train": self.train_file, "select": self.select_file, "test": self.test_file}
-        return {name: file for name, file in files.items() if file is not None}
+        self.check_source()
 
 
 @dataclass(frozen=True)
-class Synthetic(ClassificationOptions):
+class Synthetic(Generated, ClassificationOptions):
     """The embedded examples: a small generated language with questions that need particular heads.
 
     Args:
@@ -112,11 +100,8 @@ class Synthetic(ClassificationOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rows(self.rows, least=3)
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """How many examples each split has."""
-        return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}
+        check_text_seed(self.text_seed)
+        at_least_0(self, "max_distractors")
 
 
 @dataclass(frozen=True)
@@ -147,6 +132,7 @@ class KnownTruth(ClassificationOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rows(self.rows, least=2)
+        check_text_seed(self.text_seed)
         if self.program != "all" and self.program not in PROGRAMS:
             raise GateError(f"there is no program {self.program!r}; expected all or one of {', '.join(PROGRAMS)}")
         if 0 not in self.spare or min(self.spare) < 0 or len(set(self.spare)) < len(self.spare):

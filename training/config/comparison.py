@@ -12,6 +12,7 @@ from gates.errors import GateError
 from training.config.model import BudgetOption, PriceOption
 from training.config.run import LARGEST_SEED
 from training.config.stages import STAGES
+from training.config.yaml_text import load_yaml
 
 Listed = str | int | float | list[Any]
 """``a,b`` or ``[a, b]`` on a command line."""
@@ -53,6 +54,10 @@ class ComparisonOptions:
         self.all_seeds.extend(parse_seeds(split(self.seeds)))
         self.all_stages.extend(parse_stages(split(self.stages)))
         self.all_prices.extend(parse_prices([] if self.prices is None else split(self.prices)))
+        if self.prices is not None and not self.all_prices:
+            raise GateError("--prices is empty; give some, for example 0.003,0.01,0.03, or leave it out")
+        if not self.all_methods:
+            raise GateError("--methods is empty; give some, for example learned,his; --list_methods shows all")
         self.all_budgets.extend(parse_budget(value) for value in split(self.budgets))
         if not self.all_budgets:
             raise GateError("--budgets is empty; give numbers of heads or fractions, for example 0.5,0.25")
@@ -63,7 +68,7 @@ def split(value: Any) -> list[Any]:
     if not isinstance(value, str):
         return list(value) if isinstance(value, (list, tuple)) else [value]
     try:
-        parsed = yaml.safe_load(f"[{value}]")
+        parsed = load_yaml(f"[{value}]", repr(value[:60]))
     except yaml.YAMLError as error:
         raise GateError(f"{value!r} is not a list; expected values separated by commas") from error
     return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], list) else parsed

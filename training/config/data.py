@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from training.config.classification import ClassificationOptions, KnownTruth, Synthetic, Text
 from training.config.data_base import Data, DataOptions
+from training.config.documents import DocumentOptions, Documents, SyntheticDocuments
 from training.config.translation import (
     BleuTokenizer,
     ParallelText,
@@ -19,19 +20,31 @@ from training.config.translation import (
 
 __all__ = [
     "KINDS",
+    "TOKENIZER_FILES",
     "BleuTokenizer",
     "ClassificationOptions",
     "Data",
     "DataOptions",
+    "DocumentOptions",
+    "Documents",
     "KnownTruth",
     "ParallelText",
     "SentenceLoss",
     "Subwords",
     "Synthetic",
+    "SyntheticDocuments",
     "SyntheticTranslation",
     "Text",
     "TranslationOptions",
 ]
 
-KINDS = {kind.__name__: kind for kind in (Text, ParallelText, Synthetic, SyntheticTranslation, KnownTruth)}
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
+    "source.spm",
+)  # fmt: skip
+"""One of which a folder with a tokenizer has."""
+KINDS = {
+    kind.__name__: kind
+    for kind in (Text, ParallelText, Documents, Synthetic, SyntheticTranslation, SyntheticDocuments, KnownTruth)
+}
 """The kinds of data that come with the product, by name."""

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gates.errors import GateError
-from training.config.checks import at_least_0, at_least_1
+from training.config.checks import at_least_0, at_least_1, at_most
+from training.config.run import LARGEST_SEED
+
+MOST_WORKERS, MOST_ROWS = 1024, 10**8
+"""Processes, and generated examples."""
 
 
 class Data:
@@ -33,6 +37,45 @@ class WithSplits:
         return {"train": self.train_split, "select": self.select_split, "test": self.test_split}
 
 
+class FilesOrHub(WithSplits):
+    """Data sets that are local files of one each per split, or are on the hub."""
+
+    train_file: str | None
+    test_file: str | None
+    select_file: str | None
+    select_fraction: float
+    dataset: str | None
+
+    def check_source(self) -> None:
+        """Raises :class:`GateError` unless there is one source, a test file among local files, and a share to select on."""
+        if (self.dataset is None) == (self.train_file is None):
+            raise GateError(
+                "give either a hub data set (--data.dataset) or local files (--data.train_file), not both or neither"
+            )
+        if self.train_file is not None and self.test_file is None:
+            raise GateError("--data.train_file is given but --data.test_file is not; results need a test file")
+        check_share(self.select_fraction)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The local files by split."""
+        files = {"train": self.train_file, "select": self.select_file, "test": self.test_file}
+        return {name: file for name, file in files.items() if file is not None}
+
+
+class Generated:
+    """Data sets that are generated, of as many rows in each split as asked for."""
+
+    train_rows: int
+    select_rows: int
+    test_rows: int
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many examples, pairs or documents each split has."""
+        return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}
+
+
 @dataclass(frozen=True)
 class DataOptions(Data):
     """What all data are told.
@@ -54,7 +97,9 @@ class DataOptions(Data):
 
     def __post_init__(self) -> None:
         at_least_1(self, "eval_batch_size", "score_rows", "max_length")
-        at_least_0(self, "num_workers")
+        at_least_0(self, "num_workers", "seed")
+        at_most(self, MOST_WORKERS, "num_workers")
+        at_most(self, LARGEST_SEED, "seed")
 
     @property
     def parts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -78,3 +123,11 @@ def check_rows(rows: dict[str, int], *, least: int) -> None:
     for name, count in rows.items():
         if count < least:
             raise GateError(f"{name}_rows is {count}; expected at least {least}")
+        if count > MOST_ROWS:
+            raise GateError(f"{name}_rows is {count}; expected at most {MOST_ROWS:,}")
+
+
+def check_text_seed(seed: int) -> None:
+    """Raises :class:`GateError` for a seed that no generator of random numbers takes."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise GateError(f"text_seed is {seed}; expected a whole number from 0 to {LARGEST_SEED}")

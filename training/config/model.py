@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from gates.errors import GateError
 from gates.options import LEAST_PASSES, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
-from training.config.checks import at_least_0
+from training.config.checks import above_0, at_least_0, at_most
 
 BudgetOption = int | float | dict[str, int | float]
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
+MOST_EPOCHS = 1_000_000
+"""Of a phase."""
 DEFAULT_PRICE = 0.01
 """Of one open head, where it is only to keep clamped gates moving."""
 
@@ -73,9 +75,12 @@ class Gating:
         anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
             gates become hard; null: it stays.
         initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
-        his_start: with a budget, but for multipliers and clamped gates, the prune phase starts with gates that HIS on training
-            data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a head's
-            score; 0 starts them equal, so that what is learned owes nothing to HIS. By default 0, and 1 for the top-k families.
+        start_apart: with a budget, but for multipliers and clamped gates, the prune phase starts with gates that a score on
+            training data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a
+            head's score; 0 starts them equal, so that what is learned owes nothing to a score. By default 0, and 1 for the
+            top-k families.
+        start_by: the score: ``his``, what the loss feels of a gate (Michel et al. 2019), or ``obs``, what it feels of a head's
+            removal once the kept ones have made up for it (ZipLM, Kurtic et al. 2023), as they do with ``refit``.
         straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
         straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
     """
@@ -92,14 +97,16 @@ class Gating:
     temperature: float = 0.33
     anneal: float | None = None
     initial_log_alpha: float = 2.5
-    his_start: float | None = None
+    start_apart: float | None = None
+    start_by: Literal["his", "obs"] = "his"
     straight_through: bool = False
     straight_through_from: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "his_start")
-        if self.his_start is None:
-            object.__setattr__(self, "his_start", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
+        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "start_apart")
+        above_0(self, "temperature", "anneal")
+        if self.start_apart is None:
+            object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         if self.price is None:
             object.__setattr__(self, "price", DEFAULT_PRICE)
         if self.gate in TOP_K_FAMILIES and self.budget is None:
@@ -124,8 +131,9 @@ class Phases:
         retrain: length of the retrain phase in epochs.
         ramp: share of the prune phase over which the target, the price or the relaxed top K's temperature goes to its final
             value.
-        pipelined: whether the backbone rests in the prune phase, so that gates are learned first and weights after (as in
-            the pipelined variant of Li et al. 2021).
+        pipelined: whether the backbone rests in the prune phase, so that gates are learned first, on the dense model, and
+            weights after (as in the pipelined variant of Li et al. 2021); otherwise both are trained together (as by Voita et
+            al. 2019). By default it rests for ``hard-concrete`` gates with a budget.
         swaps: passes over training data (1,024 examples) that a search by swaps may take to refine the learned mask before
             the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
         refit: whether the weights behind the kept heads are refitted to the dense model, as it is at the end of fine-tuning,
@@ -137,12 +145,13 @@ class Phases:
     prune: float = 1.2
     retrain: float = 0.8
     ramp: float = 0.6
-    pipelined: bool = False
+    pipelined: bool | None = None
     swaps: float = 0.0
     refit: bool = False
 
     def __post_init__(self) -> None:
         at_least_0(self, "finetune", "prune", "retrain")
+        at_most(self, MOST_EPOCHS, "finetune", "prune", "retrain")
         if self.swaps != 0 and not LEAST_PASSES <= self.swaps < math.inf:
             raise GateError(
                 f"swaps is {self.swaps}; expected 0 for no search, or at least {LEAST_PASSES} passes, for example 40"
@@ -162,10 +171,10 @@ class Optimisation:
 
     Args:
         learning_rate: of the backbone, at its peak: it rises linearly over ``lr_warm_up`` and falls.
-        lr_warm_up: share of all steps (or of each cycle's) over which the backbone's learning rate rises.
+        lr_warm_up: share of a cycle's steps over which the backbone's learning rate rises.
         lr_decay: how it falls: ``linear`` to 0, or ``noam``, with the inverse square root of the step (Vaswani et al. 2017).
-        prune_learning_rate: the peak of a second cycle of the learning rate, which starts after fine-tuning, so that the
-            dense model is trained to its end; null for one cycle over the whole run.
+        prune_learning_rate: the peak of the second cycle of the learning rate: the first is over fine-tuning, so that the dense
+            model is trained to its end, and the second begins when the weights are trained again; by default that of the first.
         weight_decay: of the backbone's matrices.
         freeze: patterns (regular expressions) of backbone parameter names that stay fixed; ``[".*"]`` trains the gates
             alone.
@@ -183,6 +192,8 @@ class Optimisation:
 
     def __post_init__(self) -> None:
         at_least_0(self, "learning_rate", "lr_warm_up", "weight_decay", "prune_learning_rate")
+        if self.lr_warm_up > 1:
+            raise GateError(f"lr_warm_up is {self.lr_warm_up}; expected a share of all steps from 0 to 1, such as 0.06")
 
 
 @dataclass(frozen=True)
@@ -221,6 +232,8 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
     def __post_init__(self) -> None:
         for group in (Source, Gating, Phases, Optimisation, Distillation):
             group.__post_init__(self)
+        if self.pipelined is None:
+            object.__setattr__(self, "pipelined", self.gate == "hard-concrete" and self.budget is not None)
         if self.prune == 0 and (self.retrain > 0 or self.budget is not None or self.finetune == 0):
             raise GateError(
                 "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set retrain "

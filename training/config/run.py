@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gates.errors import GateError
-from training.config.checks import at_least_1
+from training.config.checks import above_0, at_least_1, is_text
 
 Existing = Literal["refuse", "resume", "overwrite"]
 LARGEST_SEED = 2**32 - 1
 """That every library takes."""
+LONGEST_NAME = 200
+"""Bytes; a folder's name can have 255, and something is added to it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,21 @@ class RunOptions:
         if not 0 <= self.seed <= LARGEST_SEED:
             raise GateError(f"--seed is {self.seed}; expected a whole number from 0 to {LARGEST_SEED}")
         at_least_1(self, "save_every", prefix="--")
+        check_name(self.name)
+
+
+def check_name(name: str, given: str = "--name") -> None:
+    """Raises :class:`GateError` for a name that is no name of one folder, which stays where it is made.
+
+    Args:
+        name: of a run.
+        given: what says it.
+    """
+    clean = is_text(name) and not any(ord(character) < 32 for character in name)
+    if not clean or not name.strip() or name in (".", "..") or "/" in name or "\\" in name:
+        raise GateError(f"{given} is {name!r}; expected the name of one folder, such as my-run; --run_dir takes a path")
+    if len(name.encode()) > LONGEST_NAME:
+        raise GateError(f"{given} has {len(name.encode())} bytes; expected at most {LONGEST_NAME}")
 
 
 @dataclass(frozen=True)
@@ -74,8 +91,7 @@ class ScratchTraining:
     from_scratch_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.from_scratch_epochs is not None and not self.from_scratch_epochs > 0:
-            raise GateError(f"--from_scratch_epochs is {self.from_scratch_epochs}; expected a number above 0")
+        above_0(self, "from_scratch_epochs", "from_scratch_learning_rate", prefix="--")
 
 
 @dataclass(frozen=True)

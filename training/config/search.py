@@ -1,5 +1,5 @@
-"""What the modifiers of methods are told: the options ``--swap.NAME``, ``--draws.NAME``, ``--refit.NAME`` and
-``--distil.NAME``."""
+"""What the modifiers of methods are told: the options ``--restarts.NAME``, ``--draws.NAME``, ``--swap.NAME``,
+``--refit.NAME`` and ``--distil.NAME``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SwapSearch:
 
     def __post_init__(self) -> None:
         for name, least in (("rows", 4), ("passes", LEAST_PASSES)):
-            if getattr(self, name) < least:
+            if not least <= getattr(self, name) < math.inf:
                 raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
         if not 0 < self.significance < 1:
             raise GateError(f"--swap.significance is {self.significance}; expected a level between 0 and 1, such as 0.05")
@@ -50,8 +50,31 @@ class DrawSearch:
         for name, least in (("rows", 2), ("count", 1)):
             if getattr(self, name) < least:
                 raise GateError(f"--draws.{name} is {getattr(self, name)}; expected at least {least}")
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise GateError(f"--draws.temperature is {self.temperature}; expected a number above 0")
+
+
+@dataclass(frozen=True)
+class RestartSearch:
+    """How often gates are learned anew, and how the masks are judged.
+
+    Args:
+        count: how often the gates are learned, each time with other noise: from equal gates and from a start by optimal brain
+            surgeon in turn.
+        rows: training examples, of which one half decides on the masks by its loss, as for swaps.
+        ridge: with +refit, of the refits that the masks are judged behind.
+    """
+
+    count: int = 4
+    rows: int = 2048
+    ridge: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 2), ("count", 1)):
+            if getattr(self, name) < least:
+                raise GateError(f"--restarts.{name} is {getattr(self, name)}; expected at least {least}")
+        if not 0 < self.ridge < math.inf:
+            raise GateError(f"--restarts.ridge is {self.ridge}; expected a number above 0, such as 0.1")
 
 
 @dataclass(frozen=True)
@@ -60,19 +83,19 @@ class RefitSearch:
 
     Args:
         ridges: prices of leaving the old weights, of which the best on the selection split is taken.
-        batches: of the scoring data to fit on in each process, at least, spread over all lengths.
+        rows: training examples to fit on, at most, spread over all lengths.
         feed_forward: whether the second projections of feed-forward layers are refitted beside those of attention.
     """
 
     ridges: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
-    batches: int = 16
+    rows: int = 512
     feed_forward: bool = True
 
     def __post_init__(self) -> None:
         if not self.ridges or not all(0 < ridge < math.inf for ridge in self.ridges):
             raise GateError(f"--refit.ridges is {self.ridges}; expected numbers above 0, such as [0.01,0.1]")
-        if self.batches < 1:
-            raise GateError(f"--refit.batches is {self.batches}; expected at least 1")
+        if self.rows < 1:
+            raise GateError(f"--refit.rows is {self.rows}; expected at least 1")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from jsonargparse import Namespace
 
 from gates.errors import GateError
+from training.config.checks import check_values
 from training.config.data import DataOptions
 from training.config.model import PrunerOptions
 from training.config.run import EndOfRun, RunOptions, ScratchTraining, WeightsKept
@@ -53,13 +54,13 @@ class Setup:
             )
         return cls(
             run=group_of(RunOptions, config),
-            model=PrunerOptions(**config.model.as_dict()),
+            model=group_at(PrunerOptions, config, "model."),
             weights=group_of(WeightsKept, config),
             scratch=group_of(ScratchTraining, config),
             end=group_of(EndOfRun, config),
-            wandb=WandbOptions(**config.wandb.as_dict()),
+            wandb=group_at(WandbOptions, config, "wandb."),
             data=data_of(config.data),
-            trainer=TrainerOptions(**config.trainer.as_dict()),
+            trainer=group_at(TrainerOptions, config, "trainer."),
         )
 
     def __post_init__(self) -> None:
@@ -88,12 +89,30 @@ class Setup:
 
 def group_of(options: type[T], config: Namespace) -> T:
     """A group whose options stand at the top of a configuration."""
-    return options(**{one.name: config[one.name] for one in fields(options) if one.init})  # type: ignore[arg-type]
+    return group_at(options, config, "")
+
+
+def group_at(options: type[T], config: Namespace, prefix: str) -> T:
+    """A group of options.
+
+    Args:
+        options: its class.
+        config: that it is in.
+        prefix: what its options begin with, such as ``model.``.
+
+    Raises:
+        GateError: for a value that it cannot have.
+    """
+    values = {one.name: config[f"{prefix}{one.name}"] for one in fields(options) if one.init}  # type: ignore[arg-type]
+    check_values(options, values, prefix)
+    return options(**values)
 
 
 def data_of(config: Any) -> DataOptions:
     """The kind of data that a configuration names, with its options; made by hand, since the parser would wrap the errors of
     the class in its own."""
     module, _, name = config.class_path.rpartition(".")
-    chosen: DataOptions = getattr(importlib.import_module(module), name)(**config.init_args.as_dict())
+    kind, values = getattr(importlib.import_module(module), name), config.init_args.as_dict()
+    check_values(kind, values, "data.")
+    chosen: DataOptions = kind(**values)
     return chosen

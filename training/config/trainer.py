@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gates.errors import GateError
+from training.config.checks import at_least_0, at_least_1, at_most
+
+MOST_DEVICES = 4096
+"""Of a machine, and machines: Lightning makes a list of them."""
+
 
 @dataclass(frozen=True)
 class TrainerOptions:
@@ -26,7 +32,7 @@ class TrainerOptions:
         limit_test_batches: the same of the test split.
         overfit_batches: the same few batches for training and selection, to see whether they can be learned (default: none).
         val_check_interval: batches, or share of the run, between validations (default: once per epoch of the data).
-        check_val_every_n_epoch: not used: a run is one epoch of Lightning's.
+        check_val_every_n_epoch: not used, so 1 or null: a run is one epoch of Lightning's.
         num_sanity_val_steps: validation batches before training.
         log_every_n_steps: optimiser steps between two rows of metrics.csv and W&B.
         enable_progress_bar: whether progress is shown.
@@ -71,3 +77,22 @@ class TrainerOptions:
     use_distributed_sampler: bool = False
     default_root_dir: str | None = None
     plugins: list[str] | str | None = None
+
+    def __post_init__(self) -> None:
+        at_least_1(self, "num_nodes", "accumulate_grad_batches", "log_every_n_steps", prefix="--trainer.")
+        at_least_0(self, "gradient_clip_val", prefix="--trainer.")
+        at_most(self, MOST_DEVICES, "num_nodes", *["devices"] * isinstance(self.devices, int), prefix="--trainer.")
+        for name in ("limit_train_batches", "val_check_interval"):
+            if getattr(self, name) == 0:
+                raise GateError(
+                    f"--trainer.{name} is {getattr(self, name)}; expected a count or a share above 0, or leave it out"
+                )
+        if self.check_val_every_n_epoch not in (1, None):
+            raise GateError(
+                f"--trainer.check_val_every_n_epoch is {self.check_val_every_n_epoch}, but a run is one epoch of Lightning's; "
+                "leave it out, and see --trainer.val_check_interval"
+            )
+        if self.num_sanity_val_steps is not None and self.num_sanity_val_steps < -1:
+            raise GateError(
+                f"--trainer.num_sanity_val_steps is {self.num_sanity_val_steps}; expected 0 or more, or -1 for all batches"
+            )

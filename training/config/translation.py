@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
-from training.config.data_base import DataOptions, WithSplits, check_rows, check_share
+from training.config.data_base import DataOptions, Generated, WithSplits, check_rows, check_share, check_text_seed
 
 Subwords = Literal["bpe", "unigram"]
 SentenceLoss = Literal["mean", "sum"]
@@ -163,7 +163,7 @@ class ParallelText(WithSplits, TranslationOptions):
 
 
 @dataclass(frozen=True)
-class SyntheticTranslation(TranslationOptions):
+class SyntheticTranslation(Generated, TranslationOptions):
     """The embedded language pair: a small generated language and its translation.
 
     Args:
@@ -185,9 +185,5 @@ class SyntheticTranslation(TranslationOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rows(self.rows, least=2)
+        check_text_seed(self.text_seed)
         at_least_0(self, "max_modifiers")
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """How many pairs each split has."""
-        return {"train": self.train_rows, "select": self.select_rows, "test": self.test_rows}

@@ -1,4 +1,4 @@
-"""``python -m training coverage``: what works for which architecture, found out by running it.
+"""What works for which architecture, found out by running it.
 
 Every row is a tiny random model from :mod:`training.coverage.architectures`. A cell says ``yes`` (or how) only after its check
 has passed here and now; ``no`` with a reason where this project refuses; ``FAILED`` with the difference where it should have
@@ -7,26 +7,19 @@ worked.
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
-import transformers
-from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.export.onnx import export_onnx
-from gates.files import replacing
 from gates.head_gates import HeadGates
 from gates.hooks.observe import entropy_route, observe_entropy
 from gates.hooks.probe import seen_kinds
@@ -34,8 +27,6 @@ from gates.scores.entropy import AttentionEntropy
 from gates.scores.importance import head_gradients
 from gates.sites import describe_kinds, find_attention, weight_by_output
 from gates.surgery.remove import remove_heads_
-from training.cli.ending import stdout
-from training.cli.line import CommandLine
 from training.coverage import architectures as zoo
 from training.runs import progress
 from training.runs.tracking import versions
@@ -259,6 +250,10 @@ def _equal(found: Tensor, expected: Tensor, *, tolerance: float = TOLERANCE) -> 
         raise AssertionError(f"differs by {difference:.2g}")
 
 
+HEADING = "# What works for which architecture"
+"""The first line of the table for the documentation."""
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """The table for the documentation, with the versions it was made with and the reasons as notes below it."""
     notes: list[str] = []
@@ -275,7 +270,7 @@ def markdown(rows: Sequence[Row]) -> str:
     body = ["| " + " | ".join(cell(str(value)) for value in asdict(row).values()) + " |" for row in rows]
     used = versions()
     lines = [
-        "# What works for which architecture",
+        HEADING,
         "",
         "Written by `python -m training coverage --output FILE`, which runs every cell on a tiny random model:",
         "",
@@ -297,46 +292,3 @@ def markdown(rows: Sequence[Row]) -> str:
         *(f"[{number}] {note}" for number, note in enumerate(notes, start=1)),
     ]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def cover_architectures(line: CommandLine) -> None:
-    """The whole command.
-
-    Raises:
-        GateError: if some check failed, once everything is written.
-    """
-    options = line.options
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    rows = _run(options.only, [options.json, options.output], onnx=options.onnx)
-    for path, text in (
-        (options.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n"),
-        (options.output, markdown(rows)),
-    ):
-        if path is not None:
-            with replacing(path) as partial:
-                partial.write_text(text, encoding="utf-8")
-    if failed := [row for row in rows if row.failed]:
-        raise GateError(f"{len(failed)} of {len(rows)} architectures failed a check; the table says which")
-
-
-def _run(only: Sequence[str], outputs: Sequence[str | None], *, onnx: bool) -> list[Row]:
-    for path in outputs:
-        if path is not None and not os.access(Path(path).resolve().parent, os.W_OK):
-            raise GateError(f"cannot write {path!r}: its folder does not exist or is read-only; give another file")
-    chosen = [row for row in zoo.ARCHITECTURES if not only or any(part.lower() in row.name.lower() for part in only)]
-    for part in only:
-        if not any(part.lower() in row.name.lower() for row in chosen):
-            names = ", ".join(row.name for row in zoo.ARCHITECTURES)
-            raise GateError(f"--only names {part!r}, which is part of no architecture's name; there are {names}")
-    start = time.perf_counter()
-    rows = coverage(chosen, onnx=onnx)
-    console = stdout()
-    table = Table(title=f"{len(rows)} architectures, {time.perf_counter() - start:.0f} s")
-    for name in Row.__dataclass_fields__:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*asdict(row).values())
-    console.print(table)
-    return rows

@@ -184,7 +184,7 @@ class TaskData(pl.LightningDataModule, ABC):
 
     def _split_loader(self, split: str, batch_size: int) -> DataLoader[Any]:
         rank, world = self._place()
-        return self._loader(split, SplitBatches(self.splits[split]["length"], batch_size, rank=rank, world=world))
+        return self._loader(split, SplitBatches(self.splits[split]["length"][:], batch_size, rank=rank, world=world))
 
     def _loader(self, split: str, batches: Any) -> DataLoader[Any]:
         return RunLoader(

@@ -86,7 +86,7 @@ class ClassificationData(TaskData):
         return _Collate(self.tokenizer)
 
     def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
-        lengths = self.splits["train"]["length"]
+        lengths = self.splits["train"]["length"][:]
         return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
 
     @property
@@ -107,8 +107,7 @@ def _ordered(labels: list[str], stated: list[str] | None) -> list[str]:
 
 def _classes(splits: dict[str, Dataset]) -> list[str]:
     """The classes of the training split, sorted; other splits must not have more."""
-    labels = sorted(
-        set(splits["train"]["label"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label)
-    )
-    check_classes({name: list(splits[name]["label"]) for name in SPLITS})
+    found = {name: splits[name]["label"][:] for name in SPLITS}  # sliced, since a column gives its values one by one otherwise
+    labels = sorted(set(found["train"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label))
+    check_classes(found)
     return labels

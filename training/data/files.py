@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import os
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,14 +15,19 @@ from typing import Any, Literal
 
 import pandas as pd
 import pyarrow
+import pyarrow.parquet
 
 from gates.errors import GateError
 from training.config.data import Text
+from training.data.extent import MOST_COLUMNS, RATIO, UNPACKED, check_unpacked, count_keys
 from training.data.headers import LABEL_COLUMNS, TEXT_COLUMNS, check_header
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 SHOWN = 8
 """Classes in a message."""
+LONGEST = 1_000_000
+"""Bytes of a line and characters of a text, which a tokenizer takes a second for; models read some thousands."""
+MOST_ROWS = 50_000_000
 
 
 def read_table(
@@ -39,8 +45,7 @@ def read_table(
         GateError: missing, empty, of unknown format, not UTF-8, or not what its ending says.
     """
     path = Path(file)
-    if not path.is_file():
-        raise GateError(f"the data file {file!r} does not exist; check the path")
+    check_there(file)
     ending = _ending(path)
     kind = FORMATS.get(ending.lower())
     if kind is None:
@@ -49,18 +54,28 @@ def read_table(
         )
     check_text(path, kind)
     try:
+        check_columns(path, kind, quoting)
         if kind == "parquet":
             table = pd.read_parquet(path)
         elif kind == "json":
             table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
         else:
             table = _read_columns(path, columns, quoting)
+        check_cells(table, path)
         pyarrow.Table.from_pandas(table, preserve_index=False)  # raises for values of several kinds in a column
         return check_header(table, path, columns) if checked else table
-    except GateError:
+    except (GateError, PermissionError):  # which say what is wrong
         raise
     except Exception as error:  # pandas and arrow raise many kinds for damaged files
         raise GateError(f"the data file {file!r} cannot be read as {kind}: {str(error).strip().splitlines()[0]}") from error
+
+
+def check_there(file: str, split: str = "data") -> None:
+    """Raises :class:`GateError` for a file that does not exist, and for a pipe, which can be read but once."""
+    if not os.path.exists(file):
+        raise GateError(f"the {split} file {file!r} does not exist; check the path")
+    if not os.path.isfile(file):
+        raise GateError(f"the {split} file {file!r} is no regular file, and it is read more than once; make a file of it")
 
 
 def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -> pd.DataFrame:
@@ -209,30 +224,88 @@ def _rows(path: Path, separator: str, quotes: Literal[0, 3]) -> Iterator[tuple[i
             raise GateError(f"the data file {str(path)!r} cannot be read (line {reader.line_num}): {error}") from error
 
 
-def check_text(path: Path, kind: str) -> None:
-    """Empty files and files that are not UTF-8 text, named before a reader stumbles over them."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    number, empty = 0, True
+def check_text(path: Path, kind: str, *, lines: int = MOST_ROWS) -> None:
+    """Empty files, files that are not UTF-8 text, and files beyond all limits, named before a reader stumbles over them.
+
+    Args:
+        path: of the file.
+        kind: ``parquet``, of which only the size is looked at, or a kind of text.
+        lines: to look at; by default all.
+    """
+    name, packed = f"the data file {str(path)!r}", path.suffix == ".gz"
+    most = max(UNPACKED, RATIO * path.stat().st_size)
+    number, size, empty = 0, 0, True
     try:
-        with opener(path, "rb") as stream:
-            for line in stream:
-                number += 1
-                empty = empty and not line.strip()
+        with (gzip.open if packed else open)(path, "rb") as stream:
+            while number < lines and (line := stream.readline(LONGEST + 1)):
+                number, size, empty = number + 1, size + len(line), empty and not line.strip()
+                if packed and size > most:
+                    raise GateError(f"{name} unpacks to more than {RATIO} times its size, as no text does; check what it is")
                 if kind != "parquet":
-                    line.decode("utf-8")
-                    if b"\0" in line:
-                        raise GateError(
-                            f"the data file {str(path)!r} has NUL characters (line {number}), as UTF-16 has; convert it to "
-                            "UTF-8, for example with iconv"
-                        )
-    except UnicodeDecodeError as error:
-        raise GateError(
-            f"the data file {str(path)!r} is not UTF-8 (line {number}); convert it, for example with iconv"
-        ) from error
+                    check_line(line, name, number)
+            if number == MOST_ROWS and stream.readline(1):
+                raise GateError(f"{name} has more than {MOST_ROWS:,} lines; give a part of it")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise GateError(f"the data file {str(path)!r} is not a complete gzip file: {error}") from error
+        raise GateError(f"{name} is not a complete gzip file: {error}") from error
     if empty:
-        raise GateError(f"the data file {str(path)!r} is empty; expected at least one example")
+        raise GateError(f"{name} is empty; expected at least one example")
+
+
+def check_beginning(file: str, lines: int) -> None:
+    """Raises :class:`GateError` for a text file that is wrong already in its first lines."""
+    path = Path(file)
+    if FORMATS.get(_ending(path).lower()) != "parquet":
+        check_text(path, "text", lines=lines)
+
+
+def check_line(line: bytes, file: str, number: int) -> None:
+    """Raises :class:`GateError` for a line that is no UTF-8 text, or longer than any text.
+
+    Args:
+        line: of a file, or its beginning.
+        file: as an error calls it.
+        number: of the line.
+    """
+    if len(line) > LONGEST:
+        raise GateError(f"{file} has more than {LONGEST:,} bytes in line {number}; expected one example on each line")
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise GateError(f"{file} is not UTF-8 (line {number}); convert it, for example with iconv") from error
+    if b"\0" in line:
+        raise GateError(
+            f"{file} has NUL characters (line {number}), as UTF-16 has; convert it to UTF-8, for example with iconv"
+        )
+
+
+def check_columns(path: Path, kind: str, quoting: bool | None) -> None:
+    """Raises :class:`GateError` for a table with more columns or rows than any data set has, or one that is far larger than its
+    file."""
+    rows, columns = 0, 0
+    if kind == "csv":
+        separator, quotes = _dialect(path, quoting)
+        columns = len(next((row for _, row in _rows(path, separator, quotes)), []))
+    elif kind == "json":
+        columns = count_keys(path)
+    elif kind == "parquet":
+        described = pyarrow.parquet.read_metadata(path)
+        rows, columns = described.num_rows, described.num_columns
+    for count, most, what in ((columns, MOST_COLUMNS, "columns"), (rows, MOST_ROWS, "rows")):
+        if count > most:
+            raise GateError(f"the data file {str(path)!r} has {count:,} {what}; expected at most {most:,}")
+    if kind == "parquet":
+        check_unpacked(path)
+
+
+def check_cells(table: pd.DataFrame, path: Path) -> None:
+    """Raises :class:`GateError` for a text that is too long, as one is behind a quotation mark that nothing closes."""
+    for name in table:
+        if pd.api.types.is_string_dtype(table[name]) and (lengths := table[name].str.len()).max() > LONGEST:
+            row = int(lengths.argmax())
+            raise GateError(
+                f"{str(name)!r} of example {row + 1} of {str(path)!r} has {int(lengths[row]):,} characters; expected a text. "
+                "See that its quotation marks are closed, or set --data.quoting false"
+            )
 
 
 def no_padding(tokenizer: str) -> str:

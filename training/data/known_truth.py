@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from training.config.data import KnownTruth
 from training.data.classification import ClassificationData
+from training.data.word_tokenizer import word_tokenizer
 from training.tasks.known_truth import KnownAnswer
 from training.truth.program import Program
 from training.truth.programs import PROGRAMS
@@ -26,17 +26,7 @@ def generate(program: Program, rows: int, *, seed: int) -> Dataset:
 
 def build_tokenizer(program: Program) -> PreTrainedTokenizerBase:
     """One token per letter, ``[CLS] letters [SEP]``."""
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {token: index for index, token in enumerate([*specials, *program.letters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=program.places,
-    )  # fmt: skip
+    return word_tokenizer(program.letters, max_length=program.places)
 
 
 class KnownTruthData(ClassificationData):

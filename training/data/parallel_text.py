@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from gates.errors import GateError
 from training.config.data import ParallelText
-from training.data.files import check_text, refuse_blank_lines
+from training.data.files import check_text, check_there, refuse_blank_lines
 from training.data.text import read_file, read_hub
 from training.data.translation import Pairs, TranslationData, chosen
 
@@ -127,8 +127,7 @@ def read_lines(file: str) -> list[str]:
         GateError: if it is missing, empty, not UTF-8 or not whole.
     """
     path = Path(file)
-    if not path.is_file():
-        raise GateError(f"the data file {file!r} does not exist; check the path")
+    check_there(file)
     check_text(path, "text")
     content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
     lines = content.decode("utf-8-sig").split("\n")

@@ -69,6 +69,14 @@ def _in_one_order(tokenizer: Tokenizer) -> models.Unigram:
     return models.Unigram(ordered, unk_id=SPECIAL.index(UNKNOWN))
 
 
+def of_words(words: Iterable[str], *, max_length: int) -> PreTrainedTokenizerBase:
+    """One token per word of a generated language, ``words </s>``."""
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return wrapped(tokenizer, max_length=max_length)
+
+
 def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase:
     """A tokenizer with the special tokens above as Transformers knows it, ``text </s>``."""
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from training.config.data import Synthetic
 from training.data.classification import ClassificationData
+from training.data.word_tokenizer import word_tokenizer
 
 NOUNS = ("fox", "lake", "barn", "king", "nurse", "river", "clock", "horse", "tower", "baker", "poet", "wolf")
 VERBS = ("see", "like", "want", "find", "hide", "bring", "keep", "need")
@@ -135,17 +135,7 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
         *QUESTIONS, "the", MARKER, *NOUNS, *map(plural, NOUNS), *VERBS, *map(singular_verb, VERBS),
         *ADJECTIVES, *ADVERBS, *PREPOSITIONS, *HERBS, *METALS,
     ]  # fmt: skip
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: index for index, word in enumerate([*specials, *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=64,
-    )  # fmt: skip
+    return word_tokenizer(words, max_length=64)
 
 
 class SyntheticData(ClassificationData):

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from training.config.data import SyntheticTranslation
-from training.data.subwords import SPECIAL, UNKNOWN, wrapped
+from training.data.subwords import of_words
 from training.data.synthetic import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, plural, singular_verb
 from training.data.translation import Pairs, TranslationData
 
@@ -122,10 +121,7 @@ def build_pair_tokenizer() -> PreTrainedTokenizerBase:
         *PARTICLES.values(),
         *NAMED.values(),
     ]
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*SPECIAL, *source, *target]))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return wrapped(tokenizer, max_length=64)
+    return of_words([*source, *target], max_length=64)
 
 
 class SyntheticTranslationData(TranslationData):

@@ -7,14 +7,14 @@ from typing import Any
 
 import datasets
 from datasets import Dataset, DatasetDict
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from gates.export.vocabulary import check_vocabulary
 from training.config.data import Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table
 from training.data.headers import check_label_headers
+from training.tasks.loading import read_tokenizer
 
 
 class TextData(ClassificationData):
@@ -33,14 +33,7 @@ class TextData(ClassificationData):
         name = self.options.tokenizer or backbone
         if name is None:
             raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise GateError(
-                f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
-                "be reached; check the path or the network"
-            ) from error
-        check_vocabulary(tokenizer, repr(name))
+        tokenizer = read_tokenizer(name)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         if tokenizer.pad_token is None:
@@ -53,7 +46,13 @@ class TextData(ClassificationData):
         if "select" not in splits:
             if splits["train"].num_rows < 2:
                 raise GateError("the train split has one example; expected more, or a --data.select_file beside it")
-            halves = splits["train"].train_test_split(self.options.select_fraction, seed=0)
+            try:
+                halves = splits["train"].train_test_split(self.options.select_fraction, seed=0)
+            except ValueError as error:  # one half would be empty
+                raise GateError(
+                    f"select_fraction is {self.options.select_fraction}, which leaves nothing of {splits['train'].num_rows} "
+                    "examples to train on; give a smaller share, or a --data.select_file"
+                ) from error
             splits["train"], splits["select"] = halves["train"], halves["test"]
         return splits
 
@@ -79,19 +78,24 @@ class TextData(ClassificationData):
             raise GateError(f"the {name} split is empty; expected at least one example")
         label = split.features[wanted["label"]]
         names = label.names if isinstance(label, datasets.ClassLabel) else None
+        called = self.options.split_names[name]  # `datasets` hashes what the function holds, which must not be this module
 
-        def choose(row: dict[str, Any]) -> dict[str, str]:
-            chosen = {new: row[old] for new, old in wanted.items()}
-            if any(value is None for value in chosen.values()):
-                raise GateError(f"the {name} split has an example without {wanted['text']} or {wanted['label']}: {row}")
+        def choose(rows: dict[str, list[Any]]) -> dict[str, list[str]]:
+            chosen = {new: rows[old] for new, old in wanted.items()}
+            for values in chosen.values():
+                if None in values:
+                    row = {column: own[values.index(None)] for column, own in rows.items()}
+                    raise GateError(f"the {name} split has an example without {wanted['text']} or {wanted['label']}: {row}")
             if names is not None:
-                if not 0 <= chosen["label"] < len(names):
-                    hidden = f"{self.options.split_names[name]!r} has hidden labels ({chosen['label']})"
-                    raise GateError(f"the {name} split {hidden}; choose another")
-                chosen["label"] = names[chosen["label"]]
-            return {new: str(value).strip() for new, value in chosen.items()}
+                if hidden := [label for label in chosen["label"] if not 0 <= label < len(names)]:
+                    said = f"{called!r} has hidden labels ({hidden[0]})"
+                    raise GateError(f"the {name} split {said}; choose another")
+                chosen["label"] = [names[label] for label in chosen["label"]]
+            return {new: [str(value).strip() for value in values] for new, values in chosen.items()}
 
-        return split.map(choose, remove_columns=split.column_names, desc=f"reading {name}", load_from_cache_file=False)
+        return split.map(
+            choose, batched=True, remove_columns=split.column_names, desc=f"reading {name}", load_from_cache_file=False
+        )
 
 
 def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | None], *, instead: str) -> dict[str, Dataset]:

@@ -13,10 +13,10 @@ import torch
 import xxhash
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from gates.export.vocabulary import check_known, check_vocabulary
+from gates.export.vocabulary import check_known
 from training.config.data import TranslationOptions
 from training.data.base import SPLITS, TaskData
 from training.data.languages import language_token, set_languages
@@ -25,6 +25,7 @@ from training.data.token_batches import RunTokenBatches
 from training.tasks.decoding import Decoding
 from training.tasks.encoder_decoder import check_encoder_decoder
 from training.tasks.encoding import IGNORED, encode_sources, encode_targets
+from training.tasks.loading import read_tokenizer
 from training.tasks.translation import Translation
 from training.tasks.translation_metrics import make_scorer
 
@@ -124,18 +125,7 @@ class TranslationData(TaskData):
                 vocab_size=self.options.vocab_size,
                 max_length=self.options.max_length,
             )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except ImportError as error:
-            raise GateError(
-                f"the tokenizer of {name!r} needs a package that is not installed; pip install 'head-gates[translation]'"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise GateError(
-                f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
-                "be reached; check the path or the network"
-            ) from error
-        check_vocabulary(tokenizer, repr(name))
+        tokenizer = read_tokenizer(name)
         if tokenizer.pad_token_id is None:
             raise GateError(f"the tokenizer of {name!r} has no padding token, which an encoder-decoder needs; give another")
         set_languages(tokenizer, source=self.options.source_language, target=self.options.target_language)
@@ -160,7 +150,7 @@ class TranslationData(TaskData):
 
     def _check_lengths(self, name: str) -> None:
         """Pairs for evaluation that are too long refused, or left out if that is asked for."""
-        sides = {side: np.asarray(self.splits[name][column]) for side, column in LENGTHS.items()}
+        sides = {side: np.asarray(self.splits[name][column][:]) for side, column in LENGTHS.items()}
         longest_allowed = self.options.max_length
         fits = np.maximum(*sides.values()) <= longest_allowed
         if fits.all():
@@ -187,7 +177,7 @@ class TranslationData(TaskData):
 
     def _fit(self, name: str) -> np.ndarray:
         """Which pairs of a split are neither too long nor too unequal for training."""
-        source, target = (np.asarray(self.splits[name][column]) for column in LENGTHS.values())
+        source, target = (np.asarray(self.splits[name][column][:]) for column in LENGTHS.values())
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         longest, ratio = self.options.max_length, self.options.max_ratio
         fits: np.ndarray = (longer <= longest) & (longer <= ratio * shorter)
@@ -228,7 +218,7 @@ class TranslationData(TaskData):
     def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunTokenBatches:
         train = self.splits["train"]
         return RunTokenBatches(
-            train["length"], train["target_length"], self.options.batch_tokens,
+            train["length"][:], train["target_length"][:], self.options.batch_tokens,
             epochs=epochs, seed=self.seed, first=first, rank=rank, world=world,
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import Tensor
 
 from training.pruner.module import HeadPruner
+from training.tasks import Task
 
 
 class AverageWeights(pl.Callback):
@@ -67,12 +68,13 @@ class StopEarly(EarlyStopping):
     weights that were best there.
 
     Args:
-        metric: of the task, higher is better.
+        task: whose main metric says what is better.
         patience: validations without improvement.
     """
 
-    def __init__(self, metric: str, patience: int) -> None:
-        super().__init__(f"select/{metric}", mode="max", patience=patience, check_on_train_epoch_end=False)
+    def __init__(self, task: Task, patience: int) -> None:
+        mode = "min" if task.lower_is_better else "max"
+        super().__init__(f"select/{task.main_metric}", mode=mode, patience=patience, check_on_train_epoch_end=False)
         self.best: dict[str, Tensor] = {}
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

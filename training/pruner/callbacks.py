@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,25 +13,12 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.files import replacing
+from gates.files import bring_to_disk
+from training.pruner.checkpoints import check_identity, check_whole, read_archive
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
 from training.runs.cost import NOTHING, Cost, Meter
 from training.runs.processes import gathered
-
-
-def save_whole(trainer: pl.Trainer, path: Path, *, weights_only: bool = False) -> None:
-    """Save a checkpoint that is complete or not there, whenever the process is stopped. Every process has to call it."""
-    pending = pending_name(path)
-    trainer.save_checkpoint(pending, weights_only=weights_only)
-    if trainer.is_global_zero:
-        pending.replace(path)
-    trainer.strategy.barrier()
-
-
-def pending_name(path: Path) -> Path:
-    """Where a checkpoint lies that does not have its own name yet."""
-    return path.with_name(f".{path.name}.pending")
 
 
 class DenseCheckpoint(pl.Callback):
@@ -51,7 +37,7 @@ class DenseCheckpoint(pl.Callback):
         assert isinstance(pl_module, HeadPruner)
         step, finetune = trainer.global_step, pl_module.boundaries[0]
         if step == finetune == 0:
-            save_whole(trainer, self.path)
+            trainer.save_checkpoint(self.path)
         elif step >= finetune and trainer.is_global_zero and not self.path.is_file():
             assert self.resumed_from is not None
             source = self.resumed_from if step == finetune else self.resumed_from.with_name("dense.ckpt")
@@ -60,21 +46,20 @@ class DenseCheckpoint(pl.Callback):
                     f"the checkpoint {str(self.resumed_from)!r} is past fine-tuning (step {step} of {finetune}) and there is "
                     "no dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
                 )
-            with replacing(self.path) as partial:
-                shutil.copyfile(source, partial)
+            trainer.strategy.checkpoint_io.save_checkpoint(read_archive(source), self.path)  # as this run's own
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The end of a run that trained a dense model alone, perhaps before its time."""
         assert isinstance(pl_module, HeadPruner)
         finetune, _, end = pl_module.boundaries
         if finetune == end:  # before its time, or with other weights than the last, such as the best
-            save_whole(trainer, self.path)
+            trainer.save_checkpoint(self.path)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
         stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
         if stepped and trainer.global_step == pl_module.boundaries[0]:
-            save_whole(trainer, self.path)
+            trainer.save_checkpoint(self.path)
 
 
 class EndOfPhase(pl.Callback):
@@ -116,10 +101,10 @@ class Predictions(pl.Callback):
         self._texts: dict[str, dict[str, list[str]]] = {}
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        self._keep("select", *args)
+        self._keep("select", pl_module, *args)
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        self._keep("test", *args)
+        self._keep("test", pl_module, *args)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._keep_texts("select", pl_module)
@@ -127,12 +112,13 @@ class Predictions(pl.Callback):
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._keep_texts("test", pl_module)
 
-    def _keep(self, split: str, logits: Tensor, batch: dict[str, Any], *args: Any) -> None:
+    def _keep(self, split: str, pruner: pl.LightningModule, logits: Tensor, batch: dict[str, Any], *args: Any) -> None:
+        assert isinstance(pruner, HeadPruner)
         if "reference" in batch:
             self._references.setdefault(split, {}).update(zip(batch["row"].tolist(), batch["reference"], strict=True))
         else:
-            self._kept.setdefault(f"{split}_prediction", []).append(logits.argmax(-1).cpu())
-            self._kept.setdefault(f"{split}_target", []).append(batch["labels"].cpu())
+            for name, values in zip(("prediction", "target"), pruner.task.predictions(logits, batch), strict=True):
+                self._kept.setdefault(f"{split}_{name}", []).append(values.cpu())
 
     def _keep_texts(self, split: str, pruner: pl.LightningModule) -> None:
         """What the module said of the whole split, by each search; the task has put the processes' parts together."""
@@ -143,7 +129,7 @@ class Predictions(pl.Callback):
     def arrays(self) -> dict[str, np.ndarray]:
         """Class numbers in the order of evaluation, or texts in that of the split, as ``select_prediction``,
         ``select_target`` and so on; texts by beam search as ``test_prediction_beam``. Every process has to ask."""
-        classes = {name: _interleaved(torch.cat(parts).numpy().astype(np.int32)) for name, parts in self._kept.items()}
+        classes = {name: _interleaved(_compact(torch.cat(parts).numpy())) for name, parts in self._kept.items()}
         predicted = {
             f"{split}_prediction" + ("" if search == "greedy" else f"_{search}"): np.array(texts)
             for split, outputs in self._texts.items()
@@ -154,6 +140,11 @@ class Predictions(pl.Callback):
             texts = {row: text for part in gathered(own) for row, text in part.items()}
             true[f"{split}_target"] = np.array([texts[row] for row in sorted(texts)])
         return classes | predicted | true
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """Whole numbers in half of the space; others as they are."""
+    return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else values
 
 
 def _interleaved(own: np.ndarray) -> np.ndarray:
@@ -181,14 +172,21 @@ class CostInCheckpoints(pl.Callback):
         checkpoint[self.KEY] = asdict(self.so_far())
 
     @classmethod
-    def read(cls, path: Path) -> Cost:
-        """What a checkpoint says; nothing if it says none."""
-        return Cost(**torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(cls.KEY, {}))
+    def read(cls, path: Path, identity: str) -> Cost:
+        """What a checkpoint of the experiment with an identity says; nothing if it says none.
+
+        Raises:
+            GateError: if it is another experiment's, or damaged.
+        """
+        content = read_archive(path)
+        check_identity(content, path, identity, "the experiment that is made there")
+        return Cost(**content.get(cls.KEY, {}))
 
 
 class LastGoodCheckpoint(pl.Callback):
     """Save ``last.ckpt`` every so many optimiser steps, once the next loss has shown that the weights are still sound.
 
+    Until then it lies beside it, written and on the disk. It takes the place of the last one when its checksums are right too.
     Where a step ends with a validation, the checkpoint has it behind it. The last step has none: what follows it is saved by
     itself.
 
@@ -199,7 +197,7 @@ class LastGoodCheckpoint(pl.Callback):
 
     def __init__(self, path: Path, *, every: int) -> None:
         self.path, self.every = path, every
-        self.pending = pending_name(path)
+        self.pending = path.with_name(f".{path.name}.pending")
         self.saved = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -230,7 +228,15 @@ class LastGoodCheckpoint(pl.Callback):
 
     def _promote(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero and self.pending.is_file():
+            try:
+                check_whole(self.pending)
+            except GateError as error:
+                raise GateError(
+                    f"the disk of {str(self.path)!r} does not keep what is written: a checkpoint was damaged as soon as it was "
+                    "there, and the one before is kept; see to the disk, then go on with --existing resume"
+                ) from error
             self.pending.replace(self.path)
+            bring_to_disk(self.path.parent)
 
     def _drop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:

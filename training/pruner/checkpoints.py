@@ -1,35 +1,156 @@
-"""Read training checkpoints, and check them before anything is written or trained."""
+"""Training checkpoints: written whole or not at all, read only if no bit has changed, and checked before anything is trained.
+
+A checkpoint is a ZIP archive, which has a checksum (CRC-32) of each of its parts. PyTorch writes these and never compares them.
+It also has the identity of the run or experiment that it is of, so that another's is not taken for it.
+"""
 
 from __future__ import annotations
 
 import os
-import pickle
+import zipfile
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
+from lightning_fabric.plugins import CheckpointIO
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
+from gates.files import remove, replacing
 from training.pruner.module import HeadPruner
 
+MEND = "use another, or remove it (a run that is resumed goes on from its last.ckpt or dense.ckpt, or else from its beginning)"
+IDENTITY = "identity"
+"""Of a run, see :func:`training.runs.resuming.identity_of`, or the key of an experiment."""
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+
+class WholeCheckpoints(CheckpointIO):
+    """How Lightning writes and reads checkpoints: staged beside their place, on the disk before they have their name, and
+    compared with their checksums when they are read.
+
+    Args:
+        identity: of the run or experiment whose checkpoints these are; None for neither.
+    """
+
+    def __init__(self, identity: str | None = None) -> None:
+        self.identity = identity
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None) -> None:
+        write_checkpoint(checkpoint | {IDENTITY: self.identity}, path)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return read_archive(path, mapped=False)
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        remove(Path(path))
+
+
+def write_checkpoint(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write what ``torch.save`` takes.
+
+    Raises:
+        OSError: naming the checkpoint, such as on a disk that is full; what was there before stays.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        try:
+            with partial.open("wb") as file:
+                torch.save(content, file)
+        except (OSError, RuntimeError) as error:  # the second is what PyTorch makes of the first
+            reason: BaseException | None = error
+            while reason is not None and not isinstance(reason, OSError):
+                reason = reason.__context__
+            if reason is None:
+                raise
+            raise OSError(reason.errno, reason.strerror, str(path)) from error
+
+
+def read_checkpoint(path: str | os.PathLike[str], *, mend: str = MEND) -> dict[str, Any]:
     """The content of a training checkpoint, tensors on the CPU; a pickle that holds more than data is not read.
+
+    Args:
+        path: of the checkpoint.
+        mend: what to do if it is damaged.
 
     Raises:
         GateError: if it does not exist, is damaged, or is not a checkpoint of a training run.
     """
-    path = str(path)
-    if not Path(path).is_file():
-        raise GateError(f"the checkpoint {path!r} does not exist; check the path")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, BadZipFile, OSError, ValueError) as error:
-        raise GateError(f"the checkpoint {path!r} is corrupt and cannot be read; use an earlier one") from error
-    if not (isinstance(content, dict) and {"state_dict", "loops"} <= content.keys()):
-        raise GateError(f"{path!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder")
+    content = read_archive(path, mend=mend)
+    if not {"state_dict", "loops"} <= content.keys():
+        raise GateError(f"{str(path)!r} is not a checkpoint of a training run; expected one from a run's checkpoints folder")
     return content
+
+
+def read_archive(path: str | os.PathLike[str], *, mapped: bool = True, mend: str = MEND) -> dict[str, Any]:
+    """What :func:`write_checkpoint` or ``torch.save`` has written, tensors on the CPU.
+
+    Args:
+        path: of the checkpoint.
+        mapped: whether tensors are read when they are first used, for those that use few of them.
+        mend: what to do if it is damaged.
+
+    Raises:
+        GateError: if it does not exist or is damaged.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise GateError(f"the checkpoint {str(path)!r} does not exist; check the path")
+    check_whole(path, mend)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except PermissionError:
+        raise  # which is no damage
+    except Exception as error:  # whatever an unpickler finds in what it was never meant to read
+        raise GateError(f"the checkpoint {str(path)!r} is corrupt: cannot be read ({first_line(error)}); {mend}") from error
+    if not isinstance(content, dict):
+        raise GateError(f"{str(path)!r} is not a checkpoint of a training run; it holds a {type(content).__name__}")
+    return content
+
+
+def check_identity(content: Mapping[str, Any], path: str | os.PathLike[str], identity: str | None, of: str) -> None:
+    """Whether a checkpoint is of the run or experiment where it lies.
+
+    Args:
+        content: of the checkpoint.
+        path: of the checkpoint.
+        identity: of the run or experiment; None for one of an earlier version, which stated none.
+        of: what it is the identity of, in words.
+
+    Raises:
+        GateError: if it is another's.
+    """
+    if content.get(IDENTITY) != identity:
+        raise GateError(
+            f"the checkpoint {str(path)!r} is not of {of}: it was written with other options, data or first weights, or by "
+            "another version; put back the one that belongs there, or remove it"
+        )
+
+
+def check_whole(path: Path, mend: str = MEND) -> None:
+    """Compare a checkpoint with its checksums; of a file that has not changed since, once.
+
+    Raises:
+        GateError: if it is damaged.
+    """
+    state = path.stat()
+    _check_whole(path, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns), mend)
+
+
+@lru_cache(maxsize=64)
+def _check_whole(path: Path, state: tuple[int, ...], mend: str) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except PermissionError:  # which says nothing of what is in it
+        raise
+    except Exception as error:  # zipfile's own, and those of names, lengths and methods that are none
+        raise GateError(f"the checkpoint {str(path)!r} is corrupt: cannot be read ({first_line(error)}); {mend}") from error
+    if damaged is not None:
+        raise GateError(f"the checkpoint {str(path)!r} is corrupt: the checksum of {damaged!r} is wrong; {mend}")
 
 
 def check_checkpoint(path: str, pruner: HeadPruner) -> None:

@@ -23,11 +23,12 @@ from gates.surgery.remove import check_removable
 from training.config import PrunerOptions, RefitSearch
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.noise import seed_step_
-from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, use_rates_
+from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, rest_, use_rates_
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import Steering, kinds_to_prune, new_gates
+from training.runs.processes import share_of_batch
 from training.scoring.mask_search import swapped
-from training.scoring.passes import importance_of
+from training.scoring.passes import starting_scores
 from training.scoring.refits import best_refit_
 from training.scoring.subject import Subject
 from training.tasks import Task
@@ -94,9 +95,9 @@ class HeadPruner(pl.LightningModule):
             # Otherwise they are no part of the module: a finetune phase then serves every budget and steering by none.
             self.target = self.steering.target
         self.backbone = backbone.train()
-        self.frozen = [p for p in matching_parameters(backbone, options.freeze or []) if p.requires_grad]
-        for parameter in self.frozen:
+        for parameter in matching_parameters(backbone, options.freeze or []):
             parameter.requires_grad_(False)
+        self.frozen = [p for p in backbone.parameters() if not p.requires_grad]  # by the model itself too: sinusoids
         self.frozen_while_pruning = matching_parameters(backbone, options.freeze_while_pruning or [])
         self.gates.mode = "open"
         self.gates.attach()
@@ -125,6 +126,11 @@ class HeadPruner(pl.LightningModule):
         return self.options.epochs
 
     @property
+    def _is_pipelined(self) -> bool:
+        """Whether weights rest while gates are learned."""
+        return bool(self.options.pipelined) and self._fixed is None
+
+    @property
     def _needs_dense(self) -> bool:
         """Whether the dense model, as it is at the end of fine-tuning, is of use from now on."""
         refits = self.options.refit and self._fixed is None and self.gates.mode != "masked"
@@ -136,7 +142,8 @@ class HeadPruner(pl.LightningModule):
         batches = len(self.trainer.datamodule.run_batches())  # type: ignore[attr-defined]
         limit = self.trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
-        self.schedule = Schedule.of_options(math.ceil(batches / self.trainer.accumulate_grad_batches), self.options)
+        steps = math.ceil(batches / self.trainer.accumulate_grad_batches)
+        self.schedule = Schedule.of_options(steps, self.options, rests=bool(self.options.pipelined))
 
     @property
     def boundaries(self) -> tuple[int, int, int]:
@@ -169,6 +176,7 @@ class HeadPruner(pl.LightningModule):
         phase = self.phase(self.global_step)
         if self.global_step == self.schedule.finetune and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._start_pruning()
+        rest_(self.backbone, phase == "prune" and self._is_pipelined, self.frozen, alone=self.trainer.world_size == 1)
         self.gates.learned.progress = self.schedule.progress(self.global_step, on_ramp=self.options.gate in TOP_K_FAMILIES)
         if phase == "finetune":
             self.teacher = None  # of an earlier fit that did not end
@@ -203,12 +211,13 @@ class HeadPruner(pl.LightningModule):
             self.closing_step.fill_(NOT_CLOSED)
             self.steering.restore_prices_({})
             self.gates.learned.reset_()
-            if self.steering.starts_from_his:
+            if self.steering.starts_apart:
                 subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
-                self.steering.start_from_his_(importance_of(subject).his)
+                self.steering.set_apart_(starting_scores(subject, self.options.start_by))
 
     def on_train_end(self) -> None:
         """Where no retrain phase has begun, the mask is made here."""
+        rest_(self.backbone, False, self.frozen, alone=self.trainer.world_size == 1)
         if self._fixed is None and self.global_step >= self.schedule.prune and self.gates.mode != "masked":
             self._fix_learned_mask()
 
@@ -242,7 +251,7 @@ class HeadPruner(pl.LightningModule):
         else:
             task_loss, objective = self._taught(self.teacher, batch)
         penalty = self.steering.penalty(self.ramp(self.global_step))
-        loss = self._share(batch) * objective + penalty
+        loss = share_of_batch(self.task.batch_weight(batch), self.device) * objective + penalty
         if not self._finite_everywhere(loss):
             raise GateError(
                 f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
@@ -259,14 +268,6 @@ class HeadPruner(pl.LightningModule):
         weight, hidden_weight = self.options.distil, self.options.distil_hidden
         return task_loss, (1 - weight) * task_loss + weight * kl + hidden_weight * distance
 
-    def _share(self, batch: dict[str, Tensor]) -> float:
-        """How much this process's batch counts: the mean of the gradients over processes is then that of one process with all
-        their batches."""
-        if self.trainer.world_size == 1:
-            return 1.0
-        own = torch.tensor(self.task.batch_weight(batch), device=self.device)
-        return float(own / self.all_gather(own).mean())  # type: ignore[union-attr]
-
     def _finite_everywhere(self, loss: Tensor) -> bool:
         """Whether the loss is finite in all processes, so that all of them stop together."""
         finite = bool(torch.isfinite(loss))
@@ -282,7 +283,7 @@ class HeadPruner(pl.LightningModule):
         resting: Iterable[torch.nn.Parameter] = ()
         if self.ramp(self.global_step) == 0:
             resting = self.steering.parameters()
-        elif self.options.pipelined:
+        elif self._is_pipelined:
             resting = self.backbone.parameters()
         for parameter in resting:
             parameter.grad = None
@@ -314,7 +315,7 @@ class HeadPruner(pl.LightningModule):
         metrics = self.metrics[split]
         self.task.update(metrics, self.backbone, batch, logits)  # type: ignore[arg-type]
         size = losses.shape[0]
-        self.mean_loss[split].update(losses)  # type: ignore[operator]
+        self.mean_loss[split].update(losses, self.task.example_weights(batch))  # type: ignore[operator]
         self.log(f"{split}/loss", self.mean_loss[split], batch_size=size, on_epoch=True)  # type: ignore[arg-type]
         named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
         self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)

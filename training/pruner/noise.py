@@ -3,9 +3,16 @@ would have drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
 import torch
 
 from gates.head_gates import HeadGates
+
+BETWEEN_RESTARTS = 15_485_863
+"""Between the seeds of their noise; larger than seeds that people give, so that no restart has the noise of another run."""
 
 
 def seed_step_(gates: HeadGates, *, seed: int, batch: int, rank: int, device: torch.device) -> None:
@@ -24,3 +31,20 @@ def seed_step_(gates: HeadGates, *, seed: int, batch: int, rank: int, device: to
     own = shared + 1 + rank
     gates.generator = torch.Generator(device).manual_seed(shared if gates.draw_per == "batch" else own)
     torch.manual_seed(own)
+
+
+class Seeded(Protocol):
+    """What has a seed of its noise."""
+
+    seed: int
+
+
+@contextmanager
+def noise_of(module: Seeded, restart: int) -> Iterator[None]:
+    """Other noise for each restart for the length of a ``with`` block; the first, 0, has that of the module's own seed."""
+    own = module.seed
+    module.seed = own + restart * BETWEEN_RESTARTS
+    try:
+        yield
+    finally:
+        module.seed = own

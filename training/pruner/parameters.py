@@ -96,3 +96,24 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
             raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(model).__name__}")
         found += matches
     return found
+
+
+def rest_(backbone: nn.Module, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
+    """Let a backbone rest while gates are learned, or wake it: at rest it has no dropout, which would only blur what gates are
+    told, and on one process no gradients of its own, which cost a third of a step. (DDP waits for every gradient that it has
+    been promised.)
+
+    Args:
+        backbone: in training or at rest.
+        rests: what it is to do from now on.
+        frozen: its parameters that never have gradients.
+        alone: whether this is the only process.
+    """
+    if backbone.training != rests:
+        return
+    backbone.train(not rests)
+    if alone:
+        for parameter in backbone.parameters():
+            parameter.requires_grad_(not rests)
+        for parameter in frozen:
+            parameter.requires_grad_(False)

@@ -21,8 +21,9 @@ class Schedule:
         rise_share: share of a cycle's steps over which the backbone's learning rate rises.
         decay: how the rate falls after its rise: ``linear`` to 0 at the cycle's end, or as in ``noam``, the schedule of
             Vaswani et al. 2017, with the inverse square root of the step.
-        second_peak: the rate has one cycle over the whole run, or, if this is given, one over fine-tuning and a second one,
+        second_peak: the rate has one cycle over fine-tuning, so that the dense model is trained to its end, and a second one,
             whose peak is this times the first, over the rest.
+        rests: whether the backbone rests in the prune phase, so that the second cycle begins with the retrain phase.
     """
 
     finetune: int = 0
@@ -31,7 +32,8 @@ class Schedule:
     ramp_share: float = 1.0
     rise_share: float = 0.0
     decay: Decay = "linear"
-    second_peak: float | None = None
+    second_peak: float = 1.0
+    rests: bool = False
 
     @classmethod
     def of_epochs(
@@ -44,18 +46,19 @@ class Schedule:
         ramp_share: float,
         rise_share: float,
         decay: Decay = "linear",
-        second_peak: float | None = None,
+        second_peak: float = 1.0,
+        rests: bool = False,
     ) -> Schedule:
         """Divide ``steps`` among phases in proportion to their length in epochs; the prune phase has at least one, unless it
         has no length at all."""
         epochs = finetune + prune + retrain
         first = min(steps - (1 if prune > 0 else 0), round(steps * finetune / epochs))
         second = max(1 if prune > 0 else 0, round(steps * prune / epochs))
-        return cls(first, min(steps, first + second), steps, ramp_share, rise_share, decay, second_peak)
+        return cls(first, min(steps, first + second), steps, ramp_share, rise_share, decay, second_peak, rests)
 
     @classmethod
-    def of_options(cls, steps: int, options: PrunerOptions) -> Schedule:
-        """The schedule of a run of so many optimiser steps."""
+    def of_options(cls, steps: int, options: PrunerOptions, *, rests: bool = False) -> Schedule:
+        """The schedule of a run of so many optimiser steps; ``rests`` as in the class."""
         second, first = options.prune_learning_rate, options.learning_rate
         return cls.of_epochs(
             steps,
@@ -65,7 +68,8 @@ class Schedule:
             ramp_share=options.ramp,
             rise_share=options.lr_warm_up,
             decay=options.lr_decay,
-            second_peak=second / first if second is not None and first else None,
+            second_peak=second / first if second is not None and first else 1.0,
+            rests=rests,
         )
 
     def phase(self, step: int) -> Phase:
@@ -91,11 +95,10 @@ class Schedule:
 
     def backbone_rate(self, step: int) -> float:
         """Factor of the backbone's learning rate: in each cycle a linear rise, then a fall."""
-        if self.second_peak is None or self.finetune == 0:
-            return (1.0 if self.second_peak is None else self.second_peak) * self._cycle(step, self.end)
         if step < self.finetune:
             return self._cycle(step, self.finetune)
-        return self.second_peak * self._cycle(step - self.finetune, self.end - self.finetune)
+        start = min(self.prune, self.end - 1) if self.rests else self.finetune
+        return self.second_peak * self._cycle(max(0, step - start), self.end - start)
 
     def _cycle(self, step: int, steps: int) -> float:
         rise = max(1, round(self.rise_share * steps))

@@ -97,9 +97,9 @@ class Steering:
         return self.held is not None and self.held.holds and not self.has_multipliers
 
     @property
-    def starts_from_his(self) -> bool:
-        """Whether HIS sets the gates apart when the prune phase begins."""
-        return (self.holds or self.options.gate in TOP_K_FAMILIES) and self.options.his_start != 0
+    def starts_apart(self) -> bool:
+        """Whether a score sets the gates apart when the prune phase begins."""
+        return (self.holds or self.options.gate in TOP_K_FAMILIES) and self.options.start_apart != 0
 
     def parameters(self) -> list[nn.Parameter]:
         """What training of gates moves."""
@@ -108,15 +108,14 @@ class Steering:
     # -- while gates are trained -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def start_from_his_(self, his: Tensor) -> None:
-        """Set the gates apart by raw HIS ``[gates]``; the first step brings their sum to its course."""
-        assert self.options.his_start is not None  # the options have put a default in its place
-        set_apart_(self.gates, his, self.options.his_start)
+    def set_apart_(self, scores: Tensor) -> None:
+        """Set the gates apart by scores ``[gates]``; the first step brings their sum to its course."""
+        assert self.options.start_apart is not None  # the options have put a default in its place
+        set_apart_(self.gates, scores, self.options.start_apart)
 
     def penalty(self, ramp: float) -> Tensor:
         """What is added to the loss: a price that is given, or the pull to the target; 0 where :meth:`hold_` takes the price
-        into account after the step. Times 0 outside the prune phase, so that every
-        parameter has a gradient in every process.
+        into account after the step. Times 0 outside the prune phase, so that every parameter has a gradient in every process.
 
         Args:
             ramp: how far the target or the price has gone, 0 to 1; 0 outside the prune phase.
@@ -170,9 +169,10 @@ class Steering:
         Args:
             ramp: how far the target or the price has gone, 0 to 1; 0 outside the prune phase.
         """
-        kinds = self.gates.kind_index().cpu()
-        present = [kind for index, kind in enumerate(KINDS) if (kinds == index).any()]
+        sizes = self.gates.kind_sizes()
+        present = [kind for kind in KINDS if kind in sizes]
         if self.budget is None:
+            kinds = self.gates.kind_index().cpu()
             return {kind: ramp * float(self.prices[kinds == KINDS.index(kind)].max()) for kind in present}
         if self.held is None or not self.holds:
             return {}

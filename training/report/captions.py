@@ -30,22 +30,22 @@ NO_CLAIM = f" With fewer than {SEEDS_FOR_A_CLAIM} seeds no difference is called 
 
 def quality(contents: Contents, stage: str) -> str:
     """Which method is best at each budget of a stage, how many others it is ahead of, and what the dense model has."""
-    metric = contents.metric
+    metric, (highest, worst) = contents.metric, contents.best_and_worst
     rows = contents.summary[contents.summary["stage"] == stage]
     dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)].dropna(subset=["mean"])
     parts, lowest = [], ""
     for budget in contents.budgets:
-        at_budget = rows[rows["budget"] == budget].sort_values("mean", ascending=False, kind="stable")
+        at_budget = contents.best_first(rows[rows["budget"] == budget])
         if len(at_budget):
             parts.append(f"at {contents.label(budget)} {_best(contents, at_budget)}")
         if len(at_budget) > 1:
             last = at_budget.iloc[-1]
-            below = last["mean"] < at_budget["mean"].iloc[0]
-            said = f" Lowest at {contents.label(budget)}: {last['method']}, {quantity(metric, last['mean'])}."
-            lowest = said if below else ""
+            differs = last["mean"] != at_budget["mean"].iloc[0]
+            said = f" {worst.capitalize()} at {contents.label(budget)}: {last['method']}, {quantity(metric, last['mean'])}."
+            lowest = said if differs else ""
     if not parts:
         return f"{STAGE_WORDS.get(stage, stage)} there is only the dense model."
-    text = f"{STAGE_WORDS.get(stage, stage)}, highest test {metric}: {'; '.join(parts)}.{lowest}"
+    text = f"{STAGE_WORDS.get(stage, stage)}, {highest} test {metric}: {'; '.join(parts)}.{lowest}"
     if "ahead" in text:
         text += NO_CLAIM if "in every seed" in text else CLAIM
     if len(dense):
@@ -54,13 +54,13 @@ def quality(contents: Contents, stage: str) -> str:
 
 
 def _best(contents: Contents, rows: pd.DataFrame) -> str:
-    """The first of rows in falling order, those equal to it, and how many of the others it is ahead of."""
+    """The first of rows, the best first, those equal to it, and how many of the others it is ahead of."""
     top = rows[rows["mean"] == rows["mean"].iloc[0]]
     return f"{listed(list(top['method']))}, {quantity(contents.metric, top['mean'].iloc[0])}{_ahead(contents, rows, 'rival')}"
 
 
 def _ahead(contents: Contents, rows: pd.DataFrame, noun: str) -> str:
-    """In brackets, how many below the first of rows in falling order it is ahead of, in the words that so many seeds allow;
+    """In brackets, how many of rows, the best first, their first is ahead of, in the words that so many seeds allow;
     empty where no pairs were compared.
 
     Args:
@@ -71,7 +71,7 @@ def _ahead(contents: Contents, rows: pd.DataFrame, noun: str) -> str:
     tests, best = contents.statistics, rows.iloc[0]
     if tests is None or not len(tests):
         return ""
-    rivals = rows.loc[rows["mean"] < best["mean"], "method"]
+    rivals = rows.loc[rows["mean"] != best["mean"], "method"]
     here = (tests["stage"] == best["stage"]) & (tests["budget"] == best["budget"]) & (tests["method"] == best["method"])
     pairs = tests[here & tests["rival"].isin(rivals)]
     if not len(pairs):
@@ -90,9 +90,9 @@ def results(contents: Contents) -> str:
     rows = trained if len(trained) else rows[~is_dense(rows)]
     if not len(rows):
         return f"Test {contents.metric} of the dense model."
-    best = _highest(rows, "mean")
+    best, word = contents.best_first(rows).iloc[0], contents.best_and_worst[0].capitalize()
     return (
-        f"Test {contents.metric} per stage, method and {contents.unit}s kept. Highest{' after training' * bool(len(trained))}: "
+        f"Test {contents.metric} per stage, method and {contents.unit}s kept. {word}{' after training' * bool(len(trained))}: "
         f"{best['method']} at {contents.label(int(best['budget']))}, {best['stage']}, with "
         f"{quantity(contents.metric, best['mean'])}. Column titles sort."
     )
@@ -120,7 +120,7 @@ def curve(contents: Contents) -> str:
     metric = contents.metric
     parts = []
     for heads, rows in contents.curve.sort_values("heads", ascending=False).groupby("heads", sort=False):
-        best = rows[rows[f"select_{metric}"] == rows[f"select_{metric}"].max()]
+        best = rows[rows[f"select_{metric}"] == contents.best_first(rows, f"select_{metric}")[f"select_{metric}"].iloc[0]]
         named = f"{listed(list(best['method']))} with {quantity(metric, float(best[f'select_{metric}'].iloc[0]))}"
         parts.append(f"at {counted(int(str(heads)), 'head')} {named}")
     return f"With the mask alone, the best {metric} on the selection split: {'; '.join(parts)}. One seed."
@@ -313,16 +313,16 @@ def opening(contents: Contents) -> str:
     dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows) & (rows["budget"] == contents.focus)]
     if not len(rows):
         return f"There is only the dense model at {contents.label(contents.focus)}."
-    rows = rows.sort_values("mean", ascending=False, kind="stable")
+    rows = contents.best_first(rows)
     best = list(rows.loc[rows["mean"] == rows["mean"].iloc[0], "method"])
     of = f" of {contents.size}" if contents.size else ""
-    share = "has" if len(best) == 1 else "share"
-    text = f"{STAGE_WORDS.get(stage, stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the highest test "
+    share, highest = "has" if len(best) == 1 else "share", contents.best_and_worst[0]
+    text = f"{STAGE_WORDS.get(stage, stage)}, {contents.label(contents.focus)}{of}: {listed(best)} {share} the {highest} test "
     parts = []
     own = rows[rows["method"].isin(contents.ours)]
     if len(own):
         by = "select_mean" if "select_mean" in own and own["select_mean"].notna().all() else "mean"
-        chosen = _highest(own, by)
+        chosen = contents.best_first(own, by).iloc[0]
         if chosen["method"] not in best:
             parts.append(f"{chosen['method']} has {quantity(metric, chosen['mean'])}")
     if len(dense):

@@ -175,6 +175,20 @@ class Contents:
         return str(self.metrics.get("unit") or "head")
 
     @property
+    def lower_is_better(self) -> bool:
+        """Whether the best of the main metric is its lowest value."""
+        return bool(self.metrics.get("lower_is_better", False))
+
+    @property
+    def best_and_worst(self) -> tuple[str, str]:
+        """``highest`` and ``lowest``, in the order of what is better."""
+        return ("lowest", "highest") if self.lower_is_better else ("highest", "lowest")
+
+    def best_first(self, rows: pd.DataFrame, column: str = "mean") -> pd.DataFrame:
+        """Rows by a column of the main metric, equals in their order."""
+        return rows.sort_values(column, ascending=self.lower_is_better, kind="stable")
+
+    @property
     def majority(self) -> float | None:
         """What always answering the most frequent class of the test split would score; None for other tasks, and where an
         earlier version wrote the results."""

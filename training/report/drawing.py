@@ -5,26 +5,28 @@ from __future__ import annotations
 import base64
 import io
 import re
-from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from gates.files import replacing
 from training.plotting import INK
+from training.report.picture_files import MARK
 
 SVG: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "head-gates", "font.family": ["DejaVu Sans"]}
 """Text stays text (small, searchable, in the reader's font), and the same figure is the same file."""
-NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+NO_METADATA: dict[str, str | None] = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> None:
-    """``NAME.png`` and ``NAME.svg``, on white."""
-    for form in ("png", "svg"):
-        with replacing(folder / f"{name}.{form}") as partial, matplotlib.rc_context(SVG):
-            metadata = NO_METADATA if form == "svg" else None
-            figure.savefig(partial, format=form, dpi=150, facecolor="white", metadata=metadata)
+def picture_files(figure: Figure, name: str) -> dict[str, bytes]:
+    """The content of ``NAME.png`` and ``NAME.svg``, on white, with the mark of a report's pictures."""
+    drawn, marks = {}, {"png": {"Software": MARK}, "svg": NO_METADATA | {"Creator": MARK}}
+    for form, metadata in marks.items():
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(SVG):
+            figure.savefig(buffer, format=form, dpi=150, facecolor="white", metadata=metadata)
+        drawn[f"{name}.{form}"] = buffer.getvalue()
+    return drawn
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:

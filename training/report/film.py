@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from training.plotting import COLOURS, INK, MAP, figure_image, styled
 from training.report.contents import Course, Values
 from training.report.figures import label_heads, label_layers
+from training.report.picture_files import MARK
 
 FRAMES = 24
 """Of an animation, at most."""
@@ -87,7 +88,9 @@ def gate_animation(course: Course, title: str) -> bytes:
         pictures.append(figure_image(figure).convert("RGB"))
     animated = io.BytesIO()
     durations = [250] * (len(pictures) - 1) + [2500]  # milliseconds; the result stays in sight
-    pictures[0].save(animated, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    pictures[0].save(
+        animated, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0, comment=MARK.encode()
+    )
     return animated.getvalue()
 
 

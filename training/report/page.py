@@ -15,13 +15,16 @@ from markupsafe import Markup, escape
 from gates.files import replacing
 from training.report import captions, tables, translations
 from training.report.contents import Contents
-from training.report.drawing import inline_svg, save_figure
+from training.report.drawing import inline_svg, picture_files
 from training.report.film import gate_animation
+from training.report.picture_files import write_pictures
 from training.report.pictures import focus_course, pictures_of
 from training.report.player import gate_player
 from training.report.tables import Table
 from training.stats.numbers import counted, slug, unit
 
+FIGURES = "figures"
+"""Folder beside the page for its pictures."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 """Content Security Policy: no network, no script but the page's own; a name in the data that looks like code stays text."""
 
@@ -84,11 +87,13 @@ def write_report(found: Sequence[Contents], out: Path) -> None:
     """Write the page and, in ``figures/`` beside it, its pictures as PNG, SVG and GIF (in a folder each, if several)."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ids = unique_ids(found)
-    sections = []
+    sections, pictures = [], dict[Path, bytes]()
     for identifier, contents in zip(ids, found, strict=True):
-        folder = out.parent / "figures" / (identifier if len(found) > 1 else "")
-        folder.mkdir(parents=True, exist_ok=True)
-        sections.append(make_section(contents, identifier, folder))
+        folder = out.parent / FIGURES / (identifier if len(found) > 1 else "")
+        section, files = make_section(contents, identifier)
+        sections.append(section)
+        pictures |= {folder / name: content for name, content in files.items()}
+    write_pictures(pictures)
     with replacing(out) as partial:
         partial.write_text(render(sections), encoding="utf-8")
 
@@ -104,11 +109,12 @@ def unique_ids(found: Sequence[Contents]) -> list[str]:
     return ids
 
 
-def make_section(contents: Contents, identifier: str, folder: Path) -> Section:
-    """A directory's part of the page; its pictures are saved in the folder."""
+def make_section(contents: Contents, identifier: str) -> tuple[Section, dict[str, bytes]]:
+    """A directory's part of the page, and the files of its pictures by name."""
     pictures: dict[str, list[Drawn]] = {}
+    files: dict[str, bytes] = {}
     for picture in pictures_of(contents):
-        save_figure(picture.figure, folder, picture.name)
+        files |= picture_files(picture.figure, picture.name)
         # Letters and digits of ids, and an escaped label, are all that is put into the picture's own markup.
         svg = inline_svg(picture.figure, f"{identifier}-{picture.name}", str(escape(picture.alt)))
         drawn = Drawn(picture.name, Markup(svg), picture.caption, picture.shown, picture.wide)
@@ -122,10 +128,10 @@ def make_section(contents: Contents, identifier: str, folder: Path) -> Section:
         lead = replace(first, caption=opening)
         said = Markup("<p>{}</p>{}").format(first.caption, said)
         pictures = {name: held for name, held in pictures.items() if held}
-    animated = _animation(contents, identifier, folder)
+    animated = _animation(contents, identifier, files)
     if animated is not None:
         pictures.setdefault("training", []).insert(0, animated)
-    return Section(
+    section = Section(
         id=identifier,
         contents=contents,
         opening=opening,
@@ -137,6 +143,7 @@ def make_section(contents: Contents, identifier: str, folder: Path) -> Section:
         facts=_facts(contents),
         command=_command(contents),
     )
+    return section, files
 
 
 def render(sections: Sequence[Section]) -> str:
@@ -156,14 +163,14 @@ def render(sections: Sequence[Section]) -> str:
     )
 
 
-def _animation(contents: Contents, identifier: str, folder: Path) -> Drawn | None:
+def _animation(contents: Contents, identifier: str, files: dict[str, bytes]) -> Drawn | None:
+    """The player of the gates' course; the same as an animated picture is put to the files."""
     focus = focus_course(contents)
     if focus is None or len(focus[2].steps) < 2:
         return None
     method, budget, course = focus
     title, name = f"gates of {method}, {contents.label(budget)}", f"gates_{slug(method)}_{budget}"
-    with replacing(folder / f"{name}.gif") as partial:
-        partial.write_bytes(gate_animation(course, title))
+    files[f"{name}.gif"] = gate_animation(course, title)
     alt = f"Heat map of the gates of {method}, layers by heads, from step {course.steps[0]} to {course.steps[-1]} of training."
     content = gate_player(course, title, name=f"{identifier}-{name}", label=alt)
     return Drawn(name, content, captions.gates(contents, course, method, budget))

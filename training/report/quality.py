@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from training.config.stages import is_post_hoc
-from training.plotting import COLOURS, INK, MARKERS, label_ends, legend_beside, method_styles, styled
+from training.plotting import COLOURS, INK, MARKERS, label_ends, legend_beside, method_styles, spread_widely_, styled
 from training.report.contents import Contents, is_dense
 from training.stats.numbers import IN_PERCENT, counted, shown, unit
 
@@ -64,6 +64,8 @@ def quality_against_heads(contents: Contents, stage: str, *, lowest: float | Non
         ends[DENSE] = shown(metric, float(dense["mean"].iloc[0]))
         axes.axhline(ends[DENSE], color=INK, linestyle=":", linewidth=1.2, label=DENSE)
     _limit(axes, rows, dense, metric, lowest)
+    if contents.lower_is_better:
+        spread_widely_(axes, [*rows["mean"], *dense["mean"].dropna()])
     if _majority(axes, contents):
         assert contents.majority is not None
         ends[MAJORITY] = shown(metric, contents.majority)
@@ -86,7 +88,8 @@ def quality_of_methods(contents: Contents) -> Figure:
     metric = contents.metric
     rows = contents.summary[~is_dense(contents.summary)]
     last = rows[rows["stage"] == rows["stage"].iloc[-1]].set_index("method")["mean"]
-    methods = sorted(contents.methods, key=lambda method: last.get(method, -np.inf))
+    sign = -1 if contents.lower_is_better else 1
+    methods = sorted(contents.methods, key=lambda method: sign * last.get(method, -sign * np.inf))
     figure = Figure(figsize=(WIDTH + LETTER * 22, 1.2 + 0.26 * len(methods)), layout="constrained")
     axes = figure.subplots()
     bars = False
@@ -104,6 +107,8 @@ def quality_of_methods(contents: Contents) -> Figure:
         if len(dense):
             value, dashes = shown(metric, float(dense["mean"].iloc[0])), ":" if is_post_hoc(stage) else "--"
             axes.axvline(value, color=INK, linestyle=dashes, linewidth=1, label=f"dense, {stage}")
+    if contents.lower_is_better:
+        spread_widely_(axes, rows["mean"].dropna(), axis="x")
     axes.set_yticks(range(len(methods)), methods)
     axes.set(xlabel=f"test {metric}{unit(metric)}")
     if bars:
@@ -128,6 +133,8 @@ def curve_of_run(contents: Contents) -> Figure:
         values = shown(metric, line[column])
         axes.plot(line["heads"], values, **styles[method], markersize=4.5, linewidth=1.3, label=method)
         ends[method] = float(values.iloc[0])
+    if contents.lower_is_better:
+        spread_widely_(axes, contents.curve[column])
     axes.set_xticks(sorted(set(contents.curve["heads"])))
     axes.set(xlabel="heads kept", ylabel=f"{metric}{unit(metric)} (selection split)", title=STAGE_TITLES["post hoc"])
     axes.invert_xaxis()

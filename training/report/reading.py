@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,9 @@ from gates.errors import GateError, first_line
 from training.report.contents import COMBINATION, Contents, Course, Site, by_kind, group_labels
 from training.report.truth import recoveries
 from training.runs.run_directory import UNFINISHED
-from training.stats.numbers import BOUNDS
-from training.stats.statistics import TEST_COLUMNS, summarise
+from training.runs.stored import AGAIN, damaged, read_json, read_table, read_text
+from training.stats.numbers import BOUNDS, CACHE
+from training.stats.statistics import COSTS, TEST_COLUMNS, summarise
 from training.stats.verdict import is_dense
 
 EXPECTED, PRICE = "expected", "price"
@@ -24,6 +25,18 @@ EXPECTED, PRICE = "expected", "price"
 BESIDE_GATES = re.compile(rf"{EXPECTED}|{PRICE}(/\w+)?")
 """Columns of gates over time that are of no gate."""
 
+SAMPLES = "samples.tsv"
+COLUMNS = {
+    "comparison.csv": ("seed", "method", "stage", "budget", "heads"),
+    "curve.csv": ("method", "stage", "budget", "heads"),
+    "summary.csv": ("stage", "method", "budget", "seeds", "mean"),
+    "agreement.csv": ("budget", "method", "other", "jaccard", "chance_jaccard"),
+    "scores.csv": ("seed", "gate", "kind", "layer", "head"),
+    "gates_over_time.csv": ("seed", "method", "budget", "step"),
+}
+"""What each table must have."""
+
+T = TypeVar("T")
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
 
@@ -33,13 +46,13 @@ def read_contents(path: Path) -> Contents:
     Raises:
         GateError: if it is neither, or one of its files is damaged.
     """
-    comparison, metrics = _table(path, "comparison.csv"), _json(path, "metrics.json") or {}
+    comparison, metrics = _table(path, "comparison.csv"), _json(path, "metrics.json", dict) or {}
     unfinished = comparison is None
     if unfinished:
         comparison = _table(path, UNFINISHED)
     truth = _table(path, "truth.csv")
     is_table = comparison is not None and {"seed", "method", "stage", "budget", "heads"} <= set(comparison.columns)
-    if not is_table and truth is None and not (isinstance(metrics, dict) and "heads" in metrics):
+    if not is_table and truth is None and "heads" not in metrics:
         raise GateError(
             f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns seed, method, "
             "stage, budget and heads; give a directory that training compare or training.fit wrote"
@@ -53,7 +66,10 @@ def read_contents(path: Path) -> Contents:
         if unfinished:
             contents.missing.append("The comparison did not end: rows may be missing. The same command goes on where it was.")
     if not metrics:
-        contents.missing.append("There is no metrics.json, so the command, the machine and the versions are unknown.")
+        contents.missing.append(
+            "There is no metrics.json, which is written last: the tables may be those of a run that was stopped between them, "
+            "and the command, the machine and the versions are unknown."
+        )
     contents.metric = _main_metric(contents)
     contents.config = _text(path, "config.yaml")
     _read_tables(contents)
@@ -99,7 +115,7 @@ def _read_tables(contents: Contents) -> None:
         return
     main = f"test_{contents.metric}"
     if len(rows):
-        costs = {name: (name, "mean") for name in ("steps", "seconds", "peak_memory_mb") if name in rows}
+        costs = {name: (name, "mean") for name in (CACHE, *COSTS) if name in rows}
         means = {"seeds": ("seed", "nunique"), "mean": (main, "mean"), **costs}
         contents.summary = rows.groupby(COMBINATION, sort=False, as_index=False).agg(**means)
 
@@ -142,11 +158,10 @@ def _read_heads(contents: Contents) -> None:
 
 def _read_translations(contents: Contents) -> None:
     """For translation, sample sentences with the signatures of their metrics; of a run also the tests of its systems."""
-    name = "samples.tsv"
-    contents.samples = _table(contents.path, name, sep="\t", dtype=str, keep_default_na=False)
-    _check_columns(contents, name, contents.samples, {"source", "reference"})
+    contents.samples = _samples(contents.path)
+    _check_columns(contents, SAMPLES, contents.samples, {"source", "reference"})
     if contents.samples is None and contents.metric == "bleu":
-        contents.missing.append(f"There is no {name}, so no translations are shown.")
+        contents.missing.append(f"There is no {SAMPLES}, so no translations are shown.")
     stated = contents.metrics.get("signatures")
     if isinstance(stated, dict):
         contents.signatures = {str(metric): str(signature) for metric, signature in stated.items()}
@@ -204,11 +219,11 @@ def _course(rows: pd.DataFrame, logged: pd.DataFrame | None = None) -> Course:
 
 
 def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
-    masks, listed = _json(contents.path, "masks.json"), _json(contents.path, "sites.json")
+    masks, listed = _json(contents.path, "masks.json", list), _json(contents.path, "sites.json", list)
     if not masks or not listed:
         return
     try:
-        sites = tuple(Site(site["label"], int(site["gates"])) for site in listed)
+        sites = tuple(Site(str(site["label"]), int(site["gates"])) for site in listed)
         ordered, places = by_kind(sites)
         found: dict[tuple[str, int], list[list[float]]] = {}
         for entry in masks:
@@ -245,30 +260,34 @@ def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame |
     return table
 
 
-def _table(path: Path, name: str, **how: Any) -> pd.DataFrame | None:
+def _table(path: Path, name: str) -> pd.DataFrame | None:
     """A table; None if there is no such file."""
     try:
-        return pd.read_csv(path / name, **how)
+        return read_table(path / name, needed=COLUMNS.get(name, ()))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except pd.errors.EmptyDataError:
-        return pd.DataFrame()
-    except (OSError, ValueError) as error:
-        raise GateError(f"cannot read {str(path / name)!r} as a table: {first_line(error)}") from error
 
 
-def _json(path: Path, name: str) -> Any:
-    text = _text(path, name)
+def _samples(path: Path) -> pd.DataFrame | None:
+    """Translations, which are texts whatever they look like; None if there are none."""
+    text = _text(path, SAMPLES)
+    if not text:
+        return None
     try:
-        return None if text is None else json.loads(text)
+        return pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False)
     except ValueError as error:
-        raise GateError(f"cannot read {str(path / name)!r} as JSON: {first_line(error)}") from error
+        raise damaged(path / SAMPLES, "a table", first_line(error), AGAIN) from error
+
+
+def _json(path: Path, name: str, kind: type[T]) -> T | None:
+    try:
+        return read_json(path / name, kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _text(path: Path, name: str) -> str | None:
     try:
-        return (path / name).read_text(encoding="utf-8")
+        return read_text(path / name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise GateError(f"cannot read {str(path / name)!r}: {first_line(error)}") from error

@@ -9,9 +9,10 @@ import pandas as pd
 
 from training.report.contents import Contents
 from training.stats.crossed import SEEDS_FOR_A_CLAIM
-from training.stats.numbers import NONE, duration, number, shown, signed, slug, unit
+from training.stats.numbers import CACHE, NONE, duration, number, shown, signed, slug, unit
 from training.stats.verdict import regime
 
+CACHE_TITLE = "KV bytes per token"
 MAJORITY = "majority class"
 """Row of the answer that is always the most frequent class: what a model has to be above."""
 
@@ -87,6 +88,7 @@ def results_table(contents: Contents, caption: str) -> Table:
         Column("high", "to"),
         Column("std", "st. dev."),
         Column("seeds", "seeds"),
+        Column(CACHE, CACHE_TITLE),
     ]
     rows = contents.summary
     if contents.majority is not None:
@@ -127,6 +129,7 @@ def experiments_table(contents: Contents, *, shown: bool) -> Table:
     """Every experiment: all that ``comparison.csv`` says."""
     rows, metric = contents.comparison, contents.metric
     first = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), Column("heads", "heads")]
+    first += [Column(CACHE, CACHE_TITLE)]  # which only models that generate have
     if contents.kind == "comparison":
         first += [Column("seed", "seed"), Column("budget", "budget")]
     measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
@@ -232,6 +235,8 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
             text = f"{value:.3f}" if value >= 0.001 else "< 0.001"
         case "bleu" | "chrf" | "bleu_interval" | "chrf_interval":
             text = number("bleu", value)
+        case name if name == CACHE:
+            text = f"{value:,.0f}"
         case "peak_memory_mb" | "steps":
             text = f"{value:.0f}"
         case name if name.startswith(("test_", "select_")):

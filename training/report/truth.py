@@ -10,6 +10,7 @@ from gates.errors import GateError
 from training.plotting import styled
 from training.report.figures import KEPT
 from training.stats.numbers import counted, listed
+from training.truth.survival import smallest_budgets, with_program
 
 COLUMNS = ("program", "method", "seed", "recovered", "precision", "recall", "smallest")
 """Of a table of recoveries; ``smallest`` is the smallest budget at which the function survives, and may be missing."""
@@ -37,10 +38,8 @@ def recoveries(truth: pd.DataFrame) -> pd.DataFrame:
     lacking = {"seed", "method", "budget", "needed", "exact", "precision", "recall", "survives"} - set(truth)
     if lacking:
         raise GateError(f"a table of known truth has no column {listed(sorted(map(repr, lacking)))}; write the results again")
-    truth, key = truth if "program" in truth else truth.assign(program=""), ["program", "method", "seed"]
-    falling = truth.sort_values("budget", ascending=False, kind="stable")
-    alive = falling[falling.groupby(key, sort=False)["survives"].cumprod().astype(bool)]
-    smallest = alive.groupby(key, sort=False)["budget"].min().rename("smallest").reset_index()
+    truth, key = with_program(truth), ["program", "method", "seed"]
+    smallest = smallest_budgets(truth)[[*key, "smallest"]]
     at_needed = truth[truth["budget"] == truth["needed"]].rename(columns={"exact": "recovered"})
     return at_needed[[*key, "recovered", "precision", "recall"]].merge(smallest, on=key, how="left")
 

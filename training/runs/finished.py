@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
+from gates.errors import GateError
+from training.config.yaml_text import read_yaml
 from training.runs.run_directory import CONFIG, EARLIER_LOG, RunDirectory
+from training.runs.stored import read_json
 
 FINISHED = "finished.json"
 """Written last of all, with the names of the files that the run has left."""
 ELSEWHERE = ("experiments", "wandb")
 """Folders that nobody needs any more, and whose files go."""
-AT_THE_END = ("compare", "retrained", "from_scratch", "curve")
+AT_THE_END = ("compare", "retrained", "from_scratch", "from_scratch_epochs", "from_scratch_learning_rate", "curve")
 """Options that say what a run is compared with, which may be others when it is resumed."""
 
 
@@ -31,12 +33,12 @@ def is_finished(run: RunDirectory, resolved: str) -> bool:
         resolved: the configuration of this command, as YAML.
     """
     try:
-        files = json.loads((run.path / FINISHED).read_text(encoding="utf-8"))["files"]
-        began = yaml.safe_load((run.path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        files = [run.path / str(file) for file in read_json(run.path / FINISHED, dict)["files"]]
+        began = read_yaml(run.path / CONFIG, "the configuration")
+    except (GateError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # then the end of the run is made anew
         return False
     asked = yaml.safe_load(resolved)
-    return all(began.get(name) == asked.get(name) for name in AT_THE_END) and all((run.path / file).is_file() for file in files)
+    return all(began.get(name) == asked.get(name) for name in AT_THE_END) and all(file.is_file() for file in files)
 
 
 def unmark_finished(run: RunDirectory) -> None:

@@ -1,4 +1,4 @@
-"""A user's own code: found from the working directory, and known by its files."""
+"""Code that results depend on: a user's own, found from the working directory, and this project's, known by their files."""
 
 from __future__ import annotations
 
@@ -22,4 +22,13 @@ def code_fingerprint(modules: Iterable[str]) -> str:
     for name in dict.fromkeys(modules):
         file = getattr(sys.modules.get(name), "__file__", None)  # those of Python itself have none
         digest.update(f"{name} ".encode() + (Path(file).read_bytes() if file else b""))
+    return digest.hexdigest()
+
+
+def folders_fingerprint(*folders: Path) -> str:
+    """A hash of all Python modules in some folders, by their places there and whatever folders they lie in."""
+    digest = xxhash.xxh3_128()
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(f"{folder.name}/{file.relative_to(folder).as_posix()} ".encode() + file.read_bytes())
     return digest.hexdigest()

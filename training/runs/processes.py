@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import distributed
 
@@ -88,3 +89,19 @@ def gathered(value: T) -> list[T]:
     found: list[Any] = [None] * world_size()
     distributed.all_gather_object(found, value)
     return found
+
+
+def share_of_batch(weight: float, device: torch.device) -> float:
+    """How much this process's batch counts: the mean of the gradients over processes is then that of one process with all
+    their batches.
+
+    Args:
+        weight: of the batch, such as its examples or tokens.
+        device: of the module.
+    """
+    if world_size() == 1:
+        return 1.0
+    own = torch.tensor(float(weight), device=device)
+    total = own.clone()
+    distributed.all_reduce(total)
+    return float(own * world_size() / total)

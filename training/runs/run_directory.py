@@ -3,7 +3,8 @@
 ::
 
     config.yaml        the resolved configuration
-    metrics.json       results of the run, versions, machine
+    began_with.json    fingerprints of data and model, see :mod:`training.runs.resuming`
+    metrics.json       results of the run, versions, machine; written when the tables are
     metrics.csv        what was logged at each step
     comparison.csv     every method at the run's budget; with summary.csv, statistics.csv, agreement.csv, verdict.md
     curve.csv          post hoc quality of every ranking at other budgets (selection split)
@@ -14,18 +15,18 @@
     checkpoints/       dense.ckpt (end of fine-tuning), last.ckpt, final.ckpt
     experiments/       finished pieces of training and evaluation, see :mod:`training.comparison.cache`
     export/            the pruned model
+    checksums.json     of the tables, masks and texts, see :mod:`training.runs.checksums`
     finished.json      written last of all, see :mod:`training.runs.finished`
     wandb/             W&B's own files
+    .lock              while a process writes here, see :mod:`training.runs.lock`
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,44 +34,64 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from gates.errors import GateError, first_line
-from gates.files import replacing
+from gates.errors import GateError
+from gates.files import is_partial, remove, replacing
 from training.config import Existing, RunOptions
+from training.config.run import check_name
+from training.config.yaml_text import read_yaml
+from training.runs.checksums import remove_checksums
+from training.runs.lock import LOCK, is_abandoned, only_writer, refuse_file
 from training.runs.progress import is_first_process
+from training.runs.stored import parsed_table, read_json, read_text
 
 CONFIG = "config.yaml"
 """Makes a directory that of a run."""
+METRICS = "metrics.json"
+"""Written when all tables are, and taken away before they change: what a reader goes by."""
 UNFINISHED = "comparison.unfinished.csv"
 """Rows so far of a comparison. The tables of an earlier, shorter one stay as they are until the new ones are complete."""
 FOLDERS = ("masks", "plots", "checkpoints")
-FREE_WHEN_RESUMED = (
-    "config", "run_dir", "existing", "name", "ckpt_path", "save_every", "compare", "retrained", "from_scratch", "curve",
-    "wandb.", "data.init_args.num_workers", "trainer.enable_", "trainer.log_every_n_steps", "trainer.profiler",
-    "trainer.default_root_dir",
-)  # fmt: skip
-"""Options that change no result that is there already."""
 RUN_DIR_OF_FIRST = "HEAD_GATES_RUN_DIR"
 """Environment variable by which the first process tells those that Lightning starts where it writes."""
 EARLIER_LOG = "metrics-before-resuming.csv"
 
 
-def _is_partial(path: Path) -> bool:
-    """Whether a process that was killed has left this in place of a whole file or folder."""
-    return path.name.startswith(".") and ".partial-" in path.name
+def remove_partials(folder: Path) -> None:
+    """Remove what processes that were killed have left in a folder into which nobody else writes."""
+    for path in list(folder.iterdir()):
+        if is_partial(path):
+            remove(path)
 
 
 def _is_remains(path: Path) -> bool:
     """Whether all that this tells is that a run was stopped before it began."""
-    return _is_partial(path) or (path.name in FOLDERS and path.is_dir() and not any(path.iterdir()))
+    return is_partial(path) or path.name == LOCK or (path.name in FOLDERS and path.is_dir() and not any(path.iterdir()))
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a directory holds a run, by more than a file called config.yaml, which many others have."""
+    if not (folder / CONFIG).is_file() or all((folder / name).is_dir() for name in FOLDERS):
+        return (folder / CONFIG).is_file()
+    try:
+        options = read_yaml(folder / CONFIG, "the configuration")
+    except (GateError, yaml.YAMLError, RecursionError):
+        return False
+    return isinstance(options, dict) and {"model", "data", "trainer"} <= options.keys()
+
+
+def _is_comparison(folder: Path) -> bool:
+    """Whether a directory is that of a comparison, which holds no training of its own."""
+    return not (folder / "checkpoints").is_dir() and any((folder / part).exists() for part in ("experiments", UNFINISHED))
 
 
 def _read_log(path: Path) -> pd.DataFrame | None:
     """What was logged, but for a last line that was not written to its end; None if that is nothing."""
     if not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8")
+    mend = "delete it to go on without what was logged before"
+    text = read_text(path, mend=mend)
     whole = text[: text.rfind("\n") + 1]
-    log = pd.read_csv(io.StringIO(whole)) if whole.strip() else pd.DataFrame()
+    log = parsed_table(path, whole, needed=("step",), mend=mend) if whole else pd.DataFrame()
     return log if len(log) else None
 
 
@@ -109,26 +130,34 @@ class RunDirectory:
         chosen = Path("runs") / name if path is None else Path(path)
         if path is None and existing == "refuse":
             number = 2
-            while chosen.exists():
+            while chosen.exists() and not is_abandoned(chosen):
                 chosen = Path("runs") / f"{name}-{number}"
                 number += 1
-        for place in (chosen, *chosen.parents):
-            if place.exists() and not place.is_dir():
-                raise GateError(f"--run_dir {str(chosen)!r} is or lies in a file ({str(place)!r}); give a directory")
+        refuse_file(chosen)
         taken = chosen.is_dir() and any(not _is_remains(path) for path in chosen.iterdir())
-        holds_run = (chosen / CONFIG).is_file()
+        holds_run = _holds_run(chosen)
         if existing == "resume":
-            if not holds_run:
+            if not holds_run or _is_comparison(chosen):
                 raise GateError(f"there is nothing to resume in {str(chosen)!r}: it does not hold a run; check --run_dir")
             return cls(chosen, resumes=True)
         if taken and not holds_run:
             raise GateError(
                 f"{str(chosen)!r} is not empty and does not hold a run, so nothing is written there; give another --run_dir"
             )
+        if taken and existing == "overwrite" and _is_comparison(chosen):
+            raise GateError(
+                f"{str(chosen)!r} holds a comparison and no run, so --existing overwrite does not replace it; give another "
+                "--run_dir, or remove it"
+            )
         if taken and existing == "refuse":
             raise GateError(
                 f"{str(chosen)!r} already holds a run; go on with it (--existing resume), replace it (--existing overwrite) "
                 "or give another --run_dir"
+            )
+        if taken and chosen.is_symlink():
+            raise GateError(
+                f"--run_dir {str(chosen)!r} is a symbolic link, and --existing overwrite would remove what lies in "
+                f"{str(chosen.resolve())!r}; give that directory itself"
             )
         return cls(chosen)
 
@@ -149,7 +178,7 @@ class RunDirectory:
             raise GateError(f"the run {str(path)!r} does not exist; give a run directory, or a checkpoint in one")
         if not (found.path / CONFIG).is_file():
             raise GateError(f"{str(path)!r} does not hold a run: it has no config.yaml; give a directory that fit wrote")
-        for part in (found.path / "metrics.json", found.checkpoint("final"), found.export / "config.json"):
+        for part in (found.path / METRICS, found.checkpoint("final"), found.export / "config.json"):
             if not part.is_file():
                 raise GateError(
                     f"the run in {str(path)!r} has not ended: it has no {part.relative_to(found.path)}; go on with it "
@@ -161,11 +190,13 @@ class RunDirectory:
         """Make the folders (an old run is removed unless it is resumed) and save the resolved configuration, which says from
         then on that the directory holds this run. Until then, what is left of an old one is told by its own."""
         self.path.mkdir(parents=True, exist_ok=True)
+        remove_checksums(self.path)
         for path in list(self.path.iterdir()):
-            if (path.name != CONFIG and not self.resumes) or _is_partial(path):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for folder in FOLDERS:
+            if path.name not in (CONFIG, LOCK) and not self.resumes:
+                remove(path)
+        for folder in ("", *FOLDERS):
             (self.path / folder).mkdir(exist_ok=True)
+            remove_partials(self.path / folder)
         if self.resumes:
             self._keep_log()
         self.write_text(CONFIG, config_yaml)
@@ -189,6 +220,11 @@ class RunDirectory:
             self.write_table("metrics.csv", _joined(logs))
             earlier.unlink()
 
+    def withdraw(self) -> None:
+        """Take back that the tables are complete, before they change."""
+        remove_checksums(self.path)
+        (self.path / METRICS).unlink(missing_ok=True)
+
     @property
     def export(self) -> Path:
         return self.path / "export"
@@ -204,7 +240,7 @@ class RunDirectory:
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        return json.loads((self.path / name).read_text(encoding="utf-8"))
+        return read_json(self.path / name, object)
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         with self.replacing(name) as partial:
@@ -217,68 +253,52 @@ class RunDirectory:
             yield partial
 
 
-def claim(options: RunOptions) -> tuple[RunDirectory, bool]:
-    """The run directory, and whether this is the first of the processes that share it."""
-    if is_first_process(os.environ):
-        name = options.name
-        if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
-            name = f"{name}-{os.environ['WANDB_RUN_ID']}"
-        run = RunDirectory.claim(options.run_dir, name, options.existing)
+@contextmanager
+def claimed(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]:
+    """The run directory, into which nobody else writes in the ``with`` block, and whether this is the first of the processes
+    that share it.
+
+    Raises:
+        GateError: if it is taken, or another process is at work there.
+    """
+    if not is_first_process(os.environ):
+        if RUN_DIR_OF_FIRST not in os.environ and options.run_dir is None:
+            raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
+        path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
+        yield RunDirectory.of_other_process(path, options.name, options.existing), False
+        return
+    name = options.name
+    if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:  # agents start together
+        check_name(os.environ["WANDB_RUN_ID"], "WANDB_RUN_ID")
+        name = f"{name}-{os.environ['WANDB_RUN_ID']}"
+    numbered = options.run_dir is None and options.existing == "refuse"
+    with ExitStack() as lock:
+        while True:
+            found = RunDirectory.claim(options.run_dir, name, options.existing)
+            try:
+                lock.enter_context(only_writer(found.path, wait=not numbered))
+                run = RunDirectory.claim(str(found.path), name, options.existing)  # as it is now that nobody changes it
+                break
+            except GateError:
+                lock.close()
+                if not numbered:
+                    raise  # otherwise another process was faster, and the next number is free
         os.environ[RUN_DIR_OF_FIRST] = str(run.path)
-        return run, True
-    if RUN_DIR_OF_FIRST not in os.environ and options.run_dir is None:
-        raise GateError("started by torchrun or a cluster, all processes need the same --run_dir; give one")
-    path = os.environ.get(RUN_DIR_OF_FIRST) or options.run_dir
-    return RunDirectory.of_other_process(path, options.name, options.existing), False
+        yield run, True
 
 
-def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
-    """The checkpoint that a run goes on from; None for one that begins, or that was stopped before its first. Where a run that
-    began with another's checkpoint is resumed, it is one of its own.
-
-    Raises:
-        GateError: for one that would be overwritten.
-    """
-    kept = [run.checkpoint(name) for name in ("last", "dense") if run.resumes and run.checkpoint(name).is_file()]
-    if options.ckpt_path is None or (kept and options.ckpt_path == _options_of(run).get("ckpt_path")):  # it has gone on since
-        return str(kept[0]) if kept else None
-    if first and not run.resumes and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
-        raise GateError(f"--ckpt_path {options.ckpt_path!r} lies in the run that would be overwritten; give another --run_dir")
-    return options.ckpt_path
+@contextmanager
+def writing_to(output: Path) -> Iterator[None]:
+    """No other process writes in the ``with`` block into the run or comparison that an output lies in, if it does."""
+    own = output.absolute()
+    places = [place for place in (own, *own.parents) if _holds_work(place)]
+    if not places:
+        yield
+        return
+    with only_writer(places[0]):
+        yield
 
 
-def check_same_options(run: RunDirectory, resolved: str) -> None:
-    """Whether a run that is resumed has the options that it began with, but for those that change no result.
-
-    Args:
-        run: that is gone on with.
-        resolved: the configuration of this command, as YAML.
-
-    Raises:
-        GateError: naming the first option that differs.
-    """
-    file, began, now = run.path / CONFIG, _options_of(run), dict(_flat(yaml.safe_load(resolved)))
-    for name in sorted(began.keys() | now.keys()):
-        if began.get(name) != now.get(name) and not name.startswith(FREE_WHEN_RESUMED):
-            raise GateError(
-                f"--existing resume goes on with the options that the run began with, but {name} was {began.get(name)!r} and "
-                f"is {now.get(name)!r} now; give --config {file}, or another --run_dir"
-            )
-
-
-def _options_of(run: RunDirectory) -> dict[str, Any]:
-    """The options that a run began with, by their names with dots."""
-    file = run.path / CONFIG
-    try:
-        return dict(_flat(yaml.safe_load(file.read_text(encoding="utf-8"))))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        raise GateError(f"{str(file)!r} cannot be read ({first_line(error)}); begin the run anew") from error
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Options by their names with dots."""
-    for name, value in content.items():
-        if isinstance(value, Mapping) and value and prefix in ("", "data.", "trainer.", "wandb."):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _holds_work(folder: Path) -> bool:
+    """Whether a directory is that of a run or a comparison, perhaps one that has not ended."""
+    return (folder / CONFIG).is_file() and any((folder / part).is_dir() for part in ("checkpoints", "experiments"))

@@ -1,17 +1,24 @@
-"""Logging to W&B without ever asking a question: online when logged in, offline otherwise."""
+"""Logging to W&B without ever asking a question: online when logged in and W&B answers, offline otherwise."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import re
 import secrets
+import ssl
 import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+from urllib.error import HTTPError, URLError
 
 import pydantic
 import torch
@@ -19,9 +26,11 @@ import wandb
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.config import WandbOptions
+from training.runs.progress import is_first_process
+from training.runs.stored import damaged, read_text
 
 PACKAGES = (
     "torch",
@@ -34,10 +43,67 @@ PACKAGES = (
     "sacrebleu",
     "wandb",
 )
+PATIENCE = 5.0
+"""Seconds within which W&B's server has to answer at all."""
+
+
+def reachable(options: WandbOptions) -> WandbOptions:
+    """The options with the mode that will work, found out before there is anything to lose.
+
+    With ``auto``, a server that does not answer or does not take the key is no reason to stop: the mode is ``offline`` then,
+    and one line says so.
+
+    Raises:
+        GateError: where ``online`` was asked for and that is not possible.
+    """
+    mode = resolved_mode(options)
+    if mode != "online" or not is_first_process(os.environ):
+        return replace(options, mode=mode)
+    with environment_of_wandb():
+        reason = _why_not_online()
+    if reason is None:
+        return replace(options, mode="online")
+    if options.mode == "online":
+        raise GateError(f"{reason}; mend that, or use --wandb.mode offline")
+    say_offline(reason)
+    return replace(options, mode="offline")
+
+
+def _why_not_online() -> str | None:
+    """What is in the way of a run that is shown online; None if nothing is."""
+    settings = wandb.setup().settings
+    if not wandb.login(prompt=False, verify=False):
+        return "W&B has no key for you; use wandb login, or set WANDB_API_KEY"
+    own = {"http": settings.http_proxy, "https": settings.https_proxy}
+    proxies = urllib.request.getproxies() | {scheme: proxy for scheme, proxy in own.items() if proxy}
+    if (silence := no_answer_of(settings.base_url, proxies)) is not None:
+        return f"W&B cannot be reached at {settings.base_url} ({silence})"
+    try:
+        wandb.login(prompt=False)
+    except wandb.errors.Error as error:
+        return f"W&B does not let you in ({first_line(error).rstrip('.')})"
+    return None
+
+
+def no_answer_of(server: str, proxies: Mapping[str, str]) -> str | None:
+    """Why a server does not answer soon; None if it does, whatever it says."""
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler(dict(proxies))).open(server, timeout=PATIENCE).close()
+    except HTTPError:
+        return None
+    except URLError as error:
+        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)  # W&B may trust more than we do
+    except (OSError, HTTPException, ValueError) as error:
+        return first_line(error)
+    return None
+
+
+def say_offline(reason: str) -> None:
+    print(f"warning: {reason}; what is logged is kept here, and wandb sync sends it later", file=sys.stderr)
 
 
 def resolved_mode(options: WandbOptions) -> Literal["online", "offline", "disabled"]:
-    """``online``, ``offline`` or ``disabled``, decided without a prompt."""
+    """``online``, ``offline`` or ``disabled`` as is asked for, decided without a prompt and without the network."""
     if options.mode != "auto":
         return options.mode
     match os.environ.get("WANDB_MODE", "").lower():
@@ -48,18 +114,21 @@ def resolved_mode(options: WandbOptions) -> Literal["online", "offline", "disabl
         case "disabled":
             return "disabled"
     with environment_of_wandb():
-        return "online" if wandb.login(prompt=False) else "offline"
+        return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
 @contextmanager
 def environment_of_wandb() -> Iterator[None]:
-    """W&B's complaints about its environment variables as one sentence; empty ones are as if they were not set.
+    """W&B's complaints about its environment variables as one sentence; empty ones are as if they were not set, and the client
+    tells neither us nor its makers anything unasked.
 
     Raises:
         GateError: naming the variable.
     """
     for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
         del os.environ[name]
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of the client itself, for which offline runs look up a server
     try:
         yield
     except pydantic.ValidationError as error:
@@ -89,6 +158,8 @@ def make_logger(options: WandbOptions, run_path: Path, config: dict[str, Any]) -
 def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], **described: Any) -> wandb.Run | None:
     """A run in W&B whose files lie in ``run_path/wandb``; None if disabled.
 
+    A server that has stopped to answer since :func:`reachable` makes it an offline run, which one line says.
+
     Args:
         options: how it appears.
         run_path: the run directory.
@@ -99,17 +170,27 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
     if mode == "disabled":
         return None
     with environment_of_wandb():
-        os.environ.setdefault("WANDB_SILENT", "true")
-        return wandb.init(
-            dir=str(run_path),
-            project=options.project,
-            tags=options.tags,
-            config={**config, "code": code_version()},
-            mode=mode,
-            resume="allow",
-            settings=wandb.Settings(silent=True, console="off"),
-            **described,
-        )
+
+        def begin(mode: Literal["online", "offline"]) -> wandb.Run:
+            return wandb.init(
+                dir=str(run_path),
+                project=options.project,
+                tags=options.tags,
+                config={**config, "code": code_version()},
+                mode=mode,
+                resume="allow",
+                settings=wandb.Settings(silent=True, console="off"),
+                **described,
+            )
+
+        try:
+            return begin(mode)
+        except wandb.errors.Error as error:
+            if mode == "offline":
+                raise GateError(f"W&B's client does not start ({first_line(error)}); use --wandb.mode disabled") from error
+            say_offline(f"W&B does not take this run ({first_line(error)})")
+            wandb.teardown()  # the client's service, which keeps the run's id for itself
+            return begin("offline")
 
 
 def run_id(run_path: Path) -> str:
@@ -119,7 +200,10 @@ def run_id(run_path: Path) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial:
             partial.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
-    return file.read_text().strip()
+    stated = read_text(file, mend="delete it to begin a new run in W&B").strip()
+    if not re.fullmatch(r"[\w-]{1,64}", stated, re.ASCII):
+        raise damaged(file, "the id of a run in W&B", f"it holds {stated[:40]!r}", "delete it to begin a new run in W&B")
+    return stated
 
 
 def versions() -> dict[str, str]:

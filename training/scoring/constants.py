@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def optimal_constants(subject: Subject, masks: Tensor, *, steps: int = 8, rows: 
     sizes = [len(mean) for mean in means]
     start = torch.cat(means).to(subject.device).repeat(len(masks), 1)
     with subject.at_rest(), progress.stage("fitting constants, steps", steps + 1) as shown:
-        batches = list(_every(subject, rows))
+        batches = list(subject.thinned(rows))
 
         def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
             found = MeanGradients([points[:, 0], points]).set_dtype(torch.float64).to(subject.device)
@@ -79,15 +79,3 @@ def _loss_and_slope(subject: Subject, batch: Batch, mask: Tensor, constants: Seq
         loss = subject.losses(batch).mean()
     slopes = iter(torch.autograd.grad(loss, free, materialize_grads=True) if free else ())
     return loss.detach(), torch.cat([next(slopes) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves])
-
-
-def _every(subject: Subject, rows: int) -> Iterator[Batch]:
-    """The scoring data of this process, thinned out so that all processes together have at most so many rows."""
-    places = subject.data.score_places()
-    step, first = -(-places.stop // rows), 0
-    for batch in subject.batches("constants", bar=False):
-        own = torch.tensor(places[first : first + len(batch["labels"])])
-        first += len(own)
-        chosen = (own % step == 0).nonzero().flatten().to(subject.device)
-        if len(chosen):
-            yield {name: tensor[chosen] for name, tensor in batch.items()}

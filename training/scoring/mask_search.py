@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
 from gates.budget import Budget
+from gates.hooks.frozen import frozen
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
 from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps
@@ -172,12 +173,5 @@ class Calibration:
 @contextmanager
 def calibration(subject: Subject, rows: int) -> Iterator[Calibration]:
     """A :class:`Calibration` for the length of a ``with`` block: dropout is off and the weights rest."""
-    free = [parameter for parameter in subject.backbone.parameters() if parameter.requires_grad]
-    with at_rest(subject.module, subject.device):
-        try:
-            for parameter in free:
-                parameter.requires_grad_(False)
-            yield Calibration(subject, rows)
-        finally:
-            for parameter in free:
-                parameter.requires_grad_(True)
+    with at_rest(subject.module, subject.device), frozen(subject.backbone):
+        yield Calibration(subject, rows)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -13,18 +12,17 @@ from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import MeanHeadOutput
 from gates.recovery.refit import Refitted, refit_
 from gates.recovery.rescale import rescaled_gates
-from gates.scores.fluctuation import HeadOutputVariance
 from training.scoring.subject import Batch, Subject
 
 
-def rescale(subject: Subject, mask: Tensor, *, batches: int = 16) -> Tensor:
+def rescale(subject: Subject, mask: Tensor, *, rows: int = 512) -> Tensor:
     """Real gate values for any mask by least squares (see :func:`gates.recovery.rescale.rescaled_gates`).
 
     Args:
         subject: with the weights that the mask is for.
         mask: 0/1 ``[gates]``.
-        batches: of the scoring data to fit on in each process, at least, spread over all lengths; they have far more positions
-            than there are unknowns.
+        rows: of the scoring data to fit on, at most, spread over all lengths; they have far more positions than there are
+            unknowns.
 
     Returns:
         ``[gates]``, float64 on the CPU; 0 where the mask is.
@@ -32,12 +30,12 @@ def rescale(subject: Subject, mask: Tensor, *, batches: int = 16) -> Tensor:
 
     with subject.at_rest():
         return rescaled_gates(
-            subject.gates, mask, partial(_calibration, subject, batches), partial(_run, subject), subject.task.valid_queries
+            subject.gates, mask, partial(subject.thinned, rows), partial(_run, subject), subject.task.valid_queries
         )
 
 
 def refit(
-    subject: Subject, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, batches: int, feed_forward: bool
+    subject: Subject, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, rows: int, feed_forward: bool
 ) -> list[Refitted]:
     """Change the weights behind the heads so that the model does without the closed ones (see
     :func:`gates.recovery.refit.refit_`).
@@ -46,26 +44,20 @@ def refit(
         subject: with the weights that the mask is for; they are changed.
         mask: 0/1 ``[gates]``.
         dense: parameters of the dense model by name.
-        ridge, batches, feed_forward: see :class:`training.config.search.RefitSearch`.
+        ridge, rows, feed_forward: see :class:`training.config.search.RefitSearch`.
     """
     aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
     with subject.at_rest():
         return refit_(
             subject.gates,
             mask,
-            partial(_calibration, subject, batches),
+            partial(subject.thinned, rows),
             partial(_run, subject),
             subject.task.valid_queries,
             ridge=ridge,
             feed_forward=feed_forward,
             dense=aim,
         )
-
-
-def _calibration(subject: Subject, batches: int) -> Iterator[Batch]:
-    loader = subject.data.score_dataloader()
-    every = max(1, len(loader) // batches)
-    return islice(subject.on_device(loader, "calibration", bar=False), 0, None, every)  # a bar per site would be many
 
 
 def _run(subject: Subject, batch: Batch) -> object:
@@ -81,7 +73,7 @@ def mean_outputs(subject: Subject) -> list[Tensor]:
 
 
 @torch.no_grad()
-def observe_outputs(subject: Subject, metric: MeanHeadOutput | HeadOutputVariance, description: str) -> None:
+def observe_outputs(subject: Subject, metric: MeanHeadOutput, description: str) -> None:
     """Feed a metric with what all heads put out on the scoring data.
 
     Args:

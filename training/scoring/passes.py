@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.hooks.observe import observe_attention, observe_entropy
 from gates.hooks.replacement import mean_replacement
+from gates.relevance.rules import EPSILON
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
 from gates.scores.brain_surgeon import SiteMoments, brain_surgeon_scores, output_gradients
@@ -35,6 +37,7 @@ from gates.sites import weight_by_output
 from training.runs import progress
 from training.scoring.constants import constant_of_each
 from training.scoring.outputs import mean_outputs, observe_outputs
+from training.scoring.relevance import relevance_shares
 from training.scoring.subject import Batch, Subject
 
 Raw = Callable[[str], Tensor]
@@ -103,7 +106,12 @@ def _attention_gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
 
 
 def _output_moments(subject: Subject, raw: Raw) -> dict[str, Tensor]:
-    """What optimal brain surgeons need: moments of the output projections' inputs and of their outputs' gradients."""
+    return {"obs": brain_surgeon_of(subject)}
+
+
+def brain_surgeon_of(subject: Subject) -> Tensor:
+    """What removal costs an optimal brain surgeon, ``[gates]`` float64, of a subject at rest: from moments of the output
+    projections' inputs and of their outputs' gradients."""
     gates, task = subject.gates, subject.task
     shapes = [weight_by_output(site.output).shape for site in gates.sites]
     moments = [SiteMoments(features, outputs).to(subject.device) for outputs, features in shapes]
@@ -112,7 +120,7 @@ def _output_moments(subject: Subject, raw: Raw) -> dict[str, Tensor]:
         for site, inputs, gradients in output_gradients(gates, lambda batch=batch: subject.losses(batch)):  # type: ignore[misc]
             examples = len(batch["labels"])
             moments[site].update(inputs, gradients, examples, valid.get(gates.sites[site].kind))
-    return {"obs": brain_surgeon_scores(gates, [of_site.compute() for of_site in moments])}
+    return brain_surgeon_scores(gates, [of_site.compute() for of_site in moments])
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,16 @@ def _optimally_ablated(subject: Subject, raw: Raw) -> dict[str, Tensor]:
         return {"optimal-ablation": _ablated(subject, "optimal ablation")}
 
 
+def _relevance(name: str, epsilon: float | None) -> Pass:
+    """Shares of heads in the relevance of their layers, by absolute values and with the sign."""
+
+    def run(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+        shares = relevance_shares(subject, epsilon=epsilon, description=f"propagating {name}")
+        return {name: subject.gates.to_gates(shares.absolute), f"{name}-signed": subject.gates.to_gates(shares.signed)}
+
+    return Pass((name, f"{name}-signed"), run)
+
+
 def _outputs(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     """What follows from the head outputs alone."""
     variance = HeadOutputVariance(subject.gates.sites).to(subject.device)
@@ -269,8 +287,19 @@ PASSES: dict[str, Pass] = {
     "optimally-ablated": Pass(("optimal-ablation",), _optimally_ablated),
     "walks": Pass(("shapley", "shapley_standard_error"), _shapley),
     "outputs": Pass(("flap",), _outputs),
+    "relevance": _relevance("relevance", EPSILON),
+    "gradient-x-input": _relevance("gradient-x-input", None),
     "gradient-norms": Pass(("greedy-gnorm",), _greedy_gnorm),
 }
+
+
+def starting_scores(subject: Subject, name: Literal["his", "obs"]) -> Tensor:
+    """Scores ``[gates]`` that can be compared across layers, from which gates start: HIS normalised by layer, or what removal
+    costs an optimal brain surgeon."""
+    if name == "his":
+        return normalise_by_layer(importance_of(subject).his, subject.gates.layer_index().cpu())
+    with subject.at_rest():
+        return brain_surgeon_of(subject).cpu()
 
 
 def importance_of(subject: Subject, *, also: Callable[[Batch], None] | None = None) -> Importance:

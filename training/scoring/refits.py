@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.config import RefitSearch
+from training.config import RefitSearch, RestartSearch
 from training.runs import progress
+from training.scoring.mask_search import calibration
 from training.scoring.outputs import refit
 from training.scoring.subject import Subject
 
@@ -46,18 +47,18 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
         dense: parameters of the dense model by their names in the subject's, which are the aim.
     """
     begin, tried, best = time.perf_counter(), list[float](), dict[str, Tensor]()
-    start = _weights(subject)
+    start, gain = copied_weights(subject), subject.task.gain
     with progress.stage("refitting", len(search.ridges)) as shown:
         for ridge in search.ridges:
-            _use(subject, start)
-            refit(subject, mask, dense, ridge=ridge, batches=search.batches, feed_forward=search.feed_forward)
+            use_weights_(subject, start)
+            refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
             found = quality(subject, mask)
-            if not tried or found > max(tried):
-                best = _weights(subject)
+            if not tried or gain(found) > max(map(gain, tried)):
+                best = copied_weights(subject)
             tried.append(found)
             shown.advance()
-    _use(subject, best)
-    return Refit(search.ridges[tried.index(max(tried))], tried, time.perf_counter() - begin)
+    use_weights_(subject, best)
+    return Refit(search.ridges[tried.index(max(tried, key=gain))], tried, time.perf_counter() - begin)
 
 
 def quality(subject: Subject, mask: Tensor) -> float:
@@ -72,11 +73,38 @@ def quality(subject: Subject, mask: Tensor) -> float:
     return float(metrics.compute()[subject.task.main_metric])
 
 
-def _weights(subject: Subject) -> dict[str, Tensor]:
-    """Copies on the CPU."""
+def copied_weights(subject: Subject) -> dict[str, Tensor]:
+    """The subject's parameters by name, as copies on the CPU."""
     return {name: parameter.detach().to("cpu", copy=True) for name, parameter in subject.backbone.named_parameters()}
 
 
-def _use(subject: Subject, weights: Mapping[str, Tensor]) -> None:
+def use_weights_(subject: Subject, weights: Mapping[str, Tensor]) -> None:
+    """Put what :func:`copied_weights` has kept back in place."""
     for name, parameter in subject.backbone.named_parameters():
         parameter.data.copy_(weights[name])
+
+
+def losses_behind_refits(
+    subject: Subject, masks: Sequence[Tensor], dense: Mapping[str, Tensor], search: RestartSearch, refits: RefitSearch | None
+) -> list[float]:
+    """The mean loss with each mask on training data that neither scored the heads nor trains anything.
+
+    Args:
+        subject: with the weights that the masks are for; they are as before in the end.
+        masks: 0/1 ``[gates]``.
+        dense: parameters of the dense model by their names in the subject's, the aim of the refits.
+        search: says how many rows, and the ridge.
+        refits: what is refitted to each mask before its loss is taken; None for the weights as they are.
+    """
+    start, losses = copied_weights(subject), dict[tuple[float, ...], float]()
+    different = {tuple(mask.tolist()): mask for mask in masks}  # the same heads are often found again
+    with progress.stage("judging masks", len(different)) as shown:
+        for values, mask in different.items():
+            if refits is not None:
+                use_weights_(subject, start)
+                refit(subject, mask, dense, ridge=search.ridge, rows=refits.rows, feed_forward=refits.feed_forward)
+            with calibration(subject, search.rows) as found:
+                losses[values] = found.loss(mask.to(subject.device), 1.0, found.deciding)
+            shown.advance()
+    use_weights_(subject, start)
+    return [losses[tuple(mask.tolist())] for mask in masks]

@@ -187,6 +187,7 @@ def _hies_broad(scores: Scores, alpha: float, seed: int) -> Tensor:
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
 KWON, VOITA, OURS = "Kwon et al. 2022", "Voita et al. 2019", "this project"
+ACHTIBAT = "Achtibat et al. 2024"
 KURTIC = "Kurtic, Frantar and Alistarh 2023"
 OF_HIS = {
     "his": (MICHEL, "E|dL/dz| per example"),
@@ -216,6 +217,8 @@ _ALL = (
     _by_raw("shapley", "shapley", "Held and Yang 2023", "what the head adds on average over all coalitions of heads; signed"),
     _by_raw("flap", "flap", "An et al. 2024", "fluctuation of the head's output times its output weights"),
     _by_raw("greedy-gnorm", "greedy-gnorm", "Guo and Sheridan 2026", "|dL/dQ| |dL/dK| |dL/dV|, again after every head"),
+    _by_raw("relevance", "relevance", ACHTIBAT, "share of the layer's relevance to the prediction, absolute values (AttnLRP)"),
+    _by_raw("gradient-x-input", "gradient-x-input", "Shrikumar et al. 2016", "the same of head output times gradient"),
     _by_raw("confidence", "confidence", VOITA, "mean of the largest attention weight"),
     _ranking("entropy-low-first", ("entropy",), "control", "gives up low attention entropy first"),
     _ranking("entropy-high-first", ("entropy",), CHOI, "gives up high attention entropy first"),

@@ -98,6 +98,18 @@ class Subject:
         for batch in progress.track(batches, description) if bar else batches:
             yield move_data_to_device(batch, self.device)
 
+    def thinned(self, rows: int) -> Iterator[Batch]:
+        """The scoring data of this process, thinned out evenly over all lengths so that all processes together have at most so
+        many rows: the same ones however many processes there are."""
+        places = self.data.score_places()
+        step, first = -(-places.stop // rows), 0
+        for batch in self.batches(bar=False):
+            own = torch.tensor(places[first : first + len(batch["labels"])])
+            first += len(own)
+            chosen = (own % step == 0).nonzero().flatten().to(self.device)
+            if len(chosen):
+                yield {name: tensor[chosen] for name, tensor in batch.items()}
+
     def summed(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all processes, on its device; the tensor itself where there is one process."""
         reduced = self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum")

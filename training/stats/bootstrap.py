@@ -88,6 +88,15 @@ def _bleu(means: Array) -> Array:
     return bleu_of_counts(np.rint(means[..., :-1] * means[..., -1:]))
 
 
+def _surprise_and_tokens(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+    return np.stack(np.broadcast_arrays(predictions, targets), axis=-1)
+
+
+def _perplexity(means: Array) -> Array:
+    result: Array = np.exp(means[..., 0] / means[..., 1])
+    return result
+
+
 def bleu_metric(tokenize: BleuTokenizer) -> MeanMetric:
     """Corpus BLEU with one of sacrebleu's tokenizers."""
     return MeanMetric(partial(_text_counts, tokenize=tokenize), _bleu)
@@ -98,7 +107,9 @@ METRICS: dict[str, MeanMetric] = {
     "f1": MeanMetric(_class_counts, _macro_f1),
     "matthews": MeanMetric(_class_counts, _matthews),
     "bleu": bleu_metric("13a"),
+    "perplexity": MeanMetric(_surprise_and_tokens, _perplexity),
 }
+"""Of classes, of texts, and of the negative log likelihoods of examples with their tokens."""
 OF_CLASSES = ("accuracy", "f1", "matthews")
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 
@@ -184,7 +195,9 @@ def resample_metric(
     replicates = np.empty((resamples, systems))
     statistics = None
     if isinstance(chosen, MeanMetric):
-        statistics = chosen.statistics(rows, true).astype(np.float32)  # counts are exact in float32
+        statistics = chosen.statistics(rows, true)
+        exact = np.float64 if np.issubdtype(statistics.dtype, np.floating) else np.float32  # which holds counts exactly
+        statistics = statistics.astype(exact)
         parts = statistics.shape[-1]
         statistics = np.ascontiguousarray(statistics.transpose(1, 0, 2).reshape(examples, systems * parts))
     for start in range(0, resamples, CHUNK):
@@ -193,7 +206,7 @@ def resample_metric(
         if statistics is not None:
             assert isinstance(chosen, MeanMetric)
             places = drawn + examples * np.arange(size)[:, None]
-            counts = np.bincount(places.ravel(), minlength=size * examples).reshape(size, examples).astype(np.float32)
+            counts = np.bincount(places.ravel(), minlength=size * examples).reshape(size, examples).astype(exact)
             means = (counts @ statistics).astype(np.float64).reshape(size, systems, parts) / examples
             replicates[start : start + size] = chosen.value(means)
         else:

@@ -15,8 +15,15 @@ NONE = "\N{EN DASH}"
 IN_PERCENT = {"accuracy": " %", "f1": " %", "matthews": " %"}
 """Metrics that are fractions in files and shown times 100 (Matthews' correlation too, as GLUE does)."""
 
-BOUNDS = {"accuracy": (0.0, 1.0), "f1": (0.0, 1.0), "matthews": (-1.0, 1.0), "bleu": (0.0, 100.0), "chrf": (0.0, 100.0)}
+BOUNDS = {
+    "accuracy": (0.0, 1.0), "f1": (0.0, 1.0), "matthews": (-1.0, 1.0), "bleu": (0.0, 100.0), "chrf": (0.0, 100.0),
+    "perplexity": (1.0, math.inf), "word_perplexity": (1.0, math.inf), "byte_perplexity": (1.0, math.inf),
+}  # fmt: skip
 """The least and the largest value of metrics that have such."""
+
+
+CACHE = "kv_bytes_per_token"
+"""Column of the bytes of keys and values that generation keeps of each token, of models that generate."""
 
 
 def shown(metric: str, value: Number) -> Number:

@@ -40,7 +40,8 @@ def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, fl
     Of a metric with bounds it is that of the log odds of the mean, by the delta method, brought back (the logit interval of
     Korn and Graubard 1998, the one that Stata's ``proportion`` states). With few seeds and means near a bound the plain
     interval would reach beyond it, and a clipped one would put all of its error on the other side. Log odds of the mean, not
-    the mean of log odds: a seed may lie on the bound.
+    the mean of log odds: a seed may lie on the bound. Where there is a least value alone, the logarithm of the distance from it
+    is in their place.
 
     Args:
         values: ``[seeds]``.
@@ -61,6 +62,12 @@ def interval(values: ArrayLike, level: float = LEVEL, *, bounds: tuple[float, fl
     half = float(stats.t.ppf((1 + level) / 2, count - 1)) * std / count**0.5
     if bounds is None or half == 0:
         return Interval(mean, std, mean - half, mean + half, count)
+    if bounds[1] == np.inf:
+        if not sample.min() >= bounds[0]:
+            raise GateError(f"values from {sample.min():g} to {sample.max():g} are not {bounds[0]:g} or more")
+        reach = half / (mean - bounds[0])  # the derivative of the logarithm
+        low, high = (bounds[0] + (mean - bounds[0]) * float(np.exp(side * reach)) for side in (-1, 1))
+        return Interval(mean, std, low, high, count)
     least, size = bounds[0], bounds[1] - bounds[0]
     share = (mean - least) / size
     if not (0 < share < 1 and bounds[0] <= sample.min() and sample.max() <= bounds[1]):

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from gates.errors import GateError
 from training.stats.bootstrap import RESAMPLES, Metric, resample_metric
 from training.stats.crossed import SEEDS_FOR_A_CLAIM, paired_difference
-from training.stats.numbers import BOUNDS
+from training.stats.numbers import BOUNDS, CACHE
 from training.stats.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
 from training.stats.verdict import are_dense, is_dense
 
@@ -26,6 +26,7 @@ TEST_COLUMNS = [
     "low", "high", "p", "p_holm",
 ]  # fmt: skip
 """Of ``statistics.csv``."""
+COSTS = ("steps", "seconds", "peak_memory_mb")
 TIE = 1e-7
 """Differences up to it are what rounding leaves of none, far less than one example."""
 
@@ -41,7 +42,8 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
 
     Returns:
         Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, ``select_mean`` of that on the
-        selection split, and the mean steps, seconds and peak memory; in the order in which they first come.
+        selection split, and the mean steps, seconds and peak memory, of models that generate also the bytes of their KV cache
+        per token; in the order in which they first come.
 
     Raises:
         GateError: if the metric is not in the table.
@@ -50,7 +52,7 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     rows = []
     for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
         mean, std, low, high, seeds = interval(cells[column], bounds=BOUNDS.get(main_metric))
-        averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in ("steps", "seconds", "peak_memory_mb")}
+        averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in (CACHE, *COSTS)}
         means: dict[Any, Any] = {title: cells[name].mean() for name, title in averaged.items() if name in cells}
         where: dict[Any, Any] = {"stage": stage, "method": method, "budget": budget}
         rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **means})
@@ -62,6 +64,7 @@ def compare_methods(
     predictions: Mapping[str, Mapping[str, Any]],
     metric: Metric,
     *,
+    lower_is_better: bool = False,
     resamples: int = RESAMPLES,
 ) -> pd.DataFrame:
     """Methods against their rivals at the same stage and budget, seed by seed, and tested as far as so many seeds allow.
@@ -72,6 +75,7 @@ def compare_methods(
         comparison: see :func:`summarise`, with the column ``experiment``.
         predictions: ``test_prediction`` and ``test_target`` ``[examples]`` of each experiment, in the same order of examples.
         metric: see :func:`training.stats.bootstrap.metric_values`.
+        lower_is_better: whether the method of the lower value is ahead, as of perplexities.
         resamples: of the bootstrap.
 
     Returns:
@@ -92,12 +96,15 @@ def compare_methods(
             found = paired_difference(
                 values[first], values[second], replicates[:, first], replicates[:, second], stacked.shape[-1]
             )
-            rows.append({**_seed_by_seed(stage, budget, pair, values[first] - values[second]), **found._asdict()})
+            differences = values[first] - values[second]
+            rows.append({**_seed_by_seed(stage, budget, pair, differences, lower_is_better), **found._asdict()})
         tables.append(_corrected(pd.DataFrame(rows, columns=TEST_COLUMNS)))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=TEST_COLUMNS)
 
 
-def restate(comparison: pd.DataFrame, earlier: pd.DataFrame, main_metric: str) -> pd.DataFrame:
+def restate(
+    comparison: pd.DataFrame, earlier: pd.DataFrame, main_metric: str, *, lower_is_better: bool = False
+) -> pd.DataFrame:
     """The table of :func:`compare_methods` without predictions: differences from the rows of a comparison, tests from the table
     that it left, as far as they are claims still.
 
@@ -107,11 +114,15 @@ def restate(comparison: pd.DataFrame, earlier: pd.DataFrame, main_metric: str) -
     Args:
         comparison, main_metric: see :func:`summarise`.
         earlier: what the comparison left as ``statistics.csv``.
+        lower_is_better: see :func:`compare_methods`.
     """
     column, rows = _metric_column(comparison, main_metric), []
     for stage, budget, cells in _rounds(comparison):
         values = cells[column].to_numpy(dtype=float)
-        rows += [_seed_by_seed(stage, budget, pair, values[first] - values[second]) for pair, first, second in _pairs(cells)]
+        rows += [
+            _seed_by_seed(stage, budget, pair, values[first] - values[second], lower_is_better)
+            for pair, first, second in _pairs(cells)
+        ]
     keys, tests = ["stage", "budget", "method", "rival", "seeds"], ["low", "high", "p", "p_holm"]
     few = SEEDS_FOR_A_CLAIM if "ahead" in earlier else np.inf
     valid = earlier[(earlier["seeds"] == 1) | (earlier["seeds"] >= few)]
@@ -137,12 +148,13 @@ def _pairs(cells: pd.DataFrame) -> Iterator[tuple[tuple[str, str], list[int], li
                 yield (method, rival), [place[method, seed] for seed in seeds], [place[rival, seed] for seed in seeds]
 
 
-def _seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: Any) -> dict[str, Any]:
+def _seed_by_seed(stage: str, budget: int, pair: tuple[str, str], differences: Any, lower_is_better: bool) -> dict[str, Any]:
     """What the differences of a pair, one for each seed, are without any test."""
+    gains = -differences if lower_is_better else differences
     return {
         "stage": stage, "budget": budget, "method": pair[0], "rival": pair[1], "seeds": len(differences),
-        "difference": differences.mean(), "ahead": int((differences > TIE).sum()),
-        "behind": int((differences < -TIE).sum()), "least": differences.min(), "most": differences.max(),
+        "difference": differences.mean(), "ahead": int((gains > TIE).sum()),
+        "behind": int((gains < -TIE).sum()), "least": differences.min(), "most": differences.max(),
     }  # fmt: skip
 
 
@@ -154,7 +166,9 @@ def _corrected(tests: pd.DataFrame) -> pd.DataFrame:
     return tests.assign(p_holm=[corrected.get(pair, np.nan) for pair in ends])
 
 
-def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[pd.DataFrame, RankTest]]:
+def rank_methods(
+    comparison: pd.DataFrame, main_metric: str, *, lower_is_better: bool = False
+) -> dict[str, tuple[pd.DataFrame, RankTest]]:
     """At each stage, Friedman's test of the methods, but for the dense model, over the seeds that have all of them at all
     budgets; methods that miss half of the cells (budget and seed) or more are left out where two others do not. Then Wilcoxon's
     test of the one of best average rank against each other, on the means of a seed over its budgets.
@@ -166,6 +180,8 @@ def rank_methods(comparison: pd.DataFrame, main_metric: str) -> dict[str, tuple[
     """
     column = _metric_column(comparison, main_metric)
     rows = comparison[~are_dense(comparison["method"])]
+    if lower_is_better:
+        rows = rows.assign(**{column: -rows[column]})
     return {str(stage): _rank(of_stage, column) for stage, of_stage in rows.groupby("stage", sort=False)}
 
 

@@ -62,6 +62,7 @@ def verdict(
     statistics: pd.DataFrame,
     *,
     main_metric: str = "accuracy",
+    lower_is_better: bool = False,
     ours: Sequence[str] = ("learned",),
     ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
     kinds: Mapping[int, Mapping[str, int]] | None = None,
@@ -81,6 +82,7 @@ def verdict(
             selection split, that choice has to be made on test.
         statistics: as :func:`training.stats.statistics.compare_methods` returns it.
         main_metric: such as ``accuracy``.
+        lower_is_better: whether the lowest value of it is the best.
         ours: this project's own methods; the others are the rivals.
         ranks: by stage, as :func:`training.stats.statistics.rank_methods` returns them.
         kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
@@ -98,8 +100,9 @@ def verdict(
     lines = [
         "# Verdict",
         "",
-        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}"
-        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} {CHOICE[chosen_by]}",
+        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{' (lower is better)' * lower_is_better}"
+        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} "
+        f"{CHOICE[chosen_by].replace('highest', 'lowest') if lower_is_better else CHOICE[chosen_by]}",
     ]
     if majority is not None:
         majority = shown(main_metric, majority)
@@ -117,7 +120,7 @@ def verdict(
         held, compared = 0, 0
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
-            at_budget = _BudgetVerdict(own, tests, dense, ours, chosen_by, main_metric)
+            at_budget = _BudgetVerdict(own, tests, dense, ours, chosen_by, main_metric, lower_is_better)
             label = budget_label(int(str(budget)), (kinds or {}).get(int(str(budget)), {}), unit)
             lines.append(f"- **{label}**: {' '.join(at_budget.sentences())}")
             if at_budget.own is not None and at_budget.rivals:
@@ -130,7 +133,8 @@ def verdict(
     if counts:
         lines += [
             "",
-            f"The mean of the best of this project's own methods is at or above every rival's at {', '.join(counts)}.",
+            f"The mean of the best of this project's own methods is at or {'below' if lower_is_better else 'above'} every "
+            f"rival's at {', '.join(counts)}.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -168,22 +172,30 @@ class _BudgetVerdict:
         ours: Sequence[str],
         chosen_by: str,
         metric: str,
+        lower_is_better: bool,
     ) -> None:
-        self.methods = methods.sort_values("mean", ascending=False, kind="stable").set_index("method")
+        self.sign, self.better, self.worse = (-1, "below", "above") if lower_is_better else (1, "above", "below")
+        self.methods = methods.sort_values("mean", ascending=lower_is_better, kind="stable").set_index("method")
         self.mean: dict[str, float] = {str(name): float(mean) for name, mean in self.methods["mean"].items()}
         self.dense, self.metric = dense, metric
         self.pairs: dict[tuple[str, str], Any] = {(str(row.method), str(row.rival)): row for row in tests.itertuples()}
-        highest = max(self.mean.values())
-        self.best = [name for name, mean in self.mean.items() if highest - mean < EQUAL]
+        best = next(iter(self.mean.values()))
+        self.best = [name for name, mean in self.mean.items() if abs(best - mean) < EQUAL]
         own = methods[methods["method"].isin(list(ours))].set_index("method")[chosen_by]
-        self.own = None if own.empty else str(own.idxmax())  # of equals the first in the table, whose order knows no results
+        self.own = (
+            None if own.empty else str((self.sign * own).idxmax())
+        )  # of equals the first in the table, whose order knows no results
         self.rivals = [name for name in self.mean if name not in own.index]  # in order
 
     @property
     def own_holds(self) -> bool:
         """Whether the best of this project's own methods is at or above every rival."""
         assert self.own is not None
-        return self.mean[self.own] >= self.mean[self.rivals[0]] - EQUAL
+        return self._ahead_by(self.own, self.rivals[0]) >= -EQUAL
+
+    def _ahead_by(self, name: str, other: str) -> float:
+        """How much better a mean is than another."""
+        return self.sign * (self.mean[name] - self.mean[other])
 
     def sentences(self) -> list[str]:
         best = self.best[0]
@@ -213,7 +225,8 @@ class _BudgetVerdict:
         if pair.ahead < pair.seeds:
             text = f"{other} ({gap}, in {pair.ahead} of {counted(pair.seeds, 'seed')})"
             return "Behind in the mean but not in every seed", text
-        ends = " to ".join(signed(-shown(self.metric, float(end))) for end in (pair.most, pair.least))
+        far, near = (pair.most, pair.least)[:: self.sign]
+        ends = " to ".join(signed(-shown(self.metric, float(end))) for end in (far, near))
         return "Behind in every seed", f"{other} ({gap}, from {ends})"
 
     def _winner(self, best: str, all_behind: bool) -> list[str]:
@@ -223,36 +236,40 @@ class _BudgetVerdict:
             return []
         if not all_behind or len(self.best) > 1:
             return ["No method wins."]
-        overlapping = [
-            name
-            for name in self.mean
-            if name != best and not float(self.methods.loc[name, "high"]) < float(own["low"])  # type: ignore[arg-type]
-        ]
+        overlapping = [name for name in self.mean if name != best and not self._is_apart(own, self.methods.loc[name])]
         if overlapping:
             return [f"Its interval over seeds overlaps with that of {', '.join(overlapping)}, so no winner is claimed."]
         return [f"{best} wins."]
+
+    def _is_apart(self, best: Any, other: Any) -> bool:
+        """Whether the interval of the other is wholly on the worse side of the best's."""
+        low, high = (other, best) if self.sign > 0 else (best, other)
+        return bool(float(low["high"]) < float(high["low"]))
 
     def _own_against_rivals(self) -> list[str]:
         if self.own is None or not self.rivals:
             return []
         if self.own_holds:
             rival = self.rivals[0]
-            gap = self.mean[self.own] - self.mean[rival]
-            level, above = f"level with the best rival, {rival}", f"{_gap(gap)} above the best rival, {rival}"
-            where = level if gap < EQUAL else above + self._certainty(self.own, rival)
+            gap = self._ahead_by(self.own, rival)
+            level, ahead = f"level with the best rival, {rival}", f"{_gap(gap)} {self.better} the best rival, {rival}"
+            where = level if gap < EQUAL else ahead + self._certainty(self.own, rival)
             return [f"The best of this project's own methods, {self.own}, is {where}."]
-        ahead = [name for name in self.rivals if self.mean[name] > self.mean[self.own] + EQUAL]
-        rivals = [f"{name} by {_gap(self.mean[name] - self.mean[self.own])}{self._certainty(name, self.own)}" for name in ahead]
-        return [f"The best of this project's own methods, {self.own}, is below {', '.join(rivals)}."]
+        rivals = [
+            f"{name} by {_gap(gap)}{self._certainty(name, self.own)}"
+            for name in self.rivals
+            if (gap := self._ahead_by(name, self.own)) > EQUAL
+        ]
+        return [f"The best of this project's own methods, {self.own}, is {self.worse} {', '.join(rivals)}."]
 
     def _against_dense(self, best: str) -> list[str]:
         if self.dense.empty:
             return []
-        gap = self.mean[best] - float(self.dense["mean"].iloc[0])
+        gap = self.sign * (self.mean[best] - float(self.dense["mean"].iloc[0]))
         if abs(gap) < LEVEL_MEANS:
             return ["The best mean is level with the dense model's."]
         certainty = self._certainty(best, DENSE, below=gap < 0)
-        return [f"The best mean is {abs(gap):.1f} {'above' if gap > 0 else 'below'} the dense model's{certainty}."]
+        return [f"The best mean is {abs(gap):.1f} {self.better if gap > 0 else self.worse} the dense model's{certainty}."]
 
     def _certainty(self, method: str, rival: str, *, below: bool = False) -> str:
         """In brackets, how sure it is that a method is above its rival, or below."""

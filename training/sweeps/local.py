@@ -18,22 +18,29 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import optuna
 import yaml
 from optuna.trial import TrialState
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
-from gates.errors import GateError
+from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.cli.configurations import shipped
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
+from training.config.yaml_text import read_yaml
 from training.runs import progress
-from training.sweeps.processes import end, end_orphan, last_error, locked, terminable, trial_environment
+from training.runs.lock import LOCK, only_writer
+from training.runs.stored import read_json
+from training.runs.tracking import reachable
+from training.sweeps.configurations import CONFIGURATIONS, fingerprints, refuse_changed
+from training.sweeps.processes import end, end_orphan, last_error, locked, trial_environment
 from training.sweeps.results import show, sweep_table, write_report, write_table
 from training.sweeps.space import Sweep, read_sweep
 
@@ -63,6 +70,7 @@ class LocalSweep:
         seed: of random choices; a trial's choice depends on the seed, its number and the trials before it, so that a
             random sweep that was stopped draws what an unbroken one would have drawn.
         console: where results are told.
+        environment: of every trial's process, beside what this one has.
     """
 
     sweep: Sweep
@@ -74,6 +82,7 @@ class LocalSweep:
     timeout_minutes: float | None
     seed: int
     console: Console
+    environment: Mapping[str, str]
 
     def run(self) -> None:
         """Run until all trials have ended; leaves a state that can be gone on from, whatever happens."""
@@ -141,7 +150,7 @@ class LocalSweep:
                 stderr=subprocess.STDOUT,
                 process_group=0,  # so that Ctrl+C reaches the sweep alone, which ends its trials
                 pass_fds=[lock.fileno()],  # held while the process lives
-                env=trial_environment(self.jobs, slot),
+                env=trial_environment(self.jobs, slot) | dict(self.environment),
             )
             lock.write(str(process.pid))
         return Job(trial, process, slot)
@@ -159,7 +168,7 @@ class LocalSweep:
             self._fail(job.trial, reason)
             told = f"trial {number} failed after {seconds:.0f} s ({options}): {reason}"
         else:
-            metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+            metrics = read_json(run / "metrics.json", dict)
             result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}
             job.trial.set_user_attr("result", result)
             if self.sweep.column not in result:
@@ -179,29 +188,73 @@ class LocalSweep:
         self.study.tell(trial.number, state=TrialState.FAIL)
 
 
+def _claimed_by(file: Path) -> dict[str, Any]:
+    """What ``sweep.yaml`` in a directory says that it holds."""
+    try:
+        found = read_yaml(file, "the note of an earlier sweep")
+        if not isinstance(found, dict):
+            raise yaml.YAMLError(f"it holds {found!r:.40}")
+    except yaml.YAMLError as error:
+        raise GateError(f"{str(file)!r} is damaged ({first_line(error)}); give another --run_dir") from error
+    return found
+
+
 def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> None:
-    """Make the directory, or see that it holds this very sweep.
+    """State in the directory which sweep it holds, or see that it is this very one.
 
     Raises:
         GateError: if it holds something else.
     """
     described = json.loads(json.dumps(asdict(sweep) | {"further": list(further), "seed": seed}, default=str))
+    described[CONFIGURATIONS] = fingerprints(sweep, further)
     for name in ("run_cap", "unused"):  # which may differ when a sweep goes on
         del described[name]
     file = directory / "sweep.yaml"
     if file.is_file():
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found = _claimed_by(file)
         changed = [name for name in described if found.get(name) != described[name]]
+        if changed[:1] == [CONFIGURATIONS]:  # whose fingerprints tell nobody anything
+            refuse_changed(directory, found.get(CONFIGURATIONS), described[CONFIGURATIONS])
         if changed:
             raise GateError(
                 f"{str(directory)!r} holds a sweep whose {changed[0]} is {found.get(changed[0])!r}; give another --run_dir"
             )
         return
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if any(path.name != LOCK for path in directory.iterdir()):
         raise GateError(f"{str(directory)!r} is there and does not hold a sweep; give another --run_dir")
-    directory.mkdir(parents=True, exist_ok=True)
     with replacing(file) as partial:
         partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+
+
+def study_of(directory: Path, *, maximize: bool) -> optuna.Study:
+    """The trials of a sweep so far, in ``study.db``.
+
+    Args:
+        directory: of the sweep.
+        maximize: whether more is better.
+
+    Raises:
+        GateError: if the file is damaged, or gone while there are trials, or can have no place there.
+    """
+    file, instead = directory.resolve() / "study.db", "bring back what it was, or give another --run_dir"
+    if "?" in str(file):
+        raise GateError(
+            f"--run_dir {str(directory)!r} has a question mark in its path, where a database's name ends; rename it"
+        )
+    trials = directory / "trials"
+    if not file.exists() and trials.is_dir() and any(trials.iterdir()):
+        raise GateError(f"{str(file)!r} is gone, without which nobody knows what the trials beside it are; {instead}")
+    try:
+        study = optuna.create_study(
+            storage=f"sqlite:///{file}",
+            study_name="sweep",
+            direction="maximize" if maximize else "minimize",
+            load_if_exists=True,
+        )
+        study.get_trials(deepcopy=False)
+    except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
+        raise GateError(f"cannot read {str(file)!r}: it is damaged ({first_line(error)}); {instead}") from error
+    return study
 
 
 def run_sweep(line: CommandLine) -> None:
@@ -216,20 +269,16 @@ def run_sweep(line: CommandLine) -> None:
             raise GateError(f"{name} is {value}; expected more than 0")
     sweep = read_sweep(Path(shipped(options.file)))
     count = sweep.count(options.trials)
-    sweep.check(further)
+    of_trials = sweep.check(further)
     for key in sweep.unused:
         print(f"warning: {key} means something to W&B only; here every trial runs to its end", file=sys.stderr)
     directory = Path(options.run_dir or Path("runs") / "sweeps" / sweep.name)
-    claim(directory, sweep, further, options.seed)
     console = stdout()
-    with locked(directory / "sweep.lock"), terminable():
+    offline = {"WANDB_MODE": "offline"} if reachable(of_trials).mode == "offline" else {}  # so that no trial tries by itself
+    with only_writer(directory):
+        claim(directory, sweep, further, options.seed)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(
-            storage=f"sqlite:///{directory.resolve() / 'study.db'}",
-            study_name="sweep",
-            direction="maximize" if sweep.maximize else "minimize",
-            load_if_exists=True,
-        )
+        study = study_of(directory, maximize=sweep.maximize)
         before = len(study.trials)
         console.print(f"{sweep.name}: {count} trials, {options.jobs} at a time" + f" ({before} begun before)" * bool(before))
         LocalSweep(
@@ -242,6 +291,7 @@ def run_sweep(line: CommandLine) -> None:
             timeout_minutes=options.timeout_minutes,
             seed=options.seed,
             console=console,
+            environment=offline,
         ).run()
     table = sweep_table(sweep, study)
     if not (table["state"] == "complete").any():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
@@ -95,17 +95,3 @@ def last_error(log: Path, returncode: int) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
     return (errors or lines or [f"exit code {returncode}"])[-1].removeprefix("error:").strip()[:500]
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM, as schedulers send it, like Ctrl+C."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gates.files import replacing
+from training.config.yaml_text import read_yaml
 from training.sweeps.space import Sweep
 
 STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
@@ -55,7 +56,7 @@ def write_report(sweep: Sweep, study: optuna.Study, directory: Path) -> None:
     with replacing(directory / "sweep.png") as partial:
         slices(complete, sweep).savefig(partial, format="png", dpi=150)
     best = study.best_trial
-    config = yaml.safe_load((directory / "trials" / str(best.number) / "config.yaml").read_text(encoding="utf-8"))
+    config = read_yaml(directory / "trials" / str(best.number) / "config.yaml", "the configuration of the best trial")
     config |= {"name": f"{sweep.name}-best", "run_dir": None, "existing": "refuse"}
     config["wandb"] |= {"group": None, "name": None}
     head = f"# The best trial of the sweep {sweep.name!r}: trial {best.number}, {sweep.metric} {best.value:.6g}.\n"

@@ -24,6 +24,8 @@ from gates.errors import GateError
 from training.cli.configurations import with_config
 from training.cli.line import one_sentence, shortened
 from training.cli.run_parser import build_parser
+from training.config import WandbOptions, group_of
+from training.config.yaml_text import read_yaml
 
 METHODS = ("grid", "random", "bayes")
 DISTRIBUTIONS = ("categorical", "constant", "uniform", "int_uniform", "q_uniform", "log_uniform_values")
@@ -127,26 +129,33 @@ class Sweep:
                 command.append(str(part))
         return command
 
-    def check(self, further: Sequence[str]) -> None:
-        """See that ``training.fit`` takes every option and value (both ends of a range), before hours go by.
+    def extremes(self, further: Sequence[str]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+        """Commands of trials with every value of every option once (both ends of a range), each behind the value it is for."""
+        candidates = {name: [json.loads(value) for value in _ends(drawn)] for name, drawn in self.space.items()}
+        first = {name: values[0] for name, values in candidates.items()}
+        changes: list[dict[str, Any]] = [{name: value} for name, values in candidates.items() for value in values]
+        for change in changes or [{}]:
+            yield change, self.trial_command(first | change, further)
+
+    def check(self, further: Sequence[str]) -> WandbOptions:
+        """See that ``training.fit`` takes every option and value (both ends of a range), before hours go by; returns how its
+        trials appear in W&B.
 
         Raises:
             GateError: naming the option and the value that it does not take.
         """
-        candidates = {name: [json.loads(value) for value in _ends(drawn)] for name, drawn in self.space.items()}
-        first = {name: values[0] for name, values in candidates.items()}
-        changes = [{name: value} for name, values in candidates.items() for value in values]
-        for change in changes or [{}]:
+        for change, command in self.extremes(further):
             parser = build_parser()
             parser.exit_on_error = False
             try:
-                parser.parse_args(fit_arguments(self.trial_command(first | change, further)))
+                options = parser.parse_args(fit_arguments(command))
             except ArgumentError as error:
                 reason = shortened(one_sentence(str(error), parser))
                 if "Given value: None" in str(error):  # which is how W&B's agent writes null, too
                     reason += "; to make an option null, put it into command, such as --model.budget=null"
-                options = ", ".join(f"{name}={value!r}" for name, value in (self.constants | change).items())
-                raise GateError(f"training.fit does not take a trial of the sweep ({options}): {reason}") from error
+                named = ", ".join(f"{name}={value!r}" for name, value in (self.constants | change).items())
+                raise GateError(f"training.fit does not take a trial of the sweep ({named}): {reason}") from error
+        return group_of(WandbOptions, options.wandb)
 
 
 def fit_arguments(command: Sequence[str]) -> list[str]:
@@ -163,9 +172,9 @@ def read_sweep(path: Path) -> Sweep:
         GateError: if it is not there, not YAML, or says something that cannot be run here.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise GateError(f"cannot read the sweep file {str(path)!r}: {error}") from error
+        content = read_yaml(path, "the file")
+    except GateError as error:
+        raise GateError(f"cannot read the sweep file: {error}") from error
     except yaml.YAMLError as error:
         raise GateError(f"the sweep file {str(path)!r} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):

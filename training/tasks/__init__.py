@@ -1,8 +1,18 @@
 """What a task adds to a backbone: the Auto class, the loss of every example and the metrics."""
 
 from training.tasks.base import Task
+from training.tasks.causal_lm import CausalLM
 from training.tasks.classification import Classification, stated_labels
 from training.tasks.loading import base_model_name, from_config, read_config
 from training.tasks.translation import Translation
 
-__all__ = ["Classification", "Task", "Translation", "base_model_name", "from_config", "read_config", "stated_labels"]
+__all__ = [
+    "CausalLM",
+    "Classification",
+    "Task",
+    "Translation",
+    "base_model_name",
+    "from_config",
+    "read_config",
+    "stated_labels",
+]

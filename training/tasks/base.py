@@ -18,10 +18,16 @@ class Task(ABC):
     """The Auto class, the loss of every example and the metrics of a kind of problem.
 
     Attributes:
-        main_metric: name of the metric by which choices are made; higher is better.
+        main_metric: name of the metric by which choices are made.
+        lower_is_better: whether a lower value of it is better, as of a perplexity.
     """
 
     main_metric: str
+    lower_is_better: bool = False
+
+    def gain(self, value: float) -> float:
+        """A value of the main metric turned so that more is better."""
+        return -value if self.lower_is_better else value
 
     @abstractmethod
     def build(
@@ -58,6 +64,10 @@ class Task(ABC):
         """How much the batch of one process counts in the mean over the batches of all; they count alike by default."""
         return 1.0
 
+    def example_weights(self, batch: Batch) -> Tensor | float:
+        """How much each example ``[batch]`` counts in the mean loss of a split; they count alike by default."""
+        return 1.0
+
     @abstractmethod
     def metrics(self, split: str) -> MetricCollection:
         """New metrics of a split (``select`` or ``test``)."""
@@ -72,6 +82,11 @@ class Task(ABC):
             batch: of a split's loader.
             logits: as :meth:`losses` returned them.
         """
+
+    def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What statistics keep of each example ``[batch]``: what is predicted, and what would have been right; by default
+        classes."""
+        return logits.argmax(-1), batch["labels"]
 
     def outputs(self, metrics: MetricCollection) -> dict[str, list[str]]:
         """What the metrics saw the model say, by example of the split in its order; nothing by default."""

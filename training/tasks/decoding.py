@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gates.errors import GateError
 from training.tasks.encoder_decoder import positions
@@ -22,8 +23,7 @@ class Decoding:
         beams: translations that beam search keeps at a time.
         length_penalty: power of the length by which a beam's score is divided; above 0 it favours longer translations.
         max_length: longest translation in tokens. In any case it has at most as many as the model has positions, and at most
-            twice the longest source of its batch and 10 more: a translation that does not end by itself is cut there, so its
-            length depends on the sentences it is translated with.
+            twice its source and 10 more: a translation that does not end by itself is cut there.
         forced_first: token of the target language of a multilingual model, see :func:`begin_with_`.
 
     Raises:
@@ -58,8 +58,10 @@ def generate(
         beams: 1 for greedy decoding.
         exactly: tokens that every translation is to have, for measurements of speed; None lets each end where it will.
     """
-    searching = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
+    searching: dict[str, Any] = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
     longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
+    if exactly is None:
+        searching["stopping_criteria"] = [OwnLength(2 * attention_mask.sum(-1) + 10)]
     if (limit := positions(model.config, "decoder")) is not None:
         longest = min(longest, limit)
     with torch.no_grad():
@@ -76,6 +78,22 @@ def generate(
             **searching,
         )
     return ids
+
+
+class OwnLength(StoppingCriteria):
+    """Ends every translation at a length of its own, so that one that does not end by itself does not depend on its company.
+
+    Args:
+        lengths: ``[batch]``, in new tokens.
+    """
+
+    def __init__(self, lengths: Tensor) -> None:
+        self.lengths = lengths
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """``[batch x beams]``, from ``[batch x beams, target]``: which of them end here."""
+        beams = input_ids.shape[0] // len(self.lengths)
+        return input_ids.shape[1] > self.lengths.repeat_interleave(beams)  # one token is the start
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:

@@ -1,4 +1,4 @@
-"""How sentences and their translations become token ids."""
+"""How sentences, their translations and documents become token ids."""
 
 from __future__ import annotations
 
@@ -40,6 +40,48 @@ def encode_targets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
         raise GateError("the tokenizer has no end token, without which no translation ends; give another with --data.tokenizer")
     # Behind the end there may be one more token, the language in mBART.
     return [own if {*ends} & {*own[-2:]} else [*own, ends[0]] for own in ids]
+
+
+def encode_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of every document, from its start token to its end token, if there is one.
+
+    Names of special tokens within a text are text.
+
+    Raises:
+        GateError: for a tokenizer without a token that a document can begin with.
+    """
+    start, end = start_token(tokenizer), end_token(tokenizer)
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    for row in _naming_special_tokens(tokenizer, texts):
+        ids[row] = tokenizer(texts[row], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    return [[start, *own, *([] if end is None else [end])] for own in ids]
+
+
+def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Id of the token from which a document's first token is predicted: that of a beginning, or that of an end before it.
+
+    Raises:
+        GateError: if the tokenizer has neither.
+    """
+    known = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id)
+    start = next((token for token in known if token is not None), None)
+    if start is None:
+        raise GateError(
+            "the tokenizer has neither a start nor an end token, from which a document's first token could be predicted; give "
+            "another with --data.tokenizer"
+        )
+    return int(start)
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id of the token that ends a document; None if the tokenizer has none."""
+    known = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return next((int(token) for token in known if token is not None), None)
+
+
+def tokens_of(labels: Tensor) -> Tensor:
+    """Tokens to predict of every example, ``[batch]``."""
+    return (labels != IGNORED).sum(-1)
 
 
 def _naming_special_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:

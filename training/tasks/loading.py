@@ -7,20 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
 from gates.export.safe_load import check_pruned_config, verify_checksums
+from gates.export.vocabulary import check_vocabulary
 from gates.surgery.pruned import pruned_class
 from training.config import Source
+from training.config.data import TOKENIZER_FILES
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
     """The config of a hub name or local folder.
 
     Raises:
-        GateError: if there is none, or it needs code that comes with it and is not trusted.
+        GateError: if there is none, it or another file of an export is damaged, or it needs code that comes with it and is not
+            trusted.
     """
+    if Path(backbone).is_dir():
+        verify_checksums(backbone)
     try:
         return AutoConfig.from_pretrained(backbone, trust_remote_code=trust_remote_code)
     except ValueError as error:
@@ -34,6 +39,37 @@ def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
             f"cannot load a model from {backbone!r}: it is neither a folder with a config.json of a known architecture nor a "
             "hub name that can be reached; check the path or the network"
         ) from error
+    except Exception as error:  # fields that are none, of a type that cannot be, or nested without end
+        raise GateError(f"cannot load a model from {backbone!r}: its config.json is damaged ({first_line(error)})") from error
+
+
+def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a hub name or local folder. No code from it is run.
+
+    Raises:
+        GateError: if there is none, one of its files is damaged, or it needs a package that is not installed.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        verify_checksums(folder)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except ImportError as error:
+        raise GateError(
+            f"the tokenizer of {name!r} needs a package that is not installed ({first_line(error)}); pip install "
+            "'head-gates[translation]'"
+        ) from error
+    except Exception as error:  # damaged files raise errors of many kinds
+        if not folder.is_dir() or not any((folder / file).is_file() for file in TOKENIZER_FILES):
+            raise GateError(
+                f"cannot load a tokenizer from {name!r}: it is neither a folder with tokenizer files nor a hub name that can "
+                "be reached; check the path or the network"
+            ) from error
+        raise GateError(
+            f"the tokenizer files in {name!r} cannot be read ({type(error).__name__}: {first_line(error)}); copy them again"
+        ) from error
+    check_vocabulary(tokenizer, repr(name))
+    return tokenizer
 
 
 def load_pretrained(
@@ -55,7 +91,6 @@ def load_pretrained(
     more: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
         check_pruned_config(config)
-        verify_checksums(backbone)
         auto, more = pruned_class(auto._model_mapping[type(config)]), {}
     try:
         model: PreTrainedModel = auto.from_pretrained(

@@ -15,7 +15,7 @@ from training.config.data import BleuTokenizer, SentenceLoss
 from training.tasks.base import Batch, Task
 from training.tasks.decoding import Decoding, begin_with_, decode, generate
 from training.tasks.encoder_decoder import check_encoder_decoder, check_positions, check_vocabulary, load_encoder_decoder
-from training.tasks.encoding import IGNORED, shifted_right
+from training.tasks.encoding import IGNORED, shifted_right, tokens_of
 from training.tasks.loading import from_config
 from training.tasks.translation_metrics import SCORERS, TextScore
 
@@ -113,17 +113,17 @@ class Translation(Task):
             label_smoothing=self.label_smoothing if model.training else 0.0,
         ).unflatten(0, labels.shape)
         total = per_token.sum(-1)
-        return (total if self.sentence_loss == "sum" else total / _tokens(labels)), logits
+        return (total if self.sentence_loss == "sum" else total / tokens_of(labels)), logits
 
     def batch_loss(self, losses: Tensor, batch: Batch) -> Tensor:
         """The mean over all target tokens of the batch, whatever a sentence's loss is."""
-        tokens = _tokens(batch["labels"])
+        tokens = tokens_of(batch["labels"])
         total = losses if self.sentence_loss == "sum" else losses * tokens
         return total.sum() / tokens.sum()
 
     def batch_weight(self, batch: Batch) -> float:
         """Its target tokens, so that every token counts alike in whatever process it is."""
-        return float(_tokens(batch["labels"]).sum())
+        return float(tokens_of(batch["labels"]).sum())
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Source, its mask, and the target shifted by one: the decoder sees what comes before the token it predicts."""
@@ -167,8 +167,3 @@ class Translation(Task):
         """Translations of a batch's sources, with the cache, by greedy decoding (1 beam) or beam search."""
         ids = generate(model, batch["input_ids"], batch["attention_mask"], self.decoding, beams=beams)
         return decode(self.tokenizer, ids)
-
-
-def _tokens(labels: Tensor) -> Tensor:
-    """Target tokens of every sentence, ``[batch]``."""
-    return (labels != IGNORED).sum(-1)

@@ -21,6 +21,10 @@ SPEECH = {
     "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 60, "max_source_positions": 40, "max_target_positions": 40,
     "input_feat_per_channel": 8, "conv_channels": 16,
 }  # fmt: skip
+SERIES = {
+    "prediction_length": 4, "context_length": 8, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+}  # fmt: skip
 WAVE = {
     "conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (4, 2), "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
@@ -82,6 +86,27 @@ OTHERS = {
     "pictures of any size": _mistral3,
     "several pictures": _idefics2,
     "two encoders": lambda: t.CLIPSegModel(t.CLIPSegConfig(text_config=TEXT, vision_config=PICTURE, projection_dim=16)),
+    "time series": lambda: t.InformerModel(t.InformerConfig(**SERIES, lags_sequence=[1, 2], num_time_features=2)),
+    "time series of channels": lambda: t.PatchTSTModel(
+        t.PatchTSTConfig(num_input_channels=2, d_model=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16)
+    ),
+    "patches with their places": lambda: t.Pix2StructVisionModel(
+        t.Pix2StructVisionConfig(
+            hidden_size=16, patch_embed_hidden_size=12, d_ff=16, d_kv=8, num_hidden_layers=1, num_attention_heads=2
+        )
+    ),
+    "regions of a picture": lambda: t.LxmertModel(
+        t.LxmertConfig(
+            vocab_size=60, hidden_size=16, num_attention_heads=2, intermediate_size=16, l_layers=1, x_layers=1, r_layers=1,
+            visual_feat_dim=12,
+        )
+    ),
+    "tiles of a picture": lambda: t.MllamaVisionModel(
+        t.MllamaVisionConfig(
+            **SIZES, num_global_layers=1, attention_heads=2, image_size=8, patch_size=4, max_num_tiles=2,
+            vision_output_dim=32, intermediate_layers_indices=[0], supported_aspect_ratios=[[1, 1], [1, 2]],
+        )
+    ),
     "text wrapped": lambda: _wrapped("EncoderDecoder", t.BertConfig(**TEXT)),
     "pictures wrapped": lambda: _wrapped("VisionEncoderDecoder", t.ViTConfig(**PICTURE)),
     "sound wrapped": lambda: _wrapped("SpeechEncoderDecoder", t.Wav2Vec2Config(**SIZES, **WAVE)),
@@ -186,3 +211,11 @@ def test_inputs_whose_rows_are_not_examples_are_not_resized():
     inputs = example_inputs(_lfm3_vl().eval())
     with pytest.raises(GateError, match="cannot be resized"):
         resized(inputs, 4)
+
+
+@pytest.mark.parametrize("made", [t.Blip2QFormerModel, t.InstructBlipQFormerModel])
+def test_a_q_former_has_queries_and_what_they_look_at(made):
+    model = made(made.config_class(**TEXT, encoder_hidden_size=24, cross_attention_frequency=1))
+    inputs = example_inputs(model, batch=3)
+    assert inputs["query_embeds"].shape == (3, 16, 16)
+    assert inputs["encoder_hidden_states"].shape == (3, 16, 24)

@@ -91,3 +91,12 @@ def test_a_causal_mask_makes_bert_a_decoder():
     found = seen_kinds(model, sites, lambda: model(input_ids=batch["input_ids"][:1], attention_mask=causal))
     assert found == ["decoder", "decoder"]
     assert {site.kind for site in sites} == {"encoder"}
+
+
+@pytest.mark.parametrize("hidden", [0, -1], ids=["first", "last"])
+def test_padded_tokens_do_not_hide_the_kind(hidden):
+    model, batch = build("bert"), inputs("bert")
+    mask = torch.ones_like(batch["input_ids"][:1])
+    mask[:, hidden] = 0
+    found = seen_kinds(model, find_attention(model), lambda: model(input_ids=batch["input_ids"][:1], attention_mask=mask))
+    assert found == ["encoder", "encoder"]

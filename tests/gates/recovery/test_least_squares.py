@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.recovery.least_squares import ProjectionMoments, fit, squared_error
+from gates.recovery.least_squares import ProjectionMoments, fit, squared_error, summed_products
 
 
 def sample(positions=200, features=5, outputs=3):
@@ -43,6 +43,22 @@ def test_a_bias_is_fitted_without_a_price(ridge):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(bias, y.mean(0) - expected @ x.mean(0), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close((x @ found.T + bias).mean(0), y.mean(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_in_single_precision_lose_nothing_to_large_means(dtype):
+    """What varies is a thousandth of the means; also within autocast."""
+    x, y, _ = (part.float() for part in sample())
+    x, y = (x / 1000 + 3).to(dtype), (y / 1000 - 2).to(dtype)
+    exact = x.double().T @ y.double()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = summed_products(x, y)
+    assert found.dtype == torch.float64
+    spread = (x.double() - x.double().mean(0)).T @ (y.double() - y.double().mean(0))
+    assert float((found - exact).abs().max()) < 1e-4 * float(spread.abs().max())
+    if dtype == torch.float32:
+        assert float((x.T @ y - exact).abs().max()) > 100 * float((found - exact).abs().max())
+    assert torch.equal(summed_products(x[:0], y[:0]), torch.zeros(5, 3, dtype=torch.float64))
 
 
 def test_inputs_that_follow_from_others_are_no_obstacle():

@@ -17,11 +17,19 @@ FILES = ["--data.train_file", "a.csv", "--data.test_file", "b.csv"]
         (["--data.train_file=a.csv"], "text"),
         (["--data.dataset", "glue"], "text"),
         (["--data.train_source", "a.en", "--model.backbone", "x"], "translation"),
+        (["--data", "Documents", "--data.train_file", "a.txt"], "causal_lm"),
+        (["--seed", "1", "--data=SyntheticDocuments"], "synthetic_causal_lm"),
+        (["--data", "Text", "--data.train_file", "a.csv"], "text"),
     ],
 )
 def test_the_configuration_follows_from_what_is_named(arguments, name):
     assert with_config(arguments) == ["--config", str(CONFIGS / f"{name}.yaml"), *arguments]
     assert default_config([argument.split("=")[0] for argument in arguments]).is_file()
+
+
+def test_a_kind_of_data_alone_is_an_embedded_example():
+    line = read("fit", ["--data", "SyntheticDocuments"])
+    assert (line.options.name, line.options.model.from_scratch["model_type"]) == ("synthetic_causal_lm", "gpt2")
 
 
 def test_a_configuration_that_is_named_is_kept(tmp_path):

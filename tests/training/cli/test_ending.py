@@ -1,9 +1,14 @@
+import errno
+import gc
+import os
+import signal
+import time
 from functools import partial
 
 import pytest
 
 from gates.errors import GateError
-from training.cli.ending import PIPED_WIDTH, finish, stdout
+from training.cli.ending import PIPED_WIDTH, advised, finish, stdout
 from training.commands.table import run_command
 
 benchmark = partial(run_command, "benchmark")
@@ -60,3 +65,67 @@ def test_tables_that_are_piped_are_not_cut(capsys, monkeypatch):
     assert capsys.readouterr().out == "x" * PIPED_WIDTH + "\n"
     monkeypatch.setenv("COLUMNS", "40")
     assert stdout().width == 40
+
+
+def test_a_disk_that_is_full_is_told_with_the_file_and_what_to_do(capsys):
+    full = OSError(errno.ENOSPC, "No space left on device", "run/metrics.csv")
+    said = "error: 'run/metrics.csv' cannot be written: No space left on device; make room there, then: start again\n"
+    assert ends(raising(full), capsys) == (2, said)
+
+    def work(options):
+        with advised(lambda: "go on with --existing resume"):
+            raise full
+
+    assert ends(work, capsys) == (2, said.replace("start again", "go on with --existing resume"))
+
+
+def test_a_full_disk_is_known_by_whatever_library_finds_it(capsys):
+    for error in (
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+        RuntimeError("(sqlite3.OperationalError) database or disk is full"),
+    ):
+        said = "error: something cannot be written: No space left on device; make room there, then: start again\n"
+        assert ends(raising(error), capsys) == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("number", "mended"),
+    [
+        (errno.EROFS, "Read-only file system; give a place that can be written to"),
+        (errno.EACCES, "Permission denied; see to its permissions, or give another place"),
+    ],
+)
+def test_a_place_that_takes_no_files_is_told_with_what_to_do(number, mended, capsys):
+    error = OSError(number, os.strerror(number), "run")
+    assert ends(raising(error), capsys) == (2, f"error: 'run' cannot be read or written: {mended}\n")
+
+
+def test_ctrl_c_is_not_lost_in_a_destructor(capsys):
+    """Where Python ignores what is raised, as it does in the one that Lightning's profilers have."""
+
+    class Trainer:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def work(options):
+        Trainer()
+        gc.collect()
+        time.sleep(60)
+
+    assert ends(work, capsys) == (130, "stopped; start again\n")
+
+
+def test_other_failures_of_destructors_are_told_as_ever(monkeypatch):
+    told = []
+    monkeypatch.setattr("sys.unraisablehook", lambda lost: told.append(lost.exc_type))
+
+    class Broken:
+        def __del__(self):
+            raise ValueError
+
+    assert finish(lambda: None, lambda options: Broken() and None, when_stopped="again") == 0
+    assert told == [ValueError]

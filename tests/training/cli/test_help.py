@@ -27,7 +27,7 @@ def test_defaults_and_kinds_are_those_of_the_fields():
     shown = {option.name: option for option in options_of_group(PrunerOptions, "model.")}
     assert (shown["model.budget"].kind, shown["model.budget"].default) == ("N|X|{..}", "0.25")
     assert (shown["model.backbone"].kind, shown["model.backbone"].default) == ("TEXT", "none")
-    assert (shown["model.pipelined"].kind, shown["model.pipelined"].default) == ("true|false", "false")
+    assert (shown["model.pipelined"].kind, shown["model.pipelined"].default) == ("true|false", "none")
     assert shown["model.unit"].kind == "head|group"
     assert {option.name: option.default for option in options_of_group(Text)}["batch_size"] == "32"
     assert kind_of(list[int] | None) == "[..]"

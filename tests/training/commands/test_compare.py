@@ -17,7 +17,7 @@ import training.comparison.grid
 from gates.errors import GateError
 from tests.training.runs import write_config
 from training.commands.table import run_command
-from training.comparison.grid import claim
+from training.comparison.grid import claimed
 from training.comparison.methods import LEARNED, Method
 from training.comparison.options import check_budgets
 from training.report.reading import read_contents
@@ -122,14 +122,18 @@ def test_what_changes_rivals_changes_their_experiments(finished, tmp_path):
 
 
 def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
-    """And one that training goes on with on the learned weights; masks.json has both where they differ."""
+    """And one that training goes on with on weights that were trained with the gates; masks.json has both where they differ."""
     run, config = finished
-    arguments = command(tmp_path / "run", config, "--methods", "learned+swap", "--budgets", "4,3,2", "--seeds", "0,1")
+    arguments = command(
+        tmp_path / "run", config, "--methods", "learned-joint,learned-joint+swap", "--budgets", "4,3,2", "--seeds", "0,1"
+    )
     arguments += ["--swap.significance", "0.9"]  # few examples decide
     assert main([*arguments, "--experiments", str(run / "experiments")]) == 0
     experiments = {file.parent.name: json.loads(file.read_text()) for file in (run / "experiments").glob("*/experiment.json")}
-    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned+swap'").set_index("stage")
-    masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned+swap"]
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned-joint+swap'").set_index("stage")
+    masks = [
+        entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned-joint+swap"
+    ]
     assert any("post_hoc_mask" in entry for entry in masks)
     again = {(entry["method"], entry["budget"]) for entry in masks if "post_hoc_mask" in entry}
     assert read_contents(tmp_path / "run").searched_again == again
@@ -138,8 +142,8 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
         assert experiments[rows["retrained"]]["values"] == entry["mask"]
         assert experiments[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
     swaps = [one for one in experiments.values() if one["experiment"] == "swap"]
-    for learned in json.loads((run / "masks.json").read_text()):
-        if learned["method"] == "learned":
+    for learned in json.loads((tmp_path / "run" / "masks.json").read_text()):
+        if learned["method"] == "learned-joint":
             assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {
                 "dense",
                 "learn",
@@ -168,7 +172,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "his+rescale", "dense+distil"])
+@pytest.mark.parametrize(
+    "method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "learned+restarts", "his+rescale", "dense+distil"]
+)
 def test_every_method_has_all_its_rows(method, finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", method, "--budgets", "3", "--seeds", "0")
@@ -271,6 +277,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
         (["--model.steering", "multipliers"], "needs --model.steering price"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
+        (["--methods", "his,his+refit", "--model.freeze", "[classifier]"], "refit changes all weights behind the heads"),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),
     ],
 )
@@ -336,8 +343,20 @@ def test_a_directory_with_a_run_is_refused(tmp_path):
     """Its files have the same names as a comparison's."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "comparison.csv").write_text("method,stage,heads\n")
-    with pytest.raises(GateError, match="something else than a comparison"):
-        claim(str(tmp_path))
+    for more in ("empty", "experiments"):  # a run keeps experiments too
+        (tmp_path / more).mkdir()
+        with pytest.raises(GateError, match="something else than a comparison"), claimed(str(tmp_path)):
+            pytest.fail("it is not refused")
+
+
+def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):
+    """Before its first row, and between its tables."""
+    for names in (["config.yaml", ".comparison.unfinished.csv.partial-7"], [UNFINISHED, "comparison.csv", "summary.csv"]):
+        for name in names:
+            (tmp_path / name).touch()
+        with claimed(str(tmp_path)) as run:
+            assert run.path == tmp_path
+            assert not list(tmp_path.glob(".*.partial-*"))
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path, capsys):
@@ -352,7 +371,8 @@ def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
     """With its experiments elsewhere it has left nothing but its configuration."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("")
-    assert claim(str(tmp_path / "run")).path == tmp_path / "run"
+    with claimed(str(tmp_path / "run")) as run:
+        assert run.path == tmp_path / "run"
 
 
 @pytest.mark.parametrize("command", ["fit", "compare"])

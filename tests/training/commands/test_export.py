@@ -335,6 +335,10 @@ def test_damaged_files_of_a_run(run, tmp_path, capsys):
     assert "corrupt" in capsys.readouterr().err
     torch.save({"state_dict": {}, "loops": {}}, final)
     assert call(copy, tmp_path / "out", "--format", "masked") == 2
+    assert "is not of the run" in capsys.readouterr().err
+    final.write_bytes(whole)
+    torch.save(torch.load(final, weights_only=True) | {"state_dict": {}}, final)
+    assert call(copy, tmp_path / "out", "--format", "masked") == 2
     assert "not of the model" in capsys.readouterr().err
     final.write_bytes(whole)
     (copy / "export" / "config.json").write_text("{")

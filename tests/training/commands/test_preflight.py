@@ -83,7 +83,7 @@ def test_a_data_set_of_the_hub_is_not_looked_for():
 
 def test_a_run_directory_that_is_taken(project, tmp_path):
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "config.yaml").write_text("")
+    (tmp_path / "taken" / "config.yaml").write_text("model: {}\ndata: {}\ntrainer: {}\n")
     assert "'taken' already holds a run" in said(project, "--run_dir", "taken")
     project("--run_dir", "taken", "--existing", "overwrite")
 

@@ -1,8 +1,11 @@
+import copy
 import json
+import pathlib
 from functools import partial
 
 import pandas as pd
 import pytest
+import yaml
 
 from training.commands.table import run_command
 
@@ -138,6 +141,29 @@ def test_a_document_gets_its_tables_anew(tmp_path, capsys):
     assert document.read_text() == first
 
 
+def test_a_document_behind_a_link_is_written_there_and_its_lines_end_as_they_did(tmp_path):
+    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
+    document, link = tmp_path / "README.md", tmp_path / "link.md"
+    document.write_bytes(b"before\r\n<!-- python -m training summary a -->\r\nstale\r\n<!-- end -->\r\nafter\r\n")
+    link.symlink_to(document)
+    assert main(["--update", str(link)]) == 0
+    assert link.is_symlink()
+    text = document.read_bytes()
+    assert text.startswith(b"before\r\n")
+    assert text.endswith(b"<!-- end -->\r\nafter\r\n")
+    assert b"stale" not in text
+
+
+@pytest.mark.parametrize("content", [b"no table\n", b"<!-- end -->\n", b"caf\xe9", b""])
+def test_a_document_without_a_table_is_not_written(content, tmp_path, capsys):
+    document = tmp_path / "notes.md"
+    document.write_bytes(content)
+    before = document.stat()
+    assert main(["--update", str(document)]) == 2
+    assert str(document) in capsys.readouterr().err
+    assert (document.read_bytes(), document.stat().st_ino) == (content, before.st_ino)
+
+
 def test_a_document_with_a_wrong_command_stays_as_it_is(tmp_path, capsys):
     document = tmp_path / "README.md"
     document.write_text("<!-- python -m training summary nowhere -->\nold\n<!-- end -->\n")
@@ -217,3 +243,96 @@ def test_a_comparison_that_lost_rows_is_not_written_anew(tmp_path, capsys):
     assert main([str(folder), "--rewrite"]) == 2
     assert "has lost rows: " in capsys.readouterr().err
     assert (folder / "verdict.md").read_bytes() == before
+
+
+OPTIONS = {
+    "seed": 0, "run_dir": "runs/a", "name": "a", "save_every": 200, "average_last": 1, "ckpt_path": None, "methods": "his",
+    "model": {"budget": 3, "learning_rate": 1e-3, "gate": "hard-concrete"},
+    "data": {"class_path": "Synthetic", "init_args": {"batch_size": 16, "seed": 0, "num_workers": 0}},
+    "trainer": {"precision": "32-true", "devices": 1, "enable_progress_bar": True},
+    "wandb": {"mode": "auto"},
+}  # fmt: skip
+
+
+def seeds_with(folder, changes, method="his"):
+    """Two directories of other seeds, of which the second has other options; a change is a name with dots and its value."""
+    folders = [run(folder / name, seed, [(name_of, "post hoc", 18, 0.8 + seed / 100)])
+               for name, seed, name_of in (("a", 0, "his"), ("b", 1, method))]  # fmt: skip
+    for path, changed in zip(folders, ({}, changes), strict=True):
+        options = copy.deepcopy(OPTIONS)
+        for name, value in changed.items():
+            *within, last = name.split(".")
+            place = options
+            for part in within:
+                place = place[part]
+            place[last] = value
+        (pathlib.Path(path) / "config.yaml").write_text(yaml.safe_dump(options))
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.learning_rate": 2e-3}, "model.learning_rate is 0.001 in the first and 0.002 in the second"),
+        ({"data.init_args.batch_size": 32, "trainer.precision": "bf16"}, "data.init_args.batch_size is 16"),
+        ({"trainer.precision": "bf16-mixed"}, "trainer.precision is '32-true'"),
+        ({"average_last": 5}, "average_last is 1 in the first and 5"),
+        ({"ckpt_path": "x.ckpt"}, "ckpt_path is None"),
+    ],
+)
+def test_no_mean_is_taken_over_other_options(changes, said, tmp_path, capsys):
+    folders = seeds_with(tmp_path, changes)
+    assert main(folders) == 2
+    assert f"error: {folders[0]!r} and {folders[1]!r} differ in more than their seeds: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"seed": 1, "run_dir": "runs/b", "name": "b", "save_every": 10, "wandb.mode": "disabled"},
+        {"data.init_args.seed": 3, "data.init_args.num_workers": 4, "trainer.enable_progress_bar": False},
+        {"model.budget": 5, "methods": "his,random"},  # told by the columns
+    ],
+)
+def test_a_mean_is_taken_over_seeds(changes, tmp_path, capsys):
+    assert main(seeds_with(tmp_path, changes)) == 0
+    assert "| post hoc | his | 80.5 ± 0.7 |" in capsys.readouterr().out
+
+
+def test_results_that_no_mean_puts_together_may_be_of_other_options(tmp_path, capsys):
+    assert main(seeds_with(tmp_path, {"model.learning_rate": 2e-3}, method="random")) == 0
+    assert "±" not in capsys.readouterr().out.split("\n\n")[0]
+
+
+def test_what_is_known_of_the_truth_is_a_table_of_programs_or_of_methods(tmp_path, capsys):
+    rows = [
+        (seed, method, 1, 1, recall, recall, recall == 1, recall == 1, program)
+        for program, method, seed, recall in [
+            ("p", "his", 0, 1.0), ("p", "his", 1, 0.0), ("p", "learned", 0, 1.0), ("p", "learned", 1, 1.0),
+            ("q", "his", 0, 0.0), ("q", "his", 1, 0.0), ("q", "learned", 0, 1.0), ("q", "learned", 1, 0.0),
+        ]
+    ]  # fmt: skip
+    columns = ["seed", "method", "budget", "needed", "recall", "precision", "exact", "survives", "program"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "truth.csv", index=False)
+    assert main([str(tmp_path), "--truth", "programs", "--methods", "learned,his"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| program | learned | his |", "| --- | --- | --- |", "| p | ✓ | 1/2 |", "| q | 1/2 | ✗ |"
+    ]  # fmt: skip
+    assert main([str(tmp_path), "--truth", "methods"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| his | 0.25 | 0.25 | 0.25 | 0.25 | 0.00 | 0.75 |", "| learned | 0.75 | 0.75 | 0.75 | 0.75 | 0.00 | 0.25 |"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{}", "--truth", "methods"], "has no truth.csv; compare --config configs/known_truth.yaml writes one"),
+        (["{}", "{}", "--truth", "methods"], "--truth is of one comparison, but 2 directories are given"),
+        (["{}", "--truth", "methods", "--stage", "retrained"], "--stage is given, but --truth does not use it"),
+    ],
+)
+def test_a_truth_that_is_not_there_is_said(arguments, said, tmp_path, capsys):
+    assert main([argument.format(tmp_path) for argument in arguments]) == 2
+    assert said in capsys.readouterr().err

@@ -1,16 +1,22 @@
 """Experiments on disk: made once, whole or not there."""
 
+import errno
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from gates.errors import GateError
-from training.comparison.cache import ExperimentCache, key_of
+from training.comparison.cache import ExperimentCache, ScoreFiles
+from training.comparison.weights import read_weights
+from training.pruner.checkpoints import read_checkpoint, write_checkpoint
+from training.runs.fingerprint import key_of
 
 
 def test_equal_content_has_equal_keys_and_other_content_another():
@@ -130,3 +136,135 @@ def test_a_damaged_result_is_named(tmp_path):
     (experiment.path / "result.json").write_text("{")
     with pytest.raises(GateError, match="damaged"):
         cache.get({"x": 1})
+
+
+def flipped(content):
+    """One bit of the file is another, in its middle."""
+    return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
+
+
+DAMAGES = {
+    "nothing in it": lambda content: b"",
+    "half of it": lambda content: content[: len(content) // 2],
+    "one bit": flipped,
+    "20,000 brackets": lambda content: b"[" * 20_000,
+    "no UTF-8": lambda content: b"\xe9" + content,
+    "another number": lambda content: content.replace(b"0.5", b"0.9"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("name", ["result.json", "predictions.npz", "gates_over_time.csv", "checksums.json"])
+def test_a_file_of_an_experiment_that_has_changed_is_named(name, damage, tmp_path):
+    def make(folder):
+        np.savez_compressed(folder / "predictions.npz", test_prediction=np.arange(100))
+        (folder / "gates_over_time.csv").write_text("step,encoder.0.0\n1,0.5\n")
+        return {"test_accuracy": 0.5}
+
+    folder = ExperimentCache(tmp_path).get_or_make({"x": 1}, make).path
+    content = (folder / name).read_bytes()
+    if damage(content) == content:
+        pytest.skip("there is no such number in it")
+    (folder / name).write_bytes(damage(content))
+    with pytest.raises(GateError, match=rf"delete '{folder}' and start again$") as told:
+        ExperimentCache(tmp_path).get({"x": 1})
+    assert str(folder) in str(told.value).split(";")[0]
+
+
+def test_a_file_of_an_experiment_that_is_gone_is_named(tmp_path):
+    folder = ExperimentCache(tmp_path).get_or_make({"x": 1}, lambda folder: (folder / "file.csv").write_text("x") and {}).path
+    (folder / "file.csv").unlink()
+    with pytest.raises(GateError, match=rf"^'{folder}/file.csv' of a finished experiment cannot be read: No such file"):
+        ExperimentCache(tmp_path).get({"x": 1})
+
+
+def test_experiments_that_have_changed_places_are_told(tmp_path):
+    """Each folder is whole, but is not what its name says."""
+    cache = ExperimentCache(tmp_path)
+    keys = [cache.get_or_make({"a": number}, lambda folder, number=number: {"x": number}).key for number in (1, 2)]
+    (tmp_path / keys[0]).rename(tmp_path / "aside")
+    (tmp_path / keys[1]).rename(tmp_path / keys[0])
+    with pytest.raises(GateError, match="it is that of another one"):
+        ExperimentCache(tmp_path).get({"a": 1})
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_scores_that_have_changed_are_named(damage, tmp_path):
+    scores = ScoreFiles(tmp_path)
+    scores["his"] = torch.tensor([0.25, 0.5], dtype=torch.float64)
+    assert scores["his"].tolist() == [0.25, 0.5]
+    file = tmp_path / "his.json"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(
+        GateError, match=rf"^cannot read '{file}' as .*: it is damaged .*; delete '{tmp_path}' and start again$"
+    ):
+        scores["his"]
+
+
+def test_a_disk_that_is_full_is_told_with_the_experiment(tmp_path):
+    def fail(folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as told:
+        ExperimentCache(tmp_path).get_or_make({"x": 1}, fail)
+    assert told.value.filename == str(tmp_path / key_of({"x": 1}))
+
+
+def test_damaged_weights_of_an_experiment_are_named_with_what_to_do(tmp_path):
+    """They can be made again, as no checkpoint of a run can."""
+    weights = tmp_path / "0a1b" / "weights.ckpt"
+    write_checkpoint({"state_dict": {"a": torch.arange(99)}, "loops": {}}, weights)
+    assert read_weights(weights)["a"].tolist() == list(range(99))
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(GateError, match=rf"{weights}' is corrupt: .*; delete '{weights.parent}' and start again$"):
+        read_weights(weights)
+
+
+def with_weights(number):
+    """Makes an experiment that leaves a checkpoint with a number in it."""
+
+    def make(folder):
+        write_checkpoint({"state_dict": {"a": torch.full((9,), number)}, "loops": {}}, folder / "weights.ckpt")
+        return {}
+
+    return make
+
+
+def test_weights_of_another_experiment_are_not_taken(tmp_path):
+    """They are whole, and no bit of them has changed."""
+    folders = [ExperimentCache(tmp_path).get_or_make({"a": number}, with_weights(number)).path for number in (1, 2)]
+    shutil.copyfile(folders[1] / "weights.ckpt", folders[0] / "weights.ckpt")
+    with pytest.raises(
+        GateError, match=rf"^cannot read '{folders[0]}/weights.ckpt' as what was written: .* delete '{folders[0]}'"
+    ):
+        ExperimentCache(tmp_path).get({"a": 1})
+    assert ExperimentCache(tmp_path).get({"a": 2}) is not None
+
+
+def test_a_copy_of_a_checkpoint_is_the_same(tmp_path):
+    """What is compared is what it holds, in whatever order its parts lie in the file."""
+    folder = ExperimentCache(tmp_path).get_or_make({"a": 1}, with_weights(1)).path
+    content = read_checkpoint(folder / "weights.ckpt")
+    (folder / "weights.ckpt").unlink()
+    assert ExperimentCache(tmp_path).get({"a": 1}) is not None  # what needs the weights says that they are gone
+    write_checkpoint(content, folder / "weights.ckpt")
+    assert ExperimentCache(tmp_path).get({"a": 1}) is not None
+
+
+def test_a_file_that_an_experiment_has_not_left_is_told(tmp_path):
+    """Weights would be read that nobody has compared with anything."""
+    folder = ExperimentCache(tmp_path).get_or_make({"a": 1}, lambda folder: {}).path
+    (folder / ".DS_Store").touch()  # of a file browser
+    assert ExperimentCache(tmp_path).get({"a": 1}) is not None
+    with_weights(1)(folder)
+    with pytest.raises(GateError, match=rf"^'{folder}/weights.ckpt' is not of the experiment that lies there; remove it"):
+        ExperimentCache(tmp_path).get({"a": 1})
+
+
+def test_lost_checksums_are_told(tmp_path):
+    folder = ExperimentCache(tmp_path).get_or_make({"a": 1}, with_weights(1)).path
+    (folder / "checksums.json").unlink()
+    with pytest.raises(GateError, match=rf"^'{folder}/checksums.json' of a finished experiment cannot be read: No such file"):
+        ExperimentCache(tmp_path).get({"a": 1})

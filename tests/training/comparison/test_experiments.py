@@ -11,7 +11,9 @@ import torch
 from gates.errors import GateError
 from tests.training.runs import MODEL, make_data, make_setup
 from training.comparison.cache import ExperimentCache
-from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, read_weights
+from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments
+from training.comparison.predictions import PREDICTIONS
+from training.comparison.weights import backbone_of, read_weights
 from training.config import RefitSearch, ScratchTraining
 from training.pruner.averaging import AverageWeights
 from training.pruner.callbacks import CostInCheckpoints
@@ -111,7 +113,7 @@ def test_a_stopped_experiment_reports_its_whole_cost(tmp_path):
     (last,) = tmp_path.glob(".*/last.ckpt")
     content = torch.load(last, weights_only=True)
     assert content["global_step"] == 8 - 2  # the last one whose next loss was seen
-    assert CostInCheckpoints.read(last).seconds > 0
+    assert CostInCheckpoints.read(last, last.parent.name.removeprefix(".")).seconds > 0
     content[CostInCheckpoints.KEY] = {"seconds": 1000.0, "peak_memory_mb": 1e6}
     torch.save(content, last)
     result = experiments.dense().result
@@ -121,8 +123,8 @@ def test_a_stopped_experiment_reports_its_whole_cost(tmp_path):
 
 
 def test_checkpoints_of_before_have_cost_nothing_yet(tmp_path):
-    torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "last.ckpt") == Cost()
+    torch.save({"state_dict": {}, "identity": "ab"}, tmp_path / "last.ckpt")
+    assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab") == Cost()
 
 
 def test_each_training_ends_where_its_phase_does_and_is_done_once(experiments, monkeypatch):
@@ -171,7 +173,7 @@ def test_what_takes_the_place_of_closed_heads_is_another_experiment(experiments)
 
 def test_refitted_weights_are_for_their_mask_and_what_they_start_from(experiments):
     dense, learned = experiments.dense(), experiments.learn({"budget": 3})
-    search = RefitSearch(ridges=[0.01, 1.0], batches=2)
+    search = RefitSearch(ridges=[0.01, 1.0], rows=8)
     refits = [experiments.refit(MASK, search, start=start, changes={"budget": 3}) for start in (dense, learned)]
     refits += [experiments.refit(1 - MASK, search, start=dense, changes={})]
     assert len({refit.key for refit in refits}) == 3
@@ -183,6 +185,9 @@ def test_refitted_weights_are_for_their_mask_and_what_they_start_from(experiment
         assert {name.rsplit(".", 2)[-2] for name in changed} == {"dense"}  # the outputs of attention and of feed-forward
         assert refit.result["ridge"] in search.ridges
         assert max(refit.result["tried"]) == refit.result["tried"][search.ridges.index(refit.result["ridge"])]
+    assert refits[0].result == refits[1].result  # the learned model's weights have rested, so that it is one refit
+    of_both = [backbone_of(read_weights(refit.path / WEIGHTS)) for refit in refits[:2]]
+    torch.testing.assert_close(*of_both, rtol=0, atol=0)
     plain, refitted = experiments.post_hoc(MASK), experiments.post_hoc(MASK, start=refits[0])
     assert plain.key != refitted.key
     assert plain.result["test_loss"] != refitted.result["test_loss"]

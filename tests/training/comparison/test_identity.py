@@ -8,9 +8,8 @@ import torch
 
 from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_setup
-from training.comparison.cache import key_of
 from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, own_code_of, shape_of
-from training.runs.fingerprint import weights_fingerprint
+from training.runs.fingerprint import key_of, weights_fingerprint
 
 
 def dense_key(setup=None, *, pruner=None, data=None, processes=1):
@@ -72,7 +71,7 @@ def test_batches_of_evaluation_matter_only_where_they_are_limited():
     ("changes", "is_another"),
     [
         ({"finetune": 2.0}, True),
-        ({"retrain": 2.0}, True),  # the learning rate falls over all phases
+        ({"retrain": 2.0}, False),  # a second cycle of the learning rate
         ({"prune": 1.5, "retrain": 0.5}, False),
         ({"learning_rate": 2e-3}, True),
         ({"freeze": ["classifier"]}, True),
@@ -115,7 +114,7 @@ def test_other_settings_of_training_are_part_of_the_key():
 def test_swaps_are_no_option_of_gates_but_a_method():
     options = make_setup(swaps=40.0).model
     assert options_of_gates(options) == options_of_gates(replace(options, swaps=0.0))
-    assert options_of_gates(options) != options_of_gates(replace(options, his_start=1.0))
+    assert options_of_gates(options) != options_of_gates(replace(options, start_apart=1.0))
 
 
 def test_the_shape_of_a_model_is_what_makes_another_like_it():

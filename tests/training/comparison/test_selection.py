@@ -1,5 +1,6 @@
 """What methods decide, on experiments whose results are given."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.training.runs import make_pruner
 from training.comparison.cache import Experiment
 from training.comparison.methods import LEARNED, Method
 from training.comparison.selection import MaskSelector
-from training.config import RefitSearch
+from training.config import RefitSearch, RestartSearch
 
 CLOSING = {
     0.01: [1, 2, 3, 4, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED, NOT_CLOSED],
@@ -30,17 +31,32 @@ class GivenExperiments:
 
     def __init__(self, quality):
         self.pruner, self.quality, self.tried, self.searched = make_pruner(price=0.01), quality, [], []
+        self.learned: list[tuple[int, float | None, str | None]] = []
         self.options = self.pruner.options
 
-    def learn(self, changes):
+    def learn(self, changes, restart=0):
+        self.learned.append((restart, changes.get("start_apart"), changes.get("start_by")))
         price = changes.get("price", 0.01)
         price = price["encoder"] if isinstance(price, dict) else price
-        found = {"log_alpha": LOG_ALPHA, "closing_step": CLOSING[price], "mask": [float(value > 0) for value in LOG_ALPHA]}
+        log_alpha = torch.tensor(LOG_ALPHA).roll(restart).tolist()
+        found = {"log_alpha": log_alpha, "closing_step": CLOSING[price], "mask": [float(value > 0) for value in LOG_ALPHA]}
         cost = {"steps": 16, "seconds": SECONDS[price], "peak_memory_mb": 100 * price}
         return Experiment(f"price {price}", Path(), found | cost)
 
     def dense(self):
         return Experiment("dense", Path(), {})
+
+    def rests(self, changes):
+        return bool(replace(self.options, **changes).pipelined)
+
+    def do(self, name, determined_by, make):
+        cost = {"steps": 0, "seconds": 3.0, "peak_memory_mb": None}
+        return Experiment(name, Path(), {"mask": [0.0] * 4 + [1.0] * 4, "ranking": LOG_ALPHA, **cost})
+
+    def judge(self, masks, search, refits):
+        losses = [1 - self.quality(mask.tolist()) for mask in masks]
+        self.searched.append(("judge", len(masks), search.rows, refits))
+        return Experiment("judged", Path(), {"losses": losses, "steps": 0, "seconds": 11.0, "peak_memory_mb": 50.0})
 
     def draw(self, mask, scores, budget, search, *, start, changes):
         return self._searched("draw", mask, scores, start.key)
@@ -49,7 +65,7 @@ class GivenExperiments:
         return self._searched("swap", mask, None, start.key)
 
     def refit(self, mask, search, *, start, changes):
-        self.searched.append(("refit", kept(mask), search.batches, start.key))
+        self.searched.append(("refit", kept(mask), search.rows, start.key))
         return Experiment("refitted", Path(), {"ridge": 0.1, "steps": 0, "seconds": 7.0, "peak_memory_mb": None})
 
     def _searched(self, how, mask, scores, start):
@@ -106,7 +122,7 @@ def test_a_given_mask_is_taken_as_it_is_at_its_own_budget(tmp_path):
     selector = MaskSelector(experiments, [4, 2])
     found = selector.select(Method(f"mask:{tmp_path / 'mask.json'}"), 4)
     assert (kept(found.mask), kept(found.values)) == ([1, 4], [1, 4])
-    assert (found.start.key, found.changes, found.ranking) == ("dense", {}, None)
+    assert (found.start.key, found.changes, found.ranking) == ("dense", {"pipelined": False}, None)
     assert (found.steps, found.seconds) == (0, 0.0)
     swapped = selector.select(Method.parse(f"mask:{tmp_path / 'mask.json'}+swap+distil"), 4)
     assert kept(swapped.mask) == [2, 5]
@@ -133,7 +149,7 @@ def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
 
 @pytest.mark.parametrize(
     ("method", "logits"),
-    [("learned", True), ("dsp", True), ("straight-through", True), ("linear-l1", False), ("lambda", False)],
+    [("learned-joint", True), ("dsp", True), ("straight-through", True), ("linear-l1", False), ("lambda", False)],
 )
 def test_draws_are_around_log_alpha_where_it_is_a_logit_and_else_around_ranks(method, logits):
     experiments = GivenExperiments(lambda mask: 1.0)
@@ -160,28 +176,26 @@ def test_swaps_start_from_the_best_draw():
 
 
 def test_searches_for_a_mask_run_on_the_weights_that_it_is_for():
-    """Those of the learned model where training goes on from them, and the dense ones where they are evaluated as they are."""
-    experiments = GivenExperiments(lambda mask: 1.0)
-    selector, method = MaskSelector(experiments, [4, 2]), Method.parse("learned+draws+swap")
-    for post_hoc in (False, True):
-        selector.select(method, 2, post_hoc=post_hoc)
-    assert [(how, start) for how, _, _, start in experiments.searched] == [
-        ("draw", "price 0.01"),
-        ("swap", "price 0.01"),
-        ("draw", "dense"),
-        ("swap", "dense"),
-    ]
+    """Those of the learned model where training goes on from them, and the dense ones where they are evaluated as they are or
+    have rested while gates were learned."""
+    for name, used in (("learned-joint", "price 0.01"), ("learned", "dense")):
+        experiments = GivenExperiments(lambda mask: 1.0)
+        selector, method = MaskSelector(experiments, [4, 2]), Method.parse(f"{name}+draws+swap")
+        for post_hoc in (False, True):
+            selector.select(method, 2, post_hoc=post_hoc)
+        searched = [(how, start) for how, _, _, start in experiments.searched]
+        assert searched == [("draw", used), ("swap", used), ("draw", "dense"), ("swap", "dense")]
 
 
 @pytest.mark.parametrize("name", ["learned", "dsp", "linear-l1", "lambda"])
 def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_names(name):
     experiments, changes = GivenExperiments(lambda mask: 1.0), {}
-    experiments.learn = lambda made, learn=experiments.learn: changes.update(made) or learn({})
+    experiments.learn = lambda made, restart=0, learn=experiments.learn: changes.update(made) or learn({})
     own = LEARNED[name].options
     MaskSelector(experiments, [4, 2], as_configured=name).select(Method(name), 4)
     assert changes.keys() <= {"budget", "price"}
     changes.clear()
-    MaskSelector(experiments, [4, 2], as_configured="learned-pipelined").select(Method(name), 4)
+    MaskSelector(experiments, [4, 2], as_configured="learned-joint").select(Method(name), 4)
     assert own.items() <= changes.items()
     assert changes.get("budget") == {"learned": 4, "dsp": 4, "linear-l1": 2, "lambda": None}[name]
 
@@ -190,7 +204,7 @@ def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_
 def test_weights_are_refitted_to_the_final_mask(post_hoc):
     """After any search, on the dense weights where the mask is used on them."""
     experiments = GivenExperiments(lambda mask: 1.0)
-    selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(batches=3))
+    selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
     plain = selector.select(Method.parse("learned+swap"), 4, post_hoc=post_hoc)
     found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
     weights = "dense" if post_hoc else plain.start.key
@@ -199,3 +213,37 @@ def test_weights_are_refitted_to_the_final_mask(post_hoc):
     assert torch.equal(found.mask, plain.mask)
     assert found.start.key == plain.start.key
     assert found.seconds == plain.seconds + 7
+
+
+OF_OBS = [4, 5, 6, 7]
+"""What the score behind the second start keeps in :class:`GivenExperiments`."""
+
+
+@pytest.mark.parametrize("mask", [[2, 3, 5, 7], [0, 3, 4, 6], OF_OBS])
+def test_of_several_times_of_learning_the_mask_of_lowest_loss_is_taken_and_all_are_paid_for(mask):
+    """Gates start equal, apart, and so on, each time with noise of their own; the score that sets them apart is tried too."""
+    experiments = GivenExperiments(lambda found: float(kept(torch.tensor(found)) == mask))
+    selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2, rows=6))
+    found = selector.select(Method.parse("learned+restarts"), 4)
+    assert kept(found.mask) == mask
+    assert found.ranking is None
+    assert experiments.learned[-2:] == [(0, 0.0, None), (1, 1.0, "obs")]
+    assert experiments.searched == [("judge", 3, 6, None)]
+    assert (found.steps, found.seconds, found.peak_memory_mb) == (32, 1.0 + 1.0 + 3.0 + 11.0, 50.0)
+
+
+def test_masks_are_judged_behind_refits_where_they_are_used_behind_one():
+    experiments, refits = GivenExperiments(lambda mask: mask[0]), RefitSearch(rows=3)
+    selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2, rows=6), refits=refits)
+    found = selector.select(Method.parse("learned+restarts+refit"), 4)
+    assert [what for what, *_ in experiments.searched] == ["judge", "refit"]
+    assert experiments.searched[0] == ("judge", 3, 6, refits)
+    assert kept(found.mask) == experiments.searched[1][1] == [0, 3, 4, 6]
+
+
+def test_learning_once_tries_nothing_else():
+    experiments = GivenExperiments(lambda mask: 1.0)
+    selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=1))
+    found = selector.select(Method.parse("learned+restarts"), 4)
+    assert torch.equal(found.mask, selector.select(Method("learned"), 4).mask)
+    assert experiments.searched[0][:2] == ("judge", 1)

@@ -15,7 +15,7 @@ main = partial(run_command, "coverage")
 
 
 def run(*arguments):
-    return main([*arguments, "--onnx", "false"])
+    return main([*arguments, "--onnx", "false", "--types", "false"])
 
 
 def test_rows_go_to_the_terminal_and_to_files(tmp_path, capsys):
@@ -104,6 +104,8 @@ def test_the_command_itself(tmp_path):
         "coverage",
         "--only",
         "[Llama,DistilBert]",
+        "--types",
+        "false",
         "--json",
         str(tmp_path / "rows.json"),
     ]

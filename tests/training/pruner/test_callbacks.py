@@ -7,6 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from gates.errors import GateError
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, PhaseCosts, Predictions
 from training.pruner.evaluation import evaluate
@@ -82,9 +83,13 @@ def test_work_of_several_steps_keeps_its_cost_in_checkpoints(tmp_path):
     trainer = make_trainer(callbacks=[CostInCheckpoints(lambda: cost)], max_steps=1)
     trainer.fit(make_pruner(), make_data())
     trainer.save_checkpoint(tmp_path / "with.ckpt")
-    torch.save({"state_dict": {}}, tmp_path / "without.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "with.ckpt") == cost
-    assert CostInCheckpoints.read(tmp_path / "without.ckpt") == Cost()
+    saved = torch.load(tmp_path / "with.ckpt", weights_only=True)
+    torch.save(saved | {"identity": "own"}, tmp_path / "with.ckpt")
+    torch.save({"state_dict": {}, "identity": "own"}, tmp_path / "without.ckpt")
+    assert CostInCheckpoints.read(tmp_path / "with.ckpt", "own") == cost
+    assert CostInCheckpoints.read(tmp_path / "without.ckpt", "own") == Cost()
+    with pytest.raises(GateError, match="is not of the experiment"):
+        CostInCheckpoints.read(tmp_path / "with.ckpt", "another")
 
 
 @pytest.mark.parametrize(("phase", "end", "mode"), [("finetune", 16, "open"), ("prune", 32, "masked")])
@@ -122,6 +127,6 @@ def test_parts_of_several_processes_are_put_together_in_turns(counts, monkeypatc
     kept = Predictions()
     own = torch.tensor(parts[0])
     logits = torch.nn.functional.one_hot(own.long(), 30).float()
-    kept.on_test_batch_end(None, None, logits, {"labels": own})
+    kept.on_test_batch_end(None, make_pruner(), logits, {"labels": own})
     found = kept.arrays()
     assert found["test_prediction"].tolist() == found["test_target"].tolist() == whole.tolist()

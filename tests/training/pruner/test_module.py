@@ -11,10 +11,9 @@ from gates.errors import GateError
 from gates.families.closing import NOT_CLOSED
 from gates.families.relaxed_topk import END_TEMPERATURE, RelaxedTopK
 from gates.options import GateFamily
-from gates.scores.importance import normalise_by_layer
 from tests.training.runs import MODEL, STEPS_PER_EPOCH, make_data, make_options, make_pruner, make_trainer
 from training.pruner.module import HeadPruner
-from training.scoring.passes import importance_of
+from training.scoring.scorers import Scores
 from training.scoring.subject import Subject
 
 FAMILIES = get_args(GateFamily)
@@ -261,6 +260,24 @@ def test_pipelined_the_backbone_rests_while_gates_are_learned():
     assert not torch.equal(weights[n], weights[2 * n])
 
 
+def test_at_rest_the_backbone_has_no_dropout_and_no_gradients_of_its_own():
+    seen = {}
+
+    class Note(pl.Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            backbone = pl_module.backbone
+            grads = [parameter.grad is not None for parameter in backbone.parameters()]
+            seen[trainer.global_step] = (backbone.training, any(grads), backbone.classifier.weight.requires_grad)
+
+    n = STEPS_PER_EPOCH
+    pruner = fit(make_pruner(pipelined=True, freeze=["classifier"]), make_trainer(callbacks=[Note()]))
+    phases = {"finetune": range(1, n), "prune": range(n + 1, 2 * n), "retrain": range(2 * n + 1, 3 * n)}
+    for phase, steps in phases.items():
+        assert {seen[step] for step in steps} == {(phase != "prune", phase != "prune", False)}
+    assert not pruner.backbone.classifier.weight.requires_grad  # frozen by the user, whatever woke up
+    assert pruner.backbone.bert.embeddings.word_embeddings.weight.requires_grad
+
+
 def test_one_kernel_steps_all_parameters_unless_gradients_are_scaled(monkeypatch):
     class Note(pl.Callback):
         def on_train_start(self, trainer, pl_module):
@@ -281,11 +298,12 @@ def test_phases_modes_and_learning_rates(trained):
     gate_rates = [rates["gates"] for rates in watch.rates]
     assert gate_rates == [0.0] * n + [0.05] * n + [0.0] * n
     backbone = [rates["backbone"] for rates in watch.rates]
-    peak = backbone.index(max(backbone))
-    assert peak == 2
-    assert backbone[: peak + 1] == sorted(backbone[: peak + 1])
-    assert backbone[peak:] == sorted(backbone[peak:], reverse=True)
-    assert backbone[-1] == pytest.approx(1e-3 / (3 * n - 3), rel=1e-3)
+    for cycle in (backbone[:n], backbone[2 * n :]):  # of the dense model to its end, and when weights train again
+        peak = cycle.index(max(cycle))
+        assert peak == 0
+        assert cycle == sorted(cycle, reverse=True)
+        assert cycle[-1] == pytest.approx(1e-3 / (n - 1), rel=1e-3)
+    assert backbone[:n] == backbone[2 * n :]
 
 
 def test_projection_holds_the_expectation_to_its_course(trained):
@@ -297,8 +315,9 @@ def test_projection_holds_the_expectation_to_its_course(trained):
     assert 3 < final < 3.2
 
 
-def test_gates_start_apart_as_his_ranks_them():
-    """Right before the first prune step, log_alpha ranks the heads as HIS of the dense model does."""
+@pytest.mark.parametrize("score", ["his", "obs"])
+def test_gates_start_apart_as_a_score_ranks_them(score):
+    """Right before the first prune step, log_alpha ranks the heads as the score of the dense model does."""
     starts = {}
 
     class AtStart(pl.Callback):
@@ -308,19 +327,22 @@ def test_gates_start_apart_as_his_ranks_them():
         def on_before_zero_grad(self, trainer, pl_module, optimizer):
             if trainer.global_step == STEPS_PER_EPOCH and self.spread not in starts:
                 starts[self.spread] = pl_module.gates.log_alpha.detach().clone()
-                expected = importance_of(Subject(pl_module, trainer.datamodule, trainer)).his
-                starts["his"] = normalise_by_layer(expected, pl_module.gates.layer_index())
+                scores = Scores(Subject(pl_module, trainer.datamodule, trainer), {})
+                starts["scores"] = scores.ranking(score, seed=0)
 
     for spread in (0.0, 0.3):
-        fit(make_pruner(his_start=spread), make_trainer(callbacks=[AtStart(spread)], max_steps=STEPS_PER_EPOCH + 1))
+        fit(
+            make_pruner(start_apart=spread, start_by=score),
+            make_trainer(callbacks=[AtStart(spread)], max_steps=STEPS_PER_EPOCH + 1),
+        )
     assert torch.equal(starts[0.0], torch.full((8,), 2.5))
-    assert torch.equal(starts[0.3].argsort(), starts["his"].argsort())
+    assert torch.equal(starts[0.3].argsort(), starts["scores"].argsort())
     assert starts[0.3].std() == pytest.approx(0.3, rel=1e-3)
     assert starts[0.3].mean() == pytest.approx(2.5, abs=1e-5)
     for gate, mean, spread in (("relaxed-top-k", 0.0, 0.3), ("clamped-linear", 1.0, 0.0)):
         starts.clear()
         first_step = make_trainer(callbacks=[AtStart("here")], max_steps=STEPS_PER_EPOCH + 1)
-        fit(make_pruner(his_start=0.3, gate=gate), first_step)
+        fit(make_pruner(start_apart=0.3, start_by=score, gate=gate), first_step)
         assert starts["here"].mean() == pytest.approx(mean, abs=1e-5)
         assert starts["here"].std() == pytest.approx(spread, abs=1e-3)
 
@@ -364,7 +386,7 @@ def test_freezing_by_pattern():
 def test_clipping_leaves_the_gates_alone():
     norms = {}
     for clip in (None, 1e-6):
-        pruner = make_pruner(finetune=0.0)
+        pruner = make_pruner(finetune=0.0, pipelined=False)
         found = []
 
         class Note(pl.Callback):
@@ -452,14 +474,14 @@ def test_bf16_mixed_keeps_gates_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("his_start", "said"),
+    ("start_apart", "said"),
     [
         (0.0, r"the loss is nan at step 0.*--ckpt_path"),
         (1.0, r"the loss of example 0 is nan, so no head has a score; .*a learning rate that was too high"),
     ],
 )
-def test_nan_loss_stops_with_advice(his_start, said):
-    pruner = make_pruner(finetune=0.0, his_start=his_start)
+def test_nan_loss_stops_with_advice(start_apart, said):
+    pruner = make_pruner(finetune=0.0, start_apart=start_apart)
     with torch.no_grad():
         pruner.backbone.classifier.bias.fill_(float("nan"))
     with pytest.raises(GateError, match=said):

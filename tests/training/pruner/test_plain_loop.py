@@ -6,6 +6,7 @@ import torch
 from gates.model import GateConfig, GatedModel
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.pruner import module
+from training.scoring import passes
 
 
 class PlainLoop:
@@ -34,16 +35,16 @@ class PlainLoop:
         return gated
 
 
-@pytest.mark.parametrize(("budget", "his_start", "retrain"), [(3, 1.0, 0.5), (0.5, 0.0, 0.0), ({"encoder": 2}, 1.0, 0.0)])
-def test_a_plain_loop_does_what_fit_does(monkeypatch, budget, his_start, retrain):
+@pytest.mark.parametrize(("budget", "start_apart", "retrain"), [(3, 1.0, 0.5), (0.5, 0.0, 0.0), ({"encoder": 2}, 1.0, 0.0)])
+def test_a_plain_loop_does_what_fit_does(monkeypatch, budget, start_apart, retrain):
     batches, rates, importance = [], [], []
 
-    def recorded(subject):
-        importance.append(importance_of(subject))
-        return importance[-1]
+    def recorded(subject, name):
+        importance.append(passes.importance_of(subject))
+        return starting_scores(subject, name)
 
-    importance_of = module.importance_of
-    monkeypatch.setattr(module, "importance_of", recorded)
+    starting_scores = module.starting_scores
+    monkeypatch.setattr(module, "starting_scores", recorded)
 
     class Record(module.pl.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -51,12 +52,12 @@ def test_a_plain_loop_does_what_fit_does(monkeypatch, budget, his_start, retrain
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     phases = {"finetune": 0.0, "prune": 1.0, "retrain": retrain}
-    pruner = make_pruner(seed=5, budget=budget, his_start=his_start, weight_decay=0.0, **phases)
-    twin = make_pruner(seed=5, budget=budget, his_start=his_start, weight_decay=0.0, **phases)
+    pruner = make_pruner(seed=5, budget=budget, start_apart=start_apart, weight_decay=0.0, pipelined=False, **phases)
+    twin = make_pruner(seed=5, budget=budget, start_apart=start_apart, weight_decay=0.0, pipelined=False, **phases)
     twin.gates.detach()
     make_trainer(callbacks=[Record()]).fit(pruner, make_data())
 
-    his = importance[0].his if his_start else None
+    his = importance[0].his if start_apart else None
     loop = PlainLoop(twin.backbone, budget=budget, seed=5, rates=rates, batches=batches, his=his)
     gated = loop.run(pruner.schedule.prune)
     torch.testing.assert_close(gated.gates.log_alpha, pruner.gates.log_alpha, atol=1e-6, rtol=0)

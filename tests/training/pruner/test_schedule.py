@@ -6,8 +6,9 @@ from tests.training.runs import make_options
 from training.pruner.schedule import Schedule
 
 
-def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1):
-    return Schedule.of_epochs(steps, finetune=finetune, prune=prune, retrain=retrain, ramp_share=ramp, rise_share=rise)
+def of(steps, finetune=2.0, prune=1.0, retrain=1.0, ramp=0.5, rise=0.1, **more):
+    phases = {"finetune": finetune, "prune": prune, "retrain": retrain}
+    return Schedule.of_epochs(steps, **phases, ramp_share=ramp, rise_share=rise, **more)
 
 
 @pytest.mark.parametrize("decay", ["linear", "noam"])
@@ -23,7 +24,7 @@ def test_a_second_cycle_rises_from_zero_to_its_own_peak_after_the_finetune(decay
 
 def test_noam_falls_with_the_inverse_square_root_of_the_step():
     schedule = Schedule.of_epochs(
-        1000, finetune=2.0, prune=1.0, retrain=1.0, ramp_share=0.5, rise_share=0.04, decay="noam"
+        2000, finetune=2.0, prune=1.0, retrain=1.0, ramp_share=0.5, rise_share=0.04, decay="noam"
     )  # fmt: skip
     for step in (0, 10, 39, 40, 300, 999):  # Vaswani et al. 2017, equation 3, with its peak as unit
         count = step + 1
@@ -59,15 +60,26 @@ def test_every_run_has_a_prune_phase_whose_ramp_reaches_one(steps, finetune, pru
 def test_learning_rates():
     schedule = of(100)
     rates = [schedule.backbone_rate(step) for step in range(101)]
-    assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == rates[9] == 1.0
+    assert rates[0] == pytest.approx(0.2)
+    assert max(rates) == rates[4] == 1.0
     assert rates[100] == 0.0
-    assert rates[55] == pytest.approx(45 / 90)
+    assert rates[25] == pytest.approx(25 / 45)
+    assert rates[50:] == [*rates[:50], 0.0]
     assert [schedule.gate_rate(step) for step in (49, 50, 74, 75)] == [0.0, 1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(("peaks", "second"), [((1e-3, None), None), ((1e-3, 5e-4), 0.5), ((0.0, 5e-4), None)])
+@pytest.mark.parametrize(("peaks", "second"), [((1e-3, None), 1.0), ((1e-3, 5e-4), 0.5), ((0.0, 5e-4), 1.0)])
 def test_options_become_a_schedule(peaks, second):
     names = {"finetune": 2.0, "prune": 1.0, "retrain": 1.0, "ramp": 0.3, "lr_warm_up": 0.2, "lr_decay": "noam"}
     found = Schedule.of_options(100, make_options(**names, learning_rate=peaks[0], prune_learning_rate=peaks[1]))
     assert found == Schedule(50, 75, 100, ramp_share=0.3, rise_share=0.2, decay="noam", second_peak=second)
+
+
+def test_a_second_cycle_begins_when_the_backbone_trains_again():
+    schedule = of(100, second_peak=0.5, rests=True)
+    joint = of(100, second_peak=0.5)
+    assert [schedule.backbone_rate(step) for step in range(50)] == [joint.backbone_rate(step) for step in range(50)]
+    assert schedule.backbone_rate(49) < 0.03  # the dense model is trained to its end
+    assert max(schedule.backbone_rate(step) for step in range(75, 100)) == 0.5
+    assert schedule.backbone_rate(99) < 0.03
+    assert max(joint.backbone_rate(step) for step in range(50, 75)) == 0.5

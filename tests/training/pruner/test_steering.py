@@ -6,7 +6,6 @@ import torch
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
-from gates.scores.importance import normalise_by_layer
 from gates.sites import KINDS
 from tests.models import build
 from tests.training.runs import make_options
@@ -58,22 +57,22 @@ def test_what_the_model_cannot_have_is_refused(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("settings", "holds", "multipliers", "from_his"),
+    ("settings", "holds", "multipliers", "apart"),
     [
         ({}, True, False, False),
-        ({"his_start": 1.0}, True, False, True),
+        ({"start_apart": 1.0}, True, False, True),
         ({"steering": "projection"}, True, False, False),
         ({"steering": "multipliers"}, False, True, False),
         ({"budget": None}, False, False, False),
         ({"budget": None, "steering": "multipliers"}, False, False, False),
-        ({"gate": "relaxed-top-k", "his_start": 1.0}, False, False, True),
-        ({"gate": "straight-through-top-k", "his_start": 0.0}, False, False, False),
+        ({"gate": "relaxed-top-k", "start_apart": 1.0}, False, False, True),
+        ({"gate": "straight-through-top-k", "start_apart": 0.0}, False, False, False),
         ({"gate": "clamped-linear"}, False, False, False),
     ],
 )
-def test_who_steers(settings, holds, multipliers, from_his):
+def test_who_steers(settings, holds, multipliers, apart):
     steering = make_steering(**settings)
-    assert (steering.holds, steering.has_multipliers, steering.starts_from_his) == (holds, multipliers, from_his)
+    assert (steering.holds, steering.has_multipliers, steering.starts_apart) == (holds, multipliers, apart)
     assert (steering.target is None) == (settings.get("budget", 3) is None)
 
 
@@ -90,18 +89,18 @@ def test_training_of_gates_moves_log_alpha_and_the_multipliers():
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0])
-def test_his_sets_gates_apart_by_standard_deviations_of_its_logarithm(spread):
-    his = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
-    steering = make_steering(his_start=spread)
-    steering.start_from_his_(his)
-    logarithm = normalise_by_layer(his, steering.gates.layer_index()).log()
+def test_scores_set_gates_apart_by_standard_deviations_of_their_logarithm(spread):
+    scores = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    steering = make_steering(start_apart=spread)
+    steering.set_apart_(scores)
+    logarithm = scores.log()
     expected = 2.5 + spread * (logarithm - logarithm.mean()) / logarithm.std()
     torch.testing.assert_close(steering.gates.log_alpha.detach().double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_gates_set_apart_stay_within_their_limits():
-    steering = make_steering(his_start=100.0)
-    steering.start_from_his_(torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7]))
+    steering = make_steering(start_apart=100.0)
+    steering.set_apart_(torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7]))
     limited = steering.gates.log_alpha.detach().clone()
     steering.gates.learned.clamp_()
     assert torch.equal(steering.gates.log_alpha.detach(), limited)

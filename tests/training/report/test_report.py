@@ -193,6 +193,17 @@ def test_pictures_lie_beside_the_page_and_have_a_caption_and_a_text(pictures, re
         assert picture.n_frames == 8  # 7 steps and the mask
 
 
+def test_another_picture_beside_the_page_is_not_replaced(comparison, tmp_path, capsys):
+    """Nor is anything else written then."""
+    foreign = tmp_path / "figures" / "masks_2.png"
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"mine")
+    assert run_command("report", [str(comparison), "--output", str(tmp_path / "report.html")]) == 2
+    assert f"'{foreign}' is there and is no picture of a report, so it is not replaced" in capsys.readouterr().err
+    assert foreign.read_bytes() == b"mine"
+    assert list(tmp_path.rglob("*.*")) == [foreign]
+
+
 def test_the_same_results_give_the_same_page(run, run_report, tmp_path):
     again = tmp_path / "report.html"
     assert main([str(run), "--output", str(again)]) == 0

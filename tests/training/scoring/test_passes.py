@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from gates.errors import GateError
+from gates.relevance.heads import gradient_times_input, head_relevance
+from gates.relevance.shares import layer_shares
 from gates.scores.importance import head_gradients, normalise_by_layer
 from tests.training.runs import make_data
 from tests.training.scoring.subjects import KINDS, RAWS, ROWS, close, examples, loss_of, make_scores, make_subject
@@ -232,6 +234,29 @@ def test_greedy_gnorm_by_hand(scores, subject):
     assert scores.ranking("greedy-gnorm").argsort().tolist() == order
 
 
+@pytest.mark.parametrize("name", ["relevance", "gradient-x-input"])
+def test_relevance_is_that_of_the_predicted_class_example_by_example(scores, subject, name):
+    find = {"relevance": head_relevance, "gradient-x-input": gradient_times_input}[name]
+    with subject.at_rest():
+        for raw, signed in ((name, False), (f"{name}-signed", True)):
+            rows = [find(subject.gates, [one], signed=signed) for one in examples(subject)]
+            close(scores.raw(raw), subject.gates.to_gates(torch.stack(rows).mean(0)))
+    assert torch.equal(scores.ranking(name), scores.raw(name))
+
+
+def test_activation_times_gradient_by_hand(scores, subject):
+    """The gradient of the largest logit with respect to gates, per example."""
+    rows = []
+    with subject.at_rest():
+        for one in examples(subject):
+            values = torch.ones(subject.gates.size, requires_grad=True)
+            with subject.gates.use(values):
+                logit = subject.task.losses(subject.backbone, one)[1].amax()
+            rows.append(torch.autograd.grad(logit, values)[0].double())
+    if subject.gates.unit == "head":
+        close(scores.raw("gradient-x-input-signed"), layer_shares(torch.stack(rows), subject.gates.layer_index()).mean(0))
+
+
 def test_they_agree_with_the_scores_of_a_run(scores, subject):
     importance, entropy = importance_and_entropy(subject)
     close(scores.raw("his"), importance.his)
@@ -253,7 +278,7 @@ def score_a_share(rank, world, folder):
     data.trainer = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=None)
     scores.subject = Subject(scores.subject.module, data, scores.subject.trainer)
     found = {name: scores.raw(name) for name in RAWS}
-    found["rescaled"] = rescale(scores.subject, torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0]), batches=100)
+    found["rescaled"] = rescale(scores.subject, torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0]), rows=1000)
     found["means"] = torch.cat(mean_outputs(scores.subject))
     closed = torch.tensor([[1.0, 0, 1, 0, 0, 1, 1, 1]])
     for rows in (5, 13):

@@ -7,9 +7,11 @@ import torch
 
 from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.scoring.subjects import make_subject
-from training.config import RefitSearch
+from training.config import RefitSearch, RestartSearch
 from training.pruner.evaluation import evaluate
-from training.scoring.refits import best_refit_, quality
+from training.scoring.mask_search import calibration
+from training.scoring.outputs import refit
+from training.scoring.refits import best_refit_, losses_behind_refits, quality
 from training.scoring.subject import Subject
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -37,12 +39,12 @@ def test_the_best_ridge_is_taken_and_its_weights_stay():
     """As by refitting with that ridge alone; of equals the first."""
     one = with_a_selection_split(make_subject())
     dense = parameters_of(one)
-    search = RefitSearch(ridges=[100.0, 0.01, 0.1], batches=2)
+    search = RefitSearch(ridges=[100.0, 0.01, 0.1], rows=8)
     found = best_refit_(one, MASK, search, dense)
     assert found.ridge == search.ridges[found.tried.index(max(found.tried))]
     assert len(found.tried) == 3
     alone = with_a_selection_split(make_subject())
-    again = best_refit_(alone, MASK, RefitSearch(ridges=[found.ridge], batches=2), dense)
+    again = best_refit_(alone, MASK, RefitSearch(ridges=[found.ridge], rows=8), dense)
     assert again.tried == [max(found.tried)]
     assert quality(one, MASK) == max(found.tried)
     changed = [name for name, tensor in parameters_of(one).items() if not torch.equal(tensor, dense[name])]
@@ -70,3 +72,20 @@ def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain)
     for name, parameter in parameters_of(by_hand).items() if not retrain else ():
         torch.testing.assert_close(refitting.backbone.get_parameter(name).detach(), parameter, rtol=1e-5, atol=1e-6)
     assert refitting.teacher is None
+
+
+@pytest.mark.parametrize("refits", [None, RefitSearch(rows=8)])
+def test_masks_are_judged_each_behind_its_own_refit_and_the_weights_are_as_before(refits):
+    """As with a new subject for each; on the rows that decide on swaps."""
+    masks, search = [MASK, 1 - MASK, torch.ones(8)], RestartSearch(rows=16, ridge=0.01)
+    subject = with_a_selection_split(make_subject())
+    before = parameters_of(subject)
+    losses = losses_behind_refits(subject, masks, before, search, refits)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in parameters_of(subject).items())
+    for mask, loss in zip(masks, losses, strict=True):
+        alone = with_a_selection_split(make_subject())
+        if refits is not None:
+            refit(alone, mask, before, ridge=0.01, rows=8, feed_forward=True)
+        with calibration(alone, 16) as found:
+            assert found.loss(mask, 1.0, found.deciding) == loss
+    assert len(set(losses)) == 3

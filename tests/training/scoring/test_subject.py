@@ -115,3 +115,16 @@ def test_passes_are_stages_unless_many_would_be_told(bar, told, subject, capsys)
     with progress.displayed():
         list(Subject(subject.module, data, subject.trainer).batches(bar=bar))
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("rows", [1, 10, 1000])
+def test_a_thinned_choice_is_the_same_however_many_processes_share_it(subject, monkeypatch, rows):
+    def chosen(rank, world):
+        monkeypatch.setattr(type(subject.data), "_place", lambda _: (rank, world))
+        return sorted(tuple(row[row != 0].tolist()) for batch in subject.thinned(rows) for row in batch["input_ids"])
+
+    alone = chosen(0, 1)
+    assert len(alone) in range(1, rows + 1)
+    assert len(alone) > rows // 2 or len(alone) == subject.data.score_places().stop
+    assert sorted(chosen(0, 2) + chosen(1, 2)) == alone
+    assert sorted(chosen(0, 3) + chosen(1, 3) + chosen(2, 3)) == alone

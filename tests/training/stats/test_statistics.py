@@ -752,3 +752,109 @@ def test_a_dense_model_that_has_learned_nothing_is_warned_of(majority, warned):
     assert ("not above the majority class" in said) == warned
     if warned:
         assert f"would score {100 * majority:.1f}." in said
+
+
+# -- metrics of which less is better -------------------------------------------------------------------------------
+
+
+def surprises(systems=2, examples=40, seed=0):
+    """Negative log likelihoods of each example ``[systems, examples]``, and its tokens."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(5, 30, examples)
+    return tokens * random.normal(2, 0.3, (systems, examples)), tokens
+
+
+def test_perplexity_is_that_of_all_tokens():
+    predictions, tokens = surprises()
+    expected = np.exp(predictions.sum(axis=1) / tokens.sum())
+    np.testing.assert_allclose(metric_values(predictions, tokens, "perplexity"), expected)
+
+
+def test_the_bootstrap_of_perplexity_is_that_of_resampled_examples():
+    predictions, tokens = surprises()
+
+    def by_hand(rows, targets):
+        return np.exp(rows.sum(axis=-1) / np.broadcast_to(targets, rows.shape).sum(axis=-1))
+
+    named, function = (
+        resample_metric(predictions, tokens, metric, resamples=300, seed=3) for metric in ("perplexity", by_hand)
+    )
+    np.testing.assert_allclose(named[0], function[0])
+    np.testing.assert_allclose(named[1], function[1])
+
+
+@pytest.mark.parametrize("values", [[1.001, 1.5, 4.0], [20.0, 400.0, 30.0]])
+def test_an_interval_stays_above_the_least_value(values):
+    found = interval(values, bounds=(1.0, np.inf))
+    plain = interval(values)
+    assert 1 < found.low < found.mean < found.high
+    assert plain.low < 1
+    with pytest.raises(GateError, match="are not 1 or more"):
+        interval([0.5, 2.0], bounds=(1.0, np.inf))
+
+
+def test_far_from_the_least_value_the_interval_is_the_plain_one():
+    values = [2000.0, 2001.0, 2002.5]
+    np.testing.assert_allclose(interval(values, bounds=(1.0, np.inf)), interval(values), rtol=1e-5)
+
+
+def falling(means, seeds, *, spread=0.05):
+    """A comparison of perplexities, with the negative log likelihoods behind them."""
+    random = np.random.default_rng(1)
+    tokens, rows, predictions = np.full(50, 20), [], {}
+    for seed in range(seeds):
+        shared = random.normal(0, spread, 50)
+        for method, mean in means.items():
+            surprise = 20 * (np.log(mean) + shared + random.normal(0, spread / 50, 50))
+            value = float(np.exp(surprise.sum() / tokens.sum()))
+            key, budget = f"{method}{seed}", 8 if method == "dense" else 4
+            where = {"seed": seed, "method": method, "stage": "retrained", "budget": budget, "experiment": key}
+            costs = {"steps": 1, "seconds": 1.0, "peak_memory_mb": 1.0}
+            rows.append(where | {"test_perplexity": value, "select_perplexity": value} | costs)
+            predictions[key] = {"test_prediction": surprise, "test_target": tokens}
+    return pd.DataFrame(rows), predictions
+
+
+def said_of(means, seeds):
+    table, predictions = falling(means, seeds)
+    tests = compare_methods(table, predictions, "perplexity", lower_is_better=True, resamples=2000)
+    ranks = rank_methods(table, "perplexity", lower_is_better=True)
+    summary = summarise(table, "perplexity")
+    return tests, ranks, verdict(summary, tests, main_metric="perplexity", lower_is_better=True, ranks=ranks)
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 6])
+def test_the_lowest_perplexity_is_ahead_everywhere(seeds):
+    """In tests, ranks and words; the differences are those of the numbers themselves."""
+    tests, ranks, text = said_of({"dense": 10.0, "learned": 12.0, "his": 15.0, "random": 40.0}, seeds)
+    pair = tests[(tests["method"] == "learned") & (tests["rival"] == "random")].iloc[0]
+    assert (pair["ahead"], pair["behind"]) == (seeds, 0)
+    assert pair["difference"] == pytest.approx(-28, abs=2)
+    assert ranks["retrained"][0]["method"].tolist() == ["learned", "his", "random"]
+    assert "test perplexity (lower is better)" in text
+    assert "learned has the best mean, 12" in text
+    assert "lowest mean on the selection split" in text
+    assert re.search(r"learned, is 3\.\d below the best rival, his", text)
+    assert re.search(r"The best mean is 2\.\d above the dense model's", text)
+    assert "at or below every rival's at 1 of 1 budget retrained" in text
+    if seeds == 1:
+        assert re.search(r"For this one seed, significantly behind: his \(\+3\.\d\), random \(\+2[78]", text)
+    elif seeds == 3:
+        far, near = map(float, re.search(r"Behind in every seed: .* random \(\+2.*?, from \+(.*?) to \+(.*?)\)", text).groups())
+        assert 27 < near < far < 29
+    else:
+        assert re.search(r"Significantly behind: his \(\+3", text)
+        assert "learned wins." in text
+
+
+def test_an_own_method_of_higher_perplexity_is_said_to_be_above():
+    text = said_of({"dense": 10.0, "learned": 16.0, "his": 15.0, "random": 14.0}, 1)[-1]
+    assert re.search(r"The best of this project's own methods, learned, is above random by 2\.\d .*, his by 1\.\d", text)
+    assert "0 of 1 budget retrained" in text
+
+
+def test_restated_tables_know_the_direction_too():
+    table, predictions = falling({"dense": 10.0, "learned": 12.0, "random": 40.0}, 3)
+    tests = compare_methods(table, predictions, "perplexity", lower_is_better=True, resamples=50)
+    again = restate(table, tests, "perplexity", lower_is_better=True)
+    pd.testing.assert_frame_equal(again[["ahead", "behind", "difference"]], tests[["ahead", "behind", "difference"]])

@@ -23,8 +23,10 @@ from wandb.proto import wandb_internal_pb2
 from tests.training.runs import write_config
 from training.cli.run_parser import build_parser
 from training.commands.table import run_command
+from training.config.tracking import WandbOptions
 from training.fit import main as fit
-from training.sweeps.processes import locked
+from training.runs.lock import only_writer
+from training.sweeps.configurations import fingerprints
 from training.sweeps.space import Sweep, fit_arguments, read_sweep
 
 main = partial(run_command, "sweep")
@@ -235,6 +237,15 @@ def test_what_is_no_sweep_file(tmp_path, capsys, text, expected):
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "x" * 1_000_001, "[" * 100, "a: &a [1, 1, 1]\nb: [" + "*a, " * 9000 + "*a]"])
+def test_a_sweep_file_is_read_within_limits(text, tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text(text)
+    assert main([str(tmp_path / "x.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot read the sweep file: ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("option", ["--jobs", "--trials", "--timeout_minutes"])
 def test_counts_are_above_0(tmp_path, capsys, option):
     assert main([str(write_sweep(tmp_path)), option, "0"]) == 2
@@ -272,7 +283,7 @@ def quick(monkeypatch):
         return [sys.executable, "-c", QUICK, *further, *options]
 
     monkeypatch.setattr(Sweep, "trial_command", command)
-    monkeypatch.setattr(Sweep, "check", lambda self, further: None)
+    monkeypatch.setattr(Sweep, "check", lambda self, further: WandbOptions(mode="disabled"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -351,6 +362,35 @@ def test_another_seed_draws_other_trials(tmp_path, quick):
     assert len(found) == 3 * 4
 
 
+@pytest.mark.parametrize("damage", ["garbage", "half", "bits", "gone"])
+def test_a_sweep_whose_trials_cannot_be_read_ends_with_one_sentence(damage, tmp_path, capsys, quick):
+    file, database = quick_sweep(tmp_path), tmp_path / "run" / "study.db"
+    assert main([file, "--run_dir", str(tmp_path / "run"), "--trials", "1"]) == 0
+    content = database.read_bytes()
+    changed = {
+        "garbage": b"garbage" * 1000,
+        "half": content[: len(content) // 2],
+        "bits": bytes(255 - byte for byte in content),
+    }
+    database.unlink()
+    if damage in changed:
+        database.write_bytes(changed[damage])
+    kept = (tmp_path / "run" / "sweep.csv").read_bytes()
+    capsys.readouterr()
+    assert main([file, "--run_dir", str(tmp_path / "run"), "--trials", "2"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert "study.db" in error
+    assert "give another --run_dir" in error
+    assert (tmp_path / "run" / "sweep.csv").read_bytes() == kept
+
+
+def test_a_directory_whose_name_would_end_that_of_the_database_is_refused(tmp_path, capsys, quick):
+    assert main([quick_sweep(tmp_path), "--run_dir", str(tmp_path / "a?b"), "--trials", "1"]) == 2
+    assert "has a question mark" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_sweep_goes_on_and_repeats_nothing(tmp_path, capsys, quick):
     """Three trials, then five: the table of five at once. Another sweep, or another's directory, is refused."""
     file = quick_sweep(tmp_path, parameters={"model.price": {"min": 0.0, "max": 0.8}})
@@ -362,7 +402,7 @@ def test_a_sweep_goes_on_and_repeats_nothing(tmp_path, capsys, quick):
     whole, parts = (pd.read_csv(tmp_path / name / "sweep.csv").drop(columns="seconds") for name in ("whole", "parts"))
     pd.testing.assert_frame_equal(whole, parts)
     capsys.readouterr()
-    with locked(tmp_path / "parts" / "sweep.lock"):
+    with only_writer(tmp_path / "parts"):
         assert main([file, "--run_dir", str(tmp_path / "parts"), "--trials", "5"]) == 2
     assert "another process is at work" in capsys.readouterr().err
     for more in (["--seed", "1"], ["--", "--model.retrain=2"]):
@@ -372,6 +412,39 @@ def test_a_sweep_goes_on_and_repeats_nothing(tmp_path, capsys, quick):
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     assert main([file, "--run_dir", str(tmp_path / "mine")]) == 2
     assert "does not hold a sweep" in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_with_the_configurations_that_it_began_with(tmp_path, capsys, quick, monkeypatch):
+    """A file may change under the same name."""
+    monkeypatch.chdir(tmp_path)
+    Path("more.yaml").write_text("seed: 1\n")
+    line = [quick_sweep(tmp_path), "--run_dir", "sweep", "--trials", "2", "--", "--config=more.yaml"]
+    assert main(line) == 0
+    assert main(line) == 0
+    before = Path("sweep/sweep.csv").read_bytes()
+    Path("more.yaml").write_text("seed: 2\n")
+    capsys.readouterr()
+    assert main(line) == 2
+    assert "the configuration 'more.yaml' has changed since the sweep in 'sweep' began" in capsys.readouterr().err
+    assert Path("sweep/sweep.csv").read_bytes() == before
+    Path("more.yaml").write_text("seed: 1\n")
+    assert main(line) == 0
+    note = yaml.safe_load(Path("sweep/sweep.yaml").read_text())
+    del note["configurations"]
+    Path("sweep/sweep.yaml").write_text(yaml.safe_dump(note))
+    assert main(line) == 2
+    assert "begun by an earlier version, which did not note what configurations hold" in capsys.readouterr().err
+
+
+def test_every_configuration_of_a_trial_is_noted(tmp_path, quick, monkeypatch):
+    """However it is given, and also one that is searched for."""
+    monkeypatch.chdir(tmp_path)
+    for name in "abcd":
+        Path(f"{name}.yaml").write_text(f"seed: {ord(name)}\n")
+    sweep = read_sweep(write_sweep(tmp_path, parameters={"config": {"values": ["c.yaml", "d.yaml"]}}, method="grid"))
+    found = fingerprints(sweep, ["--config", "a.yaml", "--config=b.yaml", "--model.budget", "3"])
+    assert set(found) == {"a.yaml", "b.yaml", "c.yaml", "d.yaml"}
+    assert len(set(found.values())) == 4
 
 
 def test_a_trial_killed_before_it_had_its_options_gets_them(tmp_path, quick):
@@ -484,7 +557,8 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
         for name in ("heads", "select_loss", "select_accuracy", "test_accuracy"):
             assert row[name] == pytest.approx(comparison[name])
         assert row["heads"] == {2.0: 2, 0.5: 4}[row["model.budget"]]
-    assert table["select_loss"].nunique() == 2
+    gates = [pd.read_csv(real_sweep / "trials" / str(trial) / "gates_over_time.csv") for trial in table["trial"]]
+    assert not gates[0].equals(gates[1])
 
 
 @pytest.mark.slow

@@ -126,10 +126,10 @@ def test_gated_pruned_and_reloaded_models_translate_alike(beams, data, pruner, t
     for model in reloaded:
         assert task.translate(model, batch, beams=beams) == gated
     no_cache = reloaded[0].generate(
-        batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=beams, use_cache=False, max_new_tokens=40,
+        batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=beams, use_cache=False, max_new_tokens=10,
         max_length=None, do_sample=False, length_penalty=1.0, early_stopping=False,
     )  # fmt: skip
-    ids = generate(reloaded[0], batch["input_ids"], batch["attention_mask"], Decoding(beams, max_length=40), beams=beams)
+    ids = generate(reloaded[0], batch["input_ids"], batch["attention_mask"], Decoding(beams, max_length=10), beams=beams)
     assert ids.tolist() == no_cache.tolist()
     zeroed = task.translate(zero_heads_(pruner.backbone, mask), batch, beams=beams)
     assert zeroed == gated
@@ -151,6 +151,21 @@ def test_the_decoder_sees_the_target_shifted_by_one(pruner):
     assert shifted_right(pruner.backbone, labels).tolist() == [[0, 5, 6], [0, 7, 1]]
     bart = build("bart")
     assert shifted_right(bart, labels).tolist() == [[1, 5, 6], [1, 7, 1]]
+
+
+def test_a_translation_does_not_depend_on_its_company(data, pruner):
+    """Nor where it does not end by itself: it is cut at a length of its own."""
+    batch = batch_of(data, 12)
+    lengths = batch["attention_mask"].sum(-1)
+    shortest = int(lengths.argmin())
+    assert 2 * lengths[shortest] + 10 < 2 * lengths.max() + 10 < 128
+    together = generate(pruner.backbone, batch["input_ids"], batch["attention_mask"], Decoding(), beams=1)[shortest]
+    own = one(batch, shortest)
+    alone = generate(pruner.backbone, own["input_ids"], own["attention_mask"], Decoding(), beams=1)[0]
+    assert len(alone) == 1 + 2 * lengths[shortest] + 10  # it never ends
+    assert together[: len(alone)].tolist() == alone.tolist()
+    assert not together[len(alone) :].any()
+    assert len(together) > len(alone)
 
 
 def test_greedy_decoding_takes_the_likeliest_token_each_time(data, pruner):

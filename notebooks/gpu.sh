@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# What is worth a GPU, in parts that each end within MINUTES (9 unless told) and go on where they were when called again:
+#
+#   notebooks/gpu.sh PART OUT DATA [MODEL] [OPTION...]
+#
+#   fit        the embedded example by training.fit, in bfloat16: that everything runs on the device at all
+#   sst2       full SST-2 (DATA/sst2) with a local encoder MODEL, such as all-MiniLM-L6-v2: 5 seeds, 18, 9 and 4 heads of 72
+#   encoder    Multi30k (DATA/multi30k) at the width of Voita et al. 2019: 10 of the 48 encoder heads
+#   all        the same model with 26 of its 144 heads
+#
+# OPTIONs go to the command, such as --seeds 0. Tables, masks and the report of each part are in OUT/PART, with versions, machine
+# and the command in metrics.json. Where the machine lacks packages, WHEELS names a folder of wheels.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [[ $# -lt 3 ]]; then sed -n '2,12p' "$0" >&2; exit 2; fi
+part=$1 out=$2 data=$3 model=
+shift 3
+if [[ $# -gt 0 && $1 != --* ]]; then model=$1; shift; fi
+python=${PYTHON:-python3} minutes=${MINUTES:-9}
+export WANDB_MODE=${WANDB_MODE:-disabled} PYTHONUNBUFFERED=1
+if [[ -n ${WHEELS:-} ]]; then
+  site=$(mktemp -d)
+  "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl
+  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+fi
+common=(--run_dir "$out/$part" --trainer.accelerator "${ACCELERATOR:-gpu}" --trainer.devices 1 --trainer.precision bf16-mixed)
+pairs=()
+for name in train:train select:val test:test_2016_flickr; do
+  pairs+=(--data."${name%%:*}"_source "$data/multi30k/${name#*:}.en.gz" --data."${name%%:*}"_target "$data/multi30k/${name#*:}.de.gz")
+done
+wide=(--data.batch_tokens 4096 --model.from_scratch.d_model 512 --model.from_scratch.encoder_ffn_dim 1024
+  --model.from_scratch.decoder_ffn_dim 1024 --model.from_scratch.dropout 0.3 --model.learning_rate 7e-4
+  --model.prune_learning_rate 2.3e-4 --model.finetune 30 --average_every 25)
+methods=(--methods learned,his,hies,entropy-low-first,entropy-high-first,random --seeds 0,1,2,3,4)
+case $part in
+  fit) command=(training.fit --config configs/default.yaml --existing resume) ;;
+  sst2)
+    command=(training compare --config configs/sst2_minilm_local.yaml --model.backbone "$model" --data.columns null
+      --data.train_file "$data/sst2/train.tsv.gz" --data.select_file "$data/sst2/dev.tsv" --data.test_file "$data/sst2/test.tsv"
+      --budgets 18,9,4 --methods learned,learned+refit,learned+restarts+refit,his,his+refit,obs+refit,hies,entropy-low-first,random
+      --seeds 0,1,2,3,4)
+    ;;
+  encoder) command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" --budgets '{encoder: 10}') ;;
+  all)
+    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" --budgets 26
+      --model.freeze_while_pruning null)
+    ;;
+  *) echo "unknown part '$part'; expected fit, sst2, encoder or all" >&2; exit 2 ;;
+esac
+[[ $part == fit && ! -e $out/$part ]] && command=("${command[@]/resume/refuse}")
+timeout --signal=INT --kill-after=30 "${minutes}m" "$python" -m "${command[@]}" "${common[@]}" "$@" || ended=$?
+if [[ ${ended:-0} == 124 ]]; then echo "not finished after $minutes minutes; the same command goes on"; fi
+exit "${ended:-0}"

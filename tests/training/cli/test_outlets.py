@@ -1,0 +1,68 @@
+"""Standard output and error that nobody can write to."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from training.cli.ending import finish
+from training.cli.outlets import Outlet
+
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
+PRINTS = """
+import sys
+from training.cli.ending import finish
+def work(options):
+    for number in range(20000):
+        print(number)
+    with open(sys.argv[1], "w") as file:
+        file.write("done")
+    print("said", file=sys.stderr)
+sys.exit(finish(lambda: None, work, when_stopped="again"))
+"""
+
+
+def ended(shell, tmp_path):
+    """The exit code of work that prints much and then writes a file, what it said, and the file."""
+    (tmp_path / "prints.py").write_text(PRINTS)
+    file = tmp_path / "made.txt"
+    command = f"{sys.executable} {tmp_path / 'prints.py'} {file} {shell}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    return done.returncode, done.stderr, file.read_text()
+
+
+@FULL
+def test_a_full_disk_behind_standard_output_is_one_sentence_after_the_work(tmp_path):
+    said = "said\nerror: standard output cannot be written: No space left on device\n"
+    assert ended("> /dev/full", tmp_path) == (2, said, "done")
+
+
+@pytest.mark.parametrize("shell", ["| head -1; exit ${PIPESTATUS[0]}", ">&-", "> /dev/null <&-"])
+def test_output_that_nobody_reads_is_no_mistake(shell, tmp_path):
+    assert ended(shell, tmp_path) == (0, "said\n", "done")
+
+
+@FULL
+@pytest.mark.parametrize("shell", ["2>&-", "2> /dev/full"])
+def test_nor_are_errors_that_nobody_reads(shell, tmp_path):
+    assert ended(f"> /dev/null {shell}", tmp_path) == (0, "", "done")
+
+
+@FULL
+@pytest.mark.parametrize("arguments", ["--help", "--version", "fit --help", "summary --help"])
+def test_help_that_cannot_be_written_is_one_sentence(arguments):
+    command = f"{sys.executable} -m training {arguments} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
+
+
+def test_an_outlet_is_the_stream_otherwise(capsys):
+    assert finish(lambda: "printed", print, when_stopped="again") == 0
+    assert capsys.readouterr().out == "printed\n"
+    outlet = Outlet(sys.stdout)
+    assert (outlet.encoding, outlet.isatty(), outlet.complaint) == (sys.stdout.encoding, False, None)
+    nowhere = Outlet(None)
+    assert nowhere.write("gone") == 4
+    nowhere.stream.close()

@@ -1,0 +1,85 @@
+"""Options that change nothing in the run that they are given to."""
+
+import pytest
+
+from gates.errors import GateError
+from training.commands.preflight import check_run
+from training.commands.table import read, run_command
+from training.commands.unused import IN_COMPARISONS, USED, check_used
+from training.config import Setup
+
+VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5"}
+WITH = {
+    "--model.distil_temperature": ["--model.distil", "0.5"],
+    "--model.start_by": ["--model.start_apart", "1"],
+    "--model.price": ["--model.budget", "null"],
+    "--model.multiplier_learning_rate": ["--model.steering", "multipliers"],
+    "--average_every": ["--average_last", "3"],
+    "--from_scratch_epochs": ["--from_scratch", "[learned]"],
+    "--from_scratch_learning_rate": ["--from_scratch", "[learned]"],
+}
+OTHER_GATES = ["--model.gate", "relaxed-top-k"]
+
+
+def check(*arguments):
+    line = read("fit", list(arguments))
+    check_used(Setup.of(line.options), line.given)
+
+
+@pytest.mark.parametrize("option", USED)
+def test_an_option_that_nothing_uses_is_refused(option):
+    hard = option in ("--model.temperature", "--model.initial_log_alpha")
+    without, used = (OTHER_GATES, []) if hard else ([], WITH.get(option, []))
+    for given in ([option, VALUES.get(option, "0.5")], [f"{option}={VALUES.get(option, '0.5')}"]):
+        with pytest.raises(GateError, match=f"{option} is given, but nothing in this run uses it"):
+            check(*given, *without)
+        check(*given, *used)
+
+
+@pytest.mark.parametrize("option", IN_COMPARISONS)
+def test_a_comparison_refuses_what_none_of_its_methods_uses(option, capsys):
+    given = [option, VALUES.get(option, "0.5")]
+    assert run_command("compare", ["--config", "configs/default.yaml", "--methods", "his,random", *given]) == 2
+    assert f"{option} is given, but nothing in this run uses it" in capsys.readouterr().err
+
+
+def test_a_method_that_is_distilled_uses_its_temperature():
+    line = read("compare", ["--methods", "his+distil,random", "--model.distil_temperature", "4"])
+    check_run(line)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["runs/a", "--rewrite", "--stage", "retrained"], "--stage is given, but --rewrite does not use it"),
+        (["runs/a", "--rewrite", "--verdict"], "--verdict is given, but --rewrite does not use it"),
+        (["runs/a", "--rewrite", "--update=a.md"], "--update is given, but --rewrite does not use it"),
+        (["--rewrite"], "--rewrite is given, but no directory"),
+        (["--update", "a.md", "--metric=test_bleu"], "--metric is given, but --update does not use it"),
+        (["--update", "a.md", "--verdict"], "--verdict is given, but --update does not use it"),
+        (["runs/a", "--update", "a.md"], "'runs/a' is given, but --update does not use it"),
+        (["runs/a", "--verdict", "--methods", "his"], "--methods is given, but --verdict does not use it"),
+    ],
+)
+def test_a_summary_refuses_what_it_would_not_use(given, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    document = "<!-- python -m training summary x --verdict -->\n<!-- end -->\n"
+    (tmp_path / "a.md").write_text(document)
+    assert run_command("summary", given) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+    assert (tmp_path / "a.md").read_text() == document
+
+
+@pytest.mark.parametrize("option", ["--rewrite", "--update b.md", "--verdict --methods his"])
+def test_so_does_one_in_a_document(option, tmp_path, capsys):
+    (tmp_path / "a.md").write_text(f"<!-- python -m training summary x {option} -->\n<!-- end -->\n")
+    assert run_command("summary", ["--update", str(tmp_path / "a.md")]) == 2
+    assert "does not use it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("form", "option"), [("masked", "--measure=[1]"), ("gates", "--measure=[1]"), ("gates", "--length=64")]
+)
+def test_an_export_refuses_what_its_format_would_not_use(form, option, tmp_path, capsys):
+    assert run_command("export", ["runs/a", "--format", form, option, "--output", str(tmp_path / "out")]) == 2
+    assert f"error: {option.split('=')[0]} is given, but --format {form} does not use it" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""Running text of the user's own: files of all kinds, where documents end, and what is refused."""
+
+import gzip
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from gates.errors import GateError
+from training.config.data import Documents
+from training.data.documents import DocumentsData, read_documents, set_aside
+from training.tasks.encoding import IGNORED
+
+TEXT = "One story, first line.\nIts second line.\n\nAnother story.\n   \nA third one with déjà vu.\n"
+STORIES = ["One story, first line.\nIts second line.", "Another story.", "A third one with déjà vu."]
+
+
+def write(path, content=TEXT):
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return str(path)
+
+
+def opened(train, test, **settings):
+    own = {"max_length": 8, "batch_size": 2, "vocab_size": 60}
+    data = DocumentsData(Documents(train_file=train, test_file=test, **(own | settings)))
+    data.build(None)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        ("blank_line", STORIES),
+        ("line", ["One story, first line.", "Its second line.", "Another story.", "A third one with déjà vu."]),
+        ("file", [TEXT.strip()]),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_documents_of_a_text_file_end_where_it_is_said(tmp_path, documents, expected, name):
+    assert read_documents(write(tmp_path / name), documents) == expected
+    assert read_documents(write(tmp_path / name, TEXT.replace("\n", "\r\n")), documents) == expected
+
+
+def test_files_with_columns_have_a_document_in_each_row(tmp_path):
+    lines = [json.dumps({"id": row, "text": text}) for row, text in enumerate(STORIES)]
+    write(tmp_path / "a.jsonl.gz", "\n".join(lines))
+    pd.DataFrame({"story": STORIES}).to_parquet(tmp_path / "a.parquet")
+    texts = []
+    for name in ("a.jsonl.gz", "a.parquet"):
+        data = DocumentsData(Documents(train_file=str(tmp_path / name), test_file=str(tmp_path / name)))
+        texts.append(data.load_documents())
+        assert texts[-1]["test"] == STORIES
+    assert texts[0] == texts[1]
+    data = DocumentsData(Documents(train_file=str(tmp_path / "a.parquet"), test_file="b.txt", text_column="text"))
+    with pytest.raises(GateError, match=r"no column 'text'; it has 'story'"):
+        data.load_documents()
+
+
+def test_bytes_and_words_of_the_blocks_are_those_of_the_texts(tmp_path):
+    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"))
+    assert sum(data.splits["test"]["bytes"]) == pytest.approx(sum(len(text.encode()) for text in STORIES))
+    assert sum(data.splits["test"]["words"]) == pytest.approx(sum(len(text.split()) for text in STORIES))
+    assert sum(data.splits["test"]["length"]) == sum(
+        len(data.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1 for text in STORIES
+    )  # with the end token
+
+
+def test_batches_are_padded_as_a_document_of_its_own(tmp_path):
+    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"))
+    batches = list(data.test_dataloader())
+    padded = next(batch for batch in batches if (batch["labels"] == IGNORED).any())
+    length = int((padded["labels"][-1] != IGNORED).sum())
+    assert length < 8
+    assert padded["position_ids"][-1, length:].tolist() == list(range(8 - length))
+    assert "attention_mask" not in padded
+    alone = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"), packing=False)
+    for batch in alone.test_dataloader():
+        assert torch.equal(batch["attention_mask"] == 1, batch["labels"] != IGNORED)
+
+
+def test_a_trained_tokenizer_is_taken_over_by_what_goes_on(tmp_path):
+    train, test = write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt")
+    data = opened(train, test)
+    data.write_files(tmp_path)
+    again = DocumentsData(Documents(train_file=train, test_file=test, max_length=8, vocab_size=50))
+    again.use_files_of(tmp_path)
+    again.build(None)
+    assert again.tokenizer.get_vocab() == data.tokenizer.get_vocab()
+
+
+def test_names_of_special_tokens_are_text(tmp_path):
+    text = "a </s> b\n\n" + TEXT * 4
+    data = opened(write(tmp_path / "a.txt", text), write(tmp_path / "b.txt", "a </s> b"), max_length=40)
+    (block,) = data.splits["test"]
+    assert block["labels"].count(data.tokenizer.eos_token_id) == 1
+
+
+def test_unknown_characters_of_an_evaluated_split_are_told(tmp_path):
+    data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt", "One 文 story"))
+    (notice,) = data.notices
+    assert "of the test split are unknown to the tokenizer" in notice
+    assert opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt")).notices == []
+
+
+def test_a_part_is_set_aside_by_text():
+    train, select = set_aside(["a", "b", "a", "c", "b", "d"], 0.25)
+    assert len(select) == 1
+    assert not {*train} & {*select}
+    assert len(train) + len(select) * ["a", "b", "a", "c", "b", "d"].count(select[0]) == 6
+    with pytest.raises(GateError, match=r"--data\.select_file"):
+        set_aside(["a", "a"], 0.5)
+
+
+def test_text_that_cannot_be_used_is_refused(tmp_path):
+    with pytest.raises(GateError, match="does not exist"):
+        read_documents(str(tmp_path / "none.txt"), "line")
+    with pytest.raises(GateError, match="is empty"):
+        opened(write(tmp_path / "a.txt"), write(tmp_path / "b.txt", " \n"))
+    with pytest.raises(GateError, match="expected at least 2 tokens"):
+        Documents(train_file="a", test_file="b", max_length=1)
+    with pytest.raises(GateError, match=r"--data\.test_file is not"):
+        Documents(train_file="a")
+    with pytest.raises(GateError, match="not both or neither"):
+        Documents()
+    pd.DataFrame({"text": ["a", None]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(GateError, match="'text' of document 2 of the train split is None"):
+        opened(str(tmp_path / "a.parquet"), write(tmp_path / "b.txt"))

@@ -1,0 +1,84 @@
+"""Only pictures that a report has drawn are replaced or removed."""
+
+import io
+import shutil
+
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from gates.errors import GateError
+from training.commands.table import run_command
+from training.report.drawing import picture_files
+from training.report.picture_files import MARK, check_own_folder, remove_pictures, write_pictures
+from training.runs.outputs import LOOKED_AT
+
+OWN = f"<svg><!-- {MARK} --></svg>".encode()
+
+
+def a_figure():
+    figure = Figure()
+    figure.add_subplot().imshow([[0, 1]])
+    return figure
+
+
+def test_every_picture_says_that_a_report_has_drawn_it():
+    files = picture_files(a_figure(), "a")
+    assert set(files) == {"a.png", "a.svg"}
+    for content in files.values():
+        assert MARK.encode() in content[:LOOKED_AT]
+    with Image.open(io.BytesIO(files["a.png"])) as picture:
+        assert picture.text["Software"] == MARK
+
+
+def test_own_pictures_are_written_again_and_others_are_not(tmp_path):
+    own, foreign = tmp_path / "figures" / "a.svg", tmp_path / "figures" / "b.svg"
+    write_pictures({own: OWN})
+    foreign.write_bytes(b"<svg>mine</svg>")
+    new = OWN + b" "
+    with pytest.raises(GateError, match=rf"'{foreign}' is there and is no picture of a report, so it is not replaced"):
+        write_pictures({own: new, foreign: new})
+    assert (own.read_bytes(), foreign.read_bytes()) == (OWN, b"<svg>mine</svg>")  # all or none
+    write_pictures({own: new})
+    assert own.read_bytes() == new
+
+
+def test_others_stay_where_pictures_are_removed(tmp_path):
+    write_pictures({tmp_path / "a.svg": OWN})
+    kept = tmp_path / "mine.png"
+    kept.write_bytes(b"mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.svg").symlink_to(tmp_path / "mine.png")
+    remove_pictures(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.png", "folder", "link.svg"}
+
+
+def test_a_folder_of_pictures_that_holds_something_else_is_refused(tmp_path):
+    folder = tmp_path / "figures"
+    check_own_folder(folder)
+    write_pictures({folder / "a.svg": OWN})
+    check_own_folder(folder)
+    (folder / "mine.png").write_bytes(b"mine")
+    with pytest.raises(GateError, match=rf"'{folder / 'mine.png'}' was not drawn by this version of this command"):
+        check_own_folder(folder)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(GateError, match="is no folder of its own for pictures"):
+        check_own_folder(folder)
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_a_comparison_leaves_what_it_has_not_drawn(what, compared, tmp_path, capsys):
+    """It says so before its work, and the pictures of the one before are still there."""
+    run = shutil.copytree(compared[0], tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (run / "figures").iterdir()}
+    if what == "file":
+        (run / "figures" / "notes.txt").write_text("mine")
+    else:
+        (run / "figures").rename(tmp_path / "elsewhere")
+        (run / "figures").symlink_to(tmp_path / "elsewhere")
+    given = ["--config", compared[1], "--run_dir", str(run), "--methods", "learned,his", "--budgets", "3", "--seeds", "0"]
+    assert run_command("compare", given) == 2
+    assert f"error: '{run}/figures" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (run / "figures").iterdir() if path.name != "notes.txt"} == before
+    assert what == "link" or (run / "figures" / "notes.txt").read_text() == "mine"

@@ -1,0 +1,119 @@
+"""The whole experiment on a language model, through the commands: groups of heads, perplexity, and the cache they cost."""
+
+import json
+import re
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+
+from gates.export.checkpoint import load_pruned
+from gates.export.kv_cache import cache_bytes_of
+from gates.sites import find_attention
+from tests.training.causal_runs import make_data, write_config
+from training.commands.summary import read_runs, summarise
+from training.commands.table import run_command
+from training.comparison.methods import LEARNED
+from training.fit import main
+from training.report import captions
+from training.report.reading import read_contents
+from training.scoring.scorers import SCORERS
+
+compare = partial(run_command, "compare")
+DENSE = 2 * 2 * 2 * 8 * 4
+"""Bytes: layers, key heads, keys and values, features, float32."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("causal")
+    more = ["--compare", "full", "--retrained", "[dense,random]", "--curve", "[0.5]", "--model.distil", "0.5"]
+    assert main(["--config", write_config(folder), "--run_dir", str(folder / "run"), *more]) == 0
+    return folder / "run"
+
+
+def test_tables_have_perplexities_and_say_that_less_is_better(run):
+    table, metrics = pd.read_csv(run / "comparison.csv"), json.loads((run / "metrics.json").read_text())
+    names = ("loss", "perplexity", "word_perplexity", "byte_perplexity", "accuracy")
+    assert {f"{split}_{name}" for split in ("select", "test") for name in names} <= set(table)
+    assert (table["test_perplexity"] > 1).all()
+    assert torch.allclose(torch.tensor(table["test_loss"]).exp(), torch.tensor(table["test_perplexity"]), rtol=1e-5)
+    assert (metrics["main_metric"], metrics["lower_is_better"]) == ("perplexity", True)
+    assert "majority" not in metrics
+
+
+def test_the_verdict_names_the_lowest(run):
+    table, text = pd.read_csv(run / "comparison.csv"), (run / "verdict.md").read_text()
+    for stage in ("post hoc", "retrained"):
+        rows = table[(table["stage"] == stage) & (table["method"] != "dense")]
+        best = rows.loc[rows["test_perplexity"].idxmin(), "method"]
+        assert re.search(rf"## {stage.capitalize()}.*?groups\*\*: ([\w-]+)[ ,]", text, re.DOTALL)[1] == best
+
+
+def test_the_report_praises_the_lowest(run):
+    contents = read_contents(run)
+    table = contents.summary[(contents.summary["stage"] == "retrained") & (contents.summary["method"] != "dense")]
+    best = table.loc[table["mean"].idxmin(), "method"]
+    assert f"lowest test perplexity: at 2 groups {best}" in captions.quality(contents, "retrained")
+    assert re.search(rf"{best} has the lowest test perplexity", captions.opening(contents))
+    assert f"Lowest after training: {best}" in captions.results(contents)
+    worst = table.loc[table["mean"].idxmax(), "method"]
+    assert f"Highest at 2 groups: {worst}" in captions.quality(contents, "retrained")
+    curve = contents.curve
+    lowest = curve.loc[curve["select_perplexity"].idxmin(), "method"]
+    assert lowest in captions.curve(contents)
+    assert (run / "plots" / "quality_by_budget.png").is_file()
+
+
+def test_the_cache_of_dense_and_pruned_is_in_tables_card_and_report(run):
+    table = pd.read_csv(run / "comparison.csv").set_index(["method", "stage"])["kv_bytes_per_token"]
+    pruned = cache_bytes_of(load_pruned(run / "export"))
+    assert table["dense"].tolist() == [DENSE, DENSE]
+    assert set(table) == {DENSE, pruned}
+    assert pruned == DENSE // 2
+    assert f"| bytes of KV cache per token | {DENSE} | {pruned} | 2.00 |" in (run / "export" / "README.md").read_text()
+    assert set(pd.read_csv(run / "summary.csv")["kv_bytes_per_token"]) == {DENSE, pruned}
+    assert run_command("report", [str(run), "--output", str(run / "report.html")]) == 0
+    assert "KV bytes per token" in (run / "report.html").read_text()
+
+
+def test_the_export_reloads_with_the_perplexity_of_the_table(run):
+    data = make_data()
+    model = load_pruned(run / "export")
+    surprise, tokens = 0.0, 0
+    with torch.no_grad():
+        for batch in data.test_dataloader():
+            own, counted = data.task.predictions(data.task.losses(model.eval(), batch)[1], batch)
+            surprise, tokens = surprise + float(own.sum()), tokens + int(counted.sum())
+    table = pd.read_csv(run / "comparison.csv").set_index(["method", "stage"])
+    expected = table.loc[("learned", "retrained"), "test_perplexity"]
+    assert torch.tensor(surprise / tokens).exp() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_summary_shows_it_too(run):
+    assert len(summarise(read_runs([run]), "test_perplexity"))
+
+
+def test_a_run_goes_on_from_the_export(run, tmp_path):
+    """The pruned model is the dense one of the next run."""
+    data = "{class_path: SyntheticDocuments, init_args: {train_rows: 16, select_rows: 8, test_rows: 8, max_length: 40}}"
+    config = tmp_path / "next.yaml"
+    config.write_text(
+        f"model: {{backbone: {run / 'export'}, budget: 2, finetune: 0, prune: 1, retrain: 1}}\ndata: {data}\n"
+        "trainer: {accelerator: cpu, enable_progress_bar: false}\nwandb: {mode: disabled}\ncompare: none\n"
+    )
+    assert main(["--config", str(config), "--run_dir", str(tmp_path / "next")]) == 0
+    assert sum(site.kv_heads for site in find_attention(load_pruned(tmp_path / "next" / "export"))) == 2
+
+
+@pytest.mark.slow
+def test_every_method_is_compared(tmp_path):
+    """All that have a name, and the ones with something added."""
+    methods = ["dense+distil", *LEARNED, *SCORERS, "his+swap", "his+refit", "his+rescale", "his+draws", "learned+distil"]
+    given = ["--methods", ",".join(methods), "--budgets", "4", "--seeds", "0", "--run_dir", str(tmp_path / "run")]
+    assert compare(["--config", write_config(tmp_path), "--model.unit", "head", "--prices", "0.01", *given]) == 0
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv")
+    assert set(methods) <= set(table["method"])
+    assert table["test_perplexity"].notna().all()
+    assert "lower is better" in (tmp_path / "run" / "verdict.md").read_text()

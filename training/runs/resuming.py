@@ -1,0 +1,144 @@
+"""What a run that is resumed goes on with: the options and the inputs that it began with, and one of its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gates.errors import GateError
+from training.config import RunOptions
+from training.runs.fingerprint import key_of
+from training.runs.resolved_options import flat_options, is_among, read_options, same_value
+from training.runs.run_directory import CONFIG, RunDirectory
+from training.runs.stored import read_json
+
+FREE_WHEN_RESUMED = {
+    "config": "where options were read from; they are compared one by one",
+    "run_dir": "where results are written",
+    "existing": "what is done to results that are there",
+    "name": "what results are called",
+    "ckpt_path": "see checkpoint_of, which checks it",
+    "save_every": "how much work is lost when the run is stopped",
+    "compare": "experiments after training; each is known by all that determines it",
+    "retrained": "the same",
+    "from_scratch": "the same",
+    "from_scratch_epochs": "the same",
+    "from_scratch_learning_rate": "the same",
+    "curve": "the same",
+    "wandb.": "where the run is logged",
+    "data.init_args.num_workers": "how fast batches are made; a batch is a function of seed and step",
+    "trainer.enable_": "what is shown",
+    "trainer.log_every_n_steps": "how often is logged",
+    "trainer.profiler": "what is measured of the time",
+    "trainer.default_root_dir": "where Lightning writes what is no result",
+}
+"""Options, or beginnings of them, that may be others when a run is resumed, since they change no result; with what they say."""
+BEGAN_WITH = "began_with.json"
+"""All that a run's training depends on: options, and fingerprints of what these name."""
+OPTIONS = "options"
+"""Among these, the options of the module; earlier versions did not note them, nor whose checkpoints were."""
+INPUTS = {
+    "weights": "model (its first weights)",
+    "model": "model (its configuration)",
+    OPTIONS: "options of the module",
+    "data": "data (their content)",
+    "code": "own code of data and task",
+    "continues": "checkpoint to start from (its content)",
+    "processes": "number of processes",
+    "format": "version of head-gates",
+}
+"""Parts of these that may change without an option, in words."""
+
+
+def check_same_options(run: RunDirectory, resolved: str) -> None:
+    """Whether a run that is resumed has the options that it began with, but for those that change no result.
+
+    Args:
+        run: that is gone on with.
+        resolved: the configuration of this command, as YAML.
+
+    Raises:
+        GateError: naming the first option that differs.
+    """
+    file, began, now = run.path / CONFIG, _options_of(run), flat_options(yaml.safe_load(resolved))
+    for name in sorted(began.keys() | now.keys()):
+        if not same_value(began.get(name), now.get(name)) and not is_among(name, FREE_WHEN_RESUMED):
+            raise GateError(
+                f"--existing resume goes on with the options that the run began with, but {name} was {began.get(name)!r} and "
+                f"is {now.get(name)!r} now; give --config {file}, or another --run_dir"
+            )
+
+
+def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
+    """Whether a run that is resumed finds the data and the first weights that it began with. Writes nothing.
+
+    Args:
+        run: that is gone on with.
+        determined_by: all that its training depends on, as JSON.
+
+    Raises:
+        GateError: naming what is another.
+    """
+    try:
+        mend = "begin the run anew, or delete this file if you are sure that its data are as they were"
+        began = read_json(run.path / BEGAN_WITH, dict, mend=mend)
+    except FileNotFoundError:  # of a run that was stopped before, or of an earlier version
+        return
+    for name in sorted(began.keys() | determined_by.keys(), key=lambda name: (name != "format", name)):
+        if not same_value(began.get(name), determined_by.get(name)):
+            raise GateError(
+                f"--existing resume goes on with what the run in {str(run.path)!r} began with, but this has changed since: its "
+                f"{INPUTS.get(name, name)}; bring back what it was, or give another --run_dir"
+            )
+
+
+def note_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
+    """Note what a run begins with; of one that goes on this is noted already."""
+    if not run.resumes or not (run.path / BEGAN_WITH).is_file():
+        run.write_json(BEGAN_WITH, determined_by)
+
+
+def identity_of(determined_by: Mapping[str, Any]) -> str:
+    """The identity of a run that begins with this, which all its checkpoints have."""
+    return key_of(json.loads(json.dumps(determined_by)))  # as it is read from a file
+
+
+def noted_identity(run: RunDirectory) -> str | None:
+    """The identity of a run by what it has noted; None for one of an earlier version."""
+    try:
+        began = read_json(run.path / BEGAN_WITH, dict, mend="go on with the run (--existing resume), or begin it anew")
+    except FileNotFoundError:
+        return None
+    return identity_of(began) if OPTIONS in began else None
+
+
+def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
+    """The checkpoint that a run goes on from; None for one that begins, or that was stopped before its first. Where a run that
+    began with another's checkpoint is resumed, it is one of its own.
+
+    Raises:
+        GateError: for one that would be overwritten, and one that a run which is resumed did not begin with.
+    """
+    if not run.resumes:
+        if first and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
+            raise GateError(
+                f"--ckpt_path {options.ckpt_path!r} lies in the run that would be overwritten; give another --run_dir"
+            )
+        return options.ckpt_path
+    began = _options_of(run).get("ckpt_path")
+    if options.ckpt_path != began:
+        raise GateError(
+            f"--existing resume goes on from the run's own last checkpoint, but ckpt_path was {began!r} and is "
+            f"{options.ckpt_path!r} now; leave it as it was, or give another --run_dir"
+        )
+    kept = [run.checkpoint(name) for name in ("last", "dense") if run.checkpoint(name).is_file()]
+    return str(kept[0]) if kept else began
+
+
+def _options_of(run: RunDirectory) -> dict[str, Any]:
+    """The options that a run began with, by their names with dots."""
+    return read_options(run.path / CONFIG, mend="begin the run anew")

@@ -1,0 +1,173 @@
+"""Causal language modelling: the model, the loss of every block of text, and perplexities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from gates.errors import GateError
+from gates.hooks.evaluating import evaluating
+from training.tasks.base import Batch, Task
+from training.tasks.encoder_decoder import check_vocabulary, positions
+from training.tasks.encoding import IGNORED, end_token, start_token, tokens_of
+from training.tasks.loading import from_config, load_pretrained, read_config
+from training.tasks.perplexity import Perplexity, TokenAccuracy
+
+
+@dataclass
+class CausalLM(Task):
+    """Language modelling with an ``AutoModelForCausalLM``. An example is a block of text.
+
+    Args:
+        packing: whether a block holds several documents, which are kept apart by positions that start again with each:
+            Transformers makes a block-diagonal mask of them.
+        max_length: longest block in tokens.
+    """
+
+    packing: bool = True
+    max_length: int = 256
+    main_metric: str = field(default="perplexity", init=False)
+    lower_is_better: bool = field(default=True, init=False)
+
+    def build(
+        self,
+        backbone: str | None,
+        from_scratch: Mapping[str, Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
+    ) -> PreTrainedModel:
+        """A pretrained decoder, or a new one, that is seen to predict from earlier tokens of the same document alone; see
+        :meth:`Task.build`."""
+        if backbone is None:
+            model, name = _new(from_scratch or {}, tokenizer, self.max_length), "the new model"
+        else:
+            config, name = read_config(backbone, trust_remote_code=trust_remote_code), repr(backbone)
+            check_causal(config, backbone)
+            model = load_pretrained(
+                AutoModelForCausalLM,
+                backbone,
+                config,
+                what="a language model",
+                trust_remote_code=trust_remote_code,
+                allow_pickle=allow_pickle,
+            )
+        check_vocabulary(model, tokenizer, name)
+        limit = positions(model.config, "decoder")
+        if limit is not None and self.max_length > limit:
+            raise GateError(
+                f"max_length is {self.max_length}, but {name} has {limit} positions; set --data.max_length {limit} or lower"
+            )
+        self._check_sight(model, name)
+        return model
+
+    @torch.no_grad()
+    def _check_sight(self, model: PreTrainedModel, name: str) -> None:
+        """Raises :class:`GateError` for a model whose predictions depend on later tokens or on other documents of a block."""
+        length = min(6, self.max_length)
+        ids = (torch.arange(2 * length, device=model.device) % (model.config.get_text_config().vocab_size - 1))[None] + 1
+        first, second = ids[:, :length], ids[:, length:]
+        with evaluating(model):
+            alone = model(first, use_cache=False).logits
+            longer = model(ids[:, : length - 1], use_cache=False).logits
+            if not _are_same(alone[:, : length - 1], longer):
+                raise GateError(
+                    f"{name} sees tokens that come later, so it is no causal language model; use a decoder, or set is_decoder: "
+                    "true in --model.from_scratch"
+                )
+            if not self.packing:
+                return
+            restart = torch.arange(length, device=model.device)[None]
+            other = model(second, use_cache=False).logits
+            try:
+                both = model(ids, position_ids=torch.cat([restart, restart], dim=1), use_cache=False).logits
+            except TypeError:
+                both = None
+            if both is None or not _are_same(both, torch.cat([alone, other], dim=1)):
+                raise GateError(
+                    f"{name} does not keep the documents of a block apart by their positions; set --data.packing false, which "
+                    "gives every document blocks of its own"
+                )
+
+    def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The mean cross-entropy of every block's tokens ``[batch]``, float32; logits ``[batch, position, vocabulary]``."""
+        sight = "position_ids" if self.packing else "attention_mask"
+        # Transformers makes no mask of positions where a model keeps a cache.
+        logits = model(input_ids=batch["input_ids"], **{sight: batch[sight]}, use_cache=False).logits.float()
+        labels = batch["labels"]
+        return token_losses(logits, labels).sum(-1) / tokens_of(labels), logits
+
+    def batch_loss(self, losses: Tensor, batch: Batch) -> Tensor:
+        """The mean over all tokens of the batch."""
+        tokens = tokens_of(batch["labels"])
+        return (losses * tokens).sum() / tokens.sum()
+
+    def batch_weight(self, batch: Batch) -> float:
+        """Its tokens, so that every token counts alike in whatever process it is."""
+        return float(tokens_of(batch["labels"]).sum())
+
+    def example_weights(self, batch: Batch) -> Tensor:
+        """Its tokens: the loss of a split is a mean over tokens."""
+        return tokens_of(batch["labels"])
+
+    def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+        """The tokens with a mask of padding, as everybody calls a language model."""
+        return {"input_ids": batch["input_ids"], "attention_mask": (batch["labels"] != IGNORED).long()}
+
+    def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
+        """All but padding."""
+        valid = batch["labels"] != IGNORED
+        return {"encoder": valid, "decoder": valid, "cross": valid}
+
+    def metrics(self, split: str) -> MetricCollection:
+        """Perplexity per token, per word and per byte of the text, and the share of tokens that are predicted right."""
+        named: dict[str, Any] = {name: Perplexity() for name in ("perplexity", "word_perplexity", "byte_perplexity")}
+        return MetricCollection({**named, "accuracy": TokenAccuracy()}, compute_groups=False)
+
+    def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
+        surprise, tokens = self.predictions(logits, batch)
+        for name, units in (("perplexity", tokens), ("word_perplexity", batch["words"]), ("byte_perplexity", batch["bytes"])):
+            metrics[name].update(surprise, units)
+        metrics["accuracy"].update(logits, batch["labels"])
+
+    def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The negative log likelihood of every block in nats, and its tokens, ``[batch]`` each."""
+        labels = batch["labels"]
+        return token_losses(logits, labels).double().sum(-1), tokens_of(labels)
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of every token ``[batch, position]`` in nats; 0 where nothing is to be predicted."""
+    flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
+    return flat.unflatten(0, labels.shape)
+
+
+def _are_same(logits: Tensor, others: Tensor) -> bool:
+    """Whether logits differ no more than by the order in which they were computed."""
+    return torch.allclose(logits.float(), others.float(), rtol=1e-3, atol=1e-4)
+
+
+def _new(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedModel:
+    """A new decoder, by default a GPT-2, that knows the tokens which a document begins and ends with."""
+    given = {"model_type": "gpt2", **fields}
+    start, end = start_token(tokenizer), end_token(tokenizer)
+    tokens = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}
+    model = from_config(AutoModelForCausalLM, given, {"vocab_size": len(tokenizer), **tokens})
+    model.generation_config = GenerationConfig(**tokens)
+    return model
+
+
+def check_causal(config: Any, name: str) -> None:
+    """Raises :class:`GateError` if there is no language model of this config, called ``name``, that predicts the next token."""
+    if type(config) not in AutoModelForCausalLM._model_mapping or getattr(config, "is_encoder_decoder", False):
+        raise GateError(
+            f"{name!r} is a {config.model_type} model, which does not predict the next token; language modelling needs a "
+            "decoder such as GPT-2, Llama or Qwen"
+        )
