@@ -55,6 +55,13 @@ def other_digit(content: bytes, draw: random.Random) -> bytes:
     return content[:place] + digit.encode() + content[place + 1 :]
 
 
+def longer_number(content: bytes, draw: random.Random) -> bytes:
+    """A number has one digit more."""
+    places = [place for place, byte in enumerate(content) if chr(byte).isdigit()]
+    place = draw.choice(places) if places else len(content)
+    return content[:place] + str(draw.randrange(1, 10)).encode() + content[place:]
+
+
 def no_utf8(content: bytes, draw: random.Random) -> bytes:
     place = draw.randrange(len(content) or 1)
     return content[:place] + b"\xe9\xff" + content[place:]
@@ -124,7 +131,7 @@ TEXT: dict[str, Damage] = {
     "UTF-16": lambda content, draw: content.decode().encode("utf-16"),
     "lines lost": cut_at_a_line,
     "digit": other_digit,
-    "another digit": other_digit,
+    "a digit more": longer_number,
 }
 JSON: dict[str, Damage] = {
     "brackets": lambda content, draw: b"[" * 20_000,

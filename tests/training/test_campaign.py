@@ -38,7 +38,7 @@ from tests.training.campaign import (
 )
 from tests.training.faults import ANY, GONE, JSON, TEXT, damages
 from tests.training.runs import write_config
-from tests.training.stops import LONGEST
+from tests.training.stops import LONGEST, Moment, fit
 from training.commands.report import told_as_damage
 from training.commands.table import run_command
 from training.config import ComparisonOptions, Setup, group_of
@@ -111,9 +111,9 @@ def damaged_files(run, pattern, *name):
             path.write_bytes(content)
 
 
-def names_of(path, run):
-    """What a sentence about a damaged file may say of it."""
-    return path.name, path.parent.name, str(run)
+def names_of(path):
+    """What a sentence about a damaged file has to say of it; of an experiment's, the folder, which is made anew as a whole."""
+    return [path.parent.name if path.parent.parent.name == "experiments" else path.name]
 
 
 # -- damaged files of a run, and the commands that read them ------------------------------------------------------
@@ -132,7 +132,7 @@ def test_summaries_of_damaged_tables(name, run, tally):
     for pattern in files:
         for path, damage in damaged_files(run, pattern, name):
             ended = held(command)
-            tally.add(f"damaged files: {name}", ended.outcome(lambda: ended.out == expected, names_of(path, run)),  # noqa: B023
+            tally.add(f"damaged files: {name}", ended.outcome(lambda: ended.out == expected, names_of(path)),  # noqa: B023
                       f"{pattern}, {damage}", ended)  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_summaries_written_anew_from_damaged_tables(run, tally):
             def right():
                 return all((run / name).read_bytes() == before[name] for name in written)
 
-            tally.add("damaged files: summary --rewrite", ended.outcome(right, names_of(path, run)), f"{pattern}, {damage}",
+            tally.add("damaged files: summary --rewrite", ended.outcome(right, names_of(path)), f"{pattern}, {damage}",
                       ended)  # fmt: skip
             for name, content in before.items():
                 (run / name).write_bytes(content)
@@ -190,7 +190,7 @@ def test_reports_of_damaged_tables(run, tally):
 
             if damage == GONE and pattern in ("metrics.csv", "verdict.md"):  # which a report can do without
                 continue
-            tally.add("damaged files: report", ended.outcome(right, names_of(path, run)), f"{pattern}, {damage}", ended)
+            tally.add("damaged files: report", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
 
 
 OF_RANKING = ["export/config.json", "export/tokenizer.json", "scores.csv", "checkpoints/final.ckpt"]
@@ -217,7 +217,7 @@ def test_exports_of_damaged_runs(name, run, tally, tmp_path):
             def right():
                 return files_of(output) == expected  # noqa: B023
 
-            tally.add("damaged files: export", ended.outcome(right, names_of(path, run)), f"{pattern}, {damage}", ended)
+            tally.add("damaged files: export", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
             shutil.rmtree(output, ignore_errors=True)
 
 
@@ -235,7 +235,7 @@ def test_analyses_of_damaged_runs(run, tally, tmp_path):
             def right():
                 return (output / "ablate.csv").read_bytes() == expected  # noqa: B023
 
-            tally.add("damaged files: analyze", ended.outcome(right, names_of(path, run)), f"{pattern}, {damage}", ended)
+            tally.add("damaged files: analyze", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
 
 
 RESUMED = ["finished.json", "metrics.csv", "config.yaml", "began_with.json", "checkpoints/final.ckpt", "checkpoints/dense.ckpt",
@@ -262,10 +262,35 @@ def test_resuming_from_damaged_files(pattern, original, tmp_path, tally):
         if change is not None:
             path.write_bytes(change(content, chances(pattern, damage)))
         ended = held(lambda: run_command("fit", fit_arguments(folder, "--existing", "resume")), 2 * LONGEST)  # noqa: B023
-        outcome = ended.outcome(lambda: compared(run).equals(expected), names_of(path, run))  # noqa: B023
+        outcome = ended.outcome(lambda: compared(run).equals(expected), names_of(path))  # noqa: B023
         survived |= outcome == SURVIVED
         tally.add("damaged files: resume", outcome, f"{pattern}, {damage}", ended)
         shutil.rmtree(folder)
+
+
+def test_going_on_from_a_damaged_last_checkpoint(original, tmp_path, tally):
+    """Of a run that was stopped in the middle of its pruning: it goes on to the same tables, or says which file is damaged."""
+    stopped, expected = tmp_path / "stopped", compared(original / "run")
+    stopped.mkdir()
+    moment = Moment("training.pruner.callbacks:LastGoodCheckpoint.on_train_batch_end", call=14, after=True)
+    code, said = fit(fit_arguments(stopped), stopped, moment)
+    last = stopped / "run" / "checkpoints" / "last.ckpt"
+    assert (code, last.is_file()) == (-9, True), said
+    content, survived = last.read_bytes(), False
+    for round_ in range(TIMES):
+        for damage, change in damages(".ckpt").items():
+            if survived and damage == GONE:
+                continue
+            folder = shutil.copytree(stopped, tmp_path / "damaged")
+            path = folder / last.relative_to(stopped)
+            path.unlink()
+            if change is not None:
+                path.write_bytes(change(content, chances("last", damage, round_)))
+            ended = held(lambda: run_command("fit", fit_arguments(folder, "--existing", "resume")), 2 * LONGEST)  # noqa: B023
+            outcome = ended.outcome(lambda: compared(folder / "run").equals(expected), [path.name])  # noqa: B023
+            survived |= outcome == SURVIVED
+            tally.add("damaged files: resume", outcome, f"last.ckpt, {damage}", ended)
+            shutil.rmtree(folder)
 
 
 # -- damaged files that the library reads -------------------------------------------------------------------------
@@ -284,7 +309,7 @@ def test_pruned_models_with_damaged_files(name, run, tally):
         found = {}
         for path, damage in damaged_files(folder, name, "load_pruned"):
             ended = held(lambda: found.update(model=load_pruned(folder)))
-            tally.add("damaged files: load_pruned", ended.outcome(right, names_of(path, folder)), f"{name}, {damage}", ended)
+            tally.add("damaged files: load_pruned", ended.outcome(right, names_of(path)), f"{name}, {damage}", ended)
 
 
 def stated_mask(content, sites):
@@ -521,6 +546,24 @@ def test_no_room_for_an_export(run, tally, tmp_path):
         tally.add("full disk", outcome, f"export in {size} bytes", ended)
 
 
+def test_no_room_for_a_run(original, tally, tmp_path):
+    """It ends with a sentence; with room it goes on to the same tables, or begins again where nothing was written yet."""
+    expected = compared(original / "run")
+    largest = max(len(content) for content in files_of(original / "run").values())
+    for number in range(8 * TIMES):
+        size = int(largest ** chances("room", number).uniform(0.3, 1))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ended = with_room(size, lambda: run_command("fit", fit_arguments(folder)))  # noqa: B023
+        outcome = ended.outcome(lambda: compared(folder / "run").equals(expected), ["File too large"])  # noqa: B023
+        more = ["--existing", "resume"] if "--existing resume" in ended.err else []
+        again = ended if ended.code == 0 else held(lambda: run_command("fit", fit_arguments(folder, *more)), 2 * LONGEST)  # noqa: B023
+        if again.code != 0 or not compared(folder / "run").equals(expected):
+            outcome = again.outcome(lambda: False, ["nothing"])
+        tally.add("full disk", outcome, f"fit in {size} bytes", ended if again.code == 0 else again)
+        shutil.rmtree(folder)
+
+
 # -- processes that are killed, and two at once -------------------------------------------------------------------
 
 
@@ -578,12 +621,15 @@ def test_two_commands_at_once(name, run, tally, tmp_path):
     """Each does its work or says that it cannot; what they leave is whole, and that of one of them."""
     command, given = PAIRS[name]
     line = [command, *(part.format(run=run, folder=tmp_path) for part in given)]
+    left = tmp_path / "out" if command == "export" else run
+    assert in_processes(tmp_path, line)[0].code == 0
+    expected = files_of(left)
     for number in range(6 * TIMES):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         both = in_processes(tmp_path, line, line)
-        whole = load_pruned(tmp_path / "out") if command == "export" else read_contents(run)
         for ended in both:
-            outcome = ended.outcome(lambda: whole is not None, ["another process", "already exists", "not empty", "is there"])  # noqa: B023
+            refused = ["another process", "already exists", "not empty", "is there"]
+            outcome = ended.outcome(lambda: files_of(left) == expected, refused)
             if all(one.code for one in both):
                 outcome = SILENT
             tally.add("two processes", outcome, f"{name} {number}", ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,12 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from training.config.data import DataOptions
 from training.data.batches import SplitBatches
+from training.data.hashing import add_column
 from training.runs import processes
 from training.tasks import Task
 
 SPLITS = ("train", "select", "test")
-HASHED_AT_ONCE = 10_000
-"""Rows of a column."""
 
 
 @runtime_checkable
@@ -167,13 +165,8 @@ class TaskData(pl.LightningDataModule, ABC):
         digest = xxhash.xxh3_128(self.order.encode())
         for name in SPLITS:
             for column in self.splits[name].column_names:
-                values = self.splits[name][column]
-                digest.update(f"{name} {column} [".encode())
-                for first in range(0, len(values), HASHED_AT_ONCE):  # the same as of the whole column, which may be large
-                    digest.update(
-                        (", " * (first > 0) + json.dumps(list(values[first : first + HASHED_AT_ONCE]))[1:-1]).encode()
-                    )
-                digest.update(b"]")
+                digest.update(f"{name} ".encode())
+                add_column(digest, self.splits[name], column)
         return digest.hexdigest()
 
     def _place(self) -> tuple[int, int]:

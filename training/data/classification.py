@@ -13,6 +13,7 @@ from gates.export.vocabulary import check_known
 from training.config.data import ClassificationOptions
 from training.data.base import SPLITS, TaskData
 from training.data.batches import RunBatches
+from training.data.encoding import encode
 from training.data.files import check_classes
 from training.tasks import Classification
 
@@ -68,14 +69,13 @@ class ClassificationData(TaskData):
         assert tokenizer is not None
         limit = min(self.options.max_length, tokenizer.model_max_length)
 
-        def encode(rows: dict[str, list[Any]]) -> dict[str, Any]:
-            pair = [rows["pair"]] if "pair" in rows else []
-            encoded = tokenizer(rows["text"], *pair, truncation=True, max_length=limit)
-            encoded["labels"] = [index[label] for label in rows["label"]]
-            encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
-            return dict(encoded)
+        def encoded(rows: dict[str, list[Any]]) -> dict[str, Any]:
+            found: dict[str, list[Any]] = dict(encode(tokenizer, rows["text"], rows.get("pair"), limit=limit))
+            found["labels"] = [index[label] for label in rows["label"]]
+            found["length"] = [len(ids) for ids in found["input_ids"]]
+            return found
 
-        return split.map(encode, batched=True, remove_columns=split.column_names, desc=f"tokenizing {name}")
+        return split.map(encoded, batched=True, remove_columns=split.column_names, desc=f"tokenizing {name}")
 
     @property
     def task(self) -> Classification:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import datasets
+import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
@@ -47,13 +49,12 @@ class TextData(ClassificationData):
             if splits["train"].num_rows < 2:
                 raise GateError("the train split has one example; expected more, or a --data.select_file beside it")
             try:
-                halves = splits["train"].train_test_split(self.options.select_fraction, seed=0)
+                splits |= set_aside(splits["train"], self.options.select_fraction)
             except ValueError as error:  # one half would be empty
                 raise GateError(
                     f"select_fraction is {self.options.select_fraction}, which leaves nothing of {splits['train'].num_rows} "
                     "examples to train on; give a smaller share, or a --data.select_file"
                 ) from error
-            splits["train"], splits["select"] = halves["train"], halves["test"]
         return splits
 
     def _read_files(self) -> dict[str, Dataset]:
@@ -96,6 +97,24 @@ class TextData(ClassificationData):
         return split.map(
             choose, batched=True, remove_columns=split.column_names, desc=f"reading {name}", load_from_cache_file=False
         )
+
+
+def set_aside(split: Dataset, share: float) -> dict[str, Dataset]:
+    """A share of the examples, rounded up, for selection, and the rest for training, both shuffled.
+
+    The rows are those of ``datasets``' ``train_test_split``. A table is put into their order at once, where a data set would
+    collect them one by one for every reader.
+
+    Raises:
+        ValueError: if nothing is left to train on.
+    """
+    order = np.random.default_rng(0).permutation(split.num_rows)
+    select = math.ceil(share * len(order))
+    if select >= len(order):
+        raise ValueError(share)
+    table = split.to_pandas()
+    halves = {"train": order[select:], "select": order[:select]}
+    return {name: Dataset.from_pandas(table.iloc[rows], preserve_index=False) for name, rows in halves.items()}
 
 
 def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | None], *, instead: str) -> dict[str, Dataset]:

@@ -5,7 +5,7 @@ import pytest
 import sacrebleu
 import torch
 
-import training.data.base
+import training.data.hashing
 import training.data.translation
 from gates.errors import GateError
 from training.config.data import ParallelText
@@ -248,7 +248,7 @@ def test_parts_of_a_split_are_encoded_as_the_whole(files, monkeypatch):
     whole, parts = aligned(files), aligned(files)
     whole.build(None)
     monkeypatch.setattr(training.data.translation, "ENCODED_AT_ONCE", 7)
-    monkeypatch.setattr(training.data.base, "HASHED_AT_ONCE", 3)
+    monkeypatch.setattr(training.data.hashing, "ROWS", 3)
     parts.build(None)
     assert parts.splits["train"][:] == whole.splits["train"][:]
     assert parts.fingerprint() == whole.fingerprint()

@@ -5,12 +5,13 @@ import datasets
 import huggingface_hub
 import pandas as pd
 import pytest
+from datasets import Dataset
 from transformers import BertConfig
 
 from gates.errors import GateError
 from training.config.data import Text
 from training.data.synthetic import build_tokenizer
-from training.data.text import TextData, read_file
+from training.data.text import TextData, read_file, set_aside
 
 CONFIG = {"vocab_size": 90, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 ROWS = [("the fox sees the basil", "1"), ("a \"quoted, word' here", "0"), ("NA", "1"), ("null and 12", "0")] * 5
@@ -187,3 +188,12 @@ def test_texts_of_which_the_tokenizer_knows_nothing(tmp_path, data):
         write(tmp_path / name, [("Jbzk qwyx vlorp", label) for label in "01"] * 10)
     with pytest.raises(GateError, match="does not know the texts: 100 % of their tokens"):
         data().build(None)
+
+
+@pytest.mark.parametrize(("rows", "share"), [(10, 0.1), (11, 0.1), (7, 0.5), (3, 0.01)])
+def test_examples_set_aside_are_those_of_the_library(rows, share):
+    split = Dataset.from_dict({"text": [f"text {row}" for row in range(rows)], "label": ["0"] * rows})
+    known = split.train_test_split(share, seed=0)
+    found = set_aside(split, share)
+    assert found["train"].to_dict() == known["train"].to_dict()
+    assert found["select"].to_dict() == known["test"].to_dict()
