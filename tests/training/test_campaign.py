@@ -554,10 +554,11 @@ def test_no_room_for_a_run(original, tally, tmp_path):
         size = int(largest ** chances("room", number).uniform(0.3, 1))
         folder = tmp_path / str(number)
         folder.mkdir()
-        ended = with_room(size, lambda: run_command("fit", fit_arguments(folder)))  # noqa: B023
+        command = fit_arguments(folder)
+        ended = with_room(size, lambda: run_command("fit", command))  # noqa: B023
         outcome = ended.outcome(lambda: compared(folder / "run").equals(expected), ["File too large"])  # noqa: B023
         more = ["--existing", "resume"] if "--existing resume" in ended.err else []
-        again = ended if ended.code == 0 else held(lambda: run_command("fit", fit_arguments(folder, *more)), 2 * LONGEST)  # noqa: B023
+        again = ended if ended.code == 0 else held(lambda: run_command("fit", [*command, *more]), 2 * LONGEST)  # noqa: B023
         if again.code != 0 or not compared(folder / "run").equals(expected):
             outcome = again.outcome(lambda: False, ["nothing"])
         tally.add("full disk", outcome, f"fit in {size} bytes", ended if again.code == 0 else again)

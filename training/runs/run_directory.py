@@ -138,7 +138,7 @@ class RunDirectory:
         holds_run = _holds_run(chosen)
         if existing == "resume":
             if not holds_run or _is_comparison(chosen):
-                raise GateError(f"there is nothing to resume in {str(chosen)!r}: it does not hold a run; check --run_dir")
+                raise GateError(f"there is nothing to resume in {str(chosen)!r}: it has no config.yaml; check --run_dir")
             return cls(chosen, resumes=True)
         if taken and not holds_run:
             raise GateError(
