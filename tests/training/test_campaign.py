@@ -629,7 +629,7 @@ def test_two_commands_at_once(name, run, tally, tmp_path):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         both = in_processes(tmp_path, line, line)
         for ended in both:
-            refused = ["another process", "already exists", "not empty", "is there"]
+            refused = ["another process", "already exists", "exists already", "not empty", "is there"]
             outcome = ended.outcome(lambda: files_of(left) == expected, refused)
             if all(one.code for one in both):
                 outcome = SILENT

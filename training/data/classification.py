@@ -17,6 +17,9 @@ from training.data.encoding import encode
 from training.data.files import check_classes
 from training.tasks import Classification
 
+AT_ONCE = 10_000
+"""Examples that are encoded together, which the tokenizer's library shares among the processor's cores."""
+
 
 class _Collate:
     """Pads a batch to its longest example (a class, so that workers of any start method can have it)."""
@@ -75,7 +78,9 @@ class ClassificationData(TaskData):
             found["length"] = [len(ids) for ids in found["input_ids"]]
             return found
 
-        return split.map(encoded, batched=True, remove_columns=split.column_names, desc=f"tokenizing {name}")
+        return split.map(
+            encoded, batched=True, batch_size=AT_ONCE, remove_columns=split.column_names, desc=f"tokenizing {name}"
+        )
 
     @property
     def task(self) -> Classification:

@@ -64,25 +64,27 @@ def _is_header(table: pd.DataFrame, columns: list[str]) -> bool:
     """Whether the first row has one of the given or the usual names, words in a column of numbers, or a value that no other row
     has in a column of a few values."""
     for column, name in zip(table, columns, strict=False):
-        values = table[column].astype(str).str.strip().str.strip("\"'").str.lower()
-        first, others = values.iloc[0], table[column].iloc[1:]
-        is_name = first in {name.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS}
-        if is_name and not (values.iloc[1:] == first).any():  # elsewhere it is a class or a text
+        values, others = table[column], table[column].iloc[1:]
+        is_name = _name(values.iloc[0]) in {name.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS}
+        if is_name and _name(values.iloc[0]) not in set(map(_name, others)):  # elsewhere it is a class or a text
             return True
-        if len(others) and _is_number(others).all() and not _is_number(table[column].iloc[:1]).all():
+        if not _is_number(values.iloc[:1]) and len(others) and _is_number(others.iloc[:ENOUGH_ROWS]) and _is_number(others):
             return True
-        few = table[column].nunique() <= len(table) / FEW
-        if len(table) >= ENOUGH_ROWS and few and _is_alone_first(table[column]):
+        if len(table) >= ENOUGH_ROWS and _is_alone_first(values) and values.nunique() <= len(table) / FEW:
             return True
     return False
 
 
+def _name(value: object) -> str:
+    """A value as a column may be called."""
+    return str(value).strip().strip("\"'").lower()
+
+
 def _is_alone_first(values: pd.Series) -> bool:
     """Whether the first value occurs nowhere else, and is the only one of which that is true."""
-    counts = values.value_counts()
-    return bool((values == values.iloc[0]).sum() == 1 and (counts == 1).sum() == 1)
+    return bool((values == values.iloc[0]).sum() == 1 and (values.value_counts() == 1).sum() == 1)
 
 
-def _is_number(values: pd.Series) -> pd.Series:
-    """Which of the values are numbers."""
-    return pd.to_numeric(values, errors="coerce").notna()
+def _is_number(values: pd.Series) -> bool:
+    """Whether all values are numbers."""
+    return bool(pd.to_numeric(values, errors="coerce").notna().all())
