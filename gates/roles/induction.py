@@ -18,18 +18,21 @@ LENGTHS = (8, 32)
 NAMES = ["induction", "duplicate"]
 
 
-def repeated_sequences(tokens: Sequence[int], rows: int, *, start: int | None = None, seed: int = 0) -> list[list[int]]:
+def repeated_sequences(
+    tokens: Sequence[int], rows: int, *, start: int | None = None, longest: int = LENGTHS[1], seed: int = 0
+) -> list[list[int]]:
     """Random sequences of distinct tokens, each said twice.
 
     Args:
         tokens: that may be drawn.
         rows: how many sequences.
         start: token in front of each; None for none.
+        longest: the most tokens of a sequence.
         seed: of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     pool = torch.tensor(list(tokens))
-    longest = max(2, min(LENGTHS[1], len(pool)))
+    longest = max(2, min(LENGTHS[1], longest, len(pool)))
     found = []
     for _ in range(rows):
         length = int(torch.randint(min(LENGTHS[0], longest), longest + 1, (), generator=generator))

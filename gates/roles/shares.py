@@ -69,6 +69,11 @@ class Shares:
     count: Tensor
     replicates: Tensor
 
+    def of(self, *columns: int) -> Shares:
+        """Some of the columns."""
+        chosen = list(columns)
+        return Shares(**{name: values[..., chosen] for name, values in vars(self).items()})
+
     def against_column(self, column: int, other: int) -> Shares:
         """The same with the heads' own share in another column as the baseline of a column, where that is larger."""
         larger = self.value[:, other] > self.baseline[:, column].nan_to_num(-1.0)

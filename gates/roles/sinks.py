@@ -11,15 +11,17 @@ from gates.roles.shares import Counts, SentenceShares
 from gates.roles.view import View
 from gates.sites import AttentionSite
 
-NAMES = ["separator", "first-token", "broad"]
+NAMES = ["separator", "first-token", "broad", "confidence"]
+CONFIDENCE = 3
 
 
 @torch.no_grad()
 def sink_counts(weights: Tensor, view: View) -> Counts:
-    """Attention on separators (special tokens but the first token), on the first token, and normalised entropy, summed over
-    queries; the baseline is uniform attention, whose entropy is not given.
+    """Attention on separators (special tokens but the first token) and on the first token, normalised entropy, and confidence
+    (the largest weight, special tokens left out; Voita et al. 2019), summed over queries; the baseline is uniform attention,
+    and the last two have none.
 
-    A query counts for separators where it sees one, and for the others where it sees two keys.
+    A query counts for separators and first tokens where it sees one, and in all columns where it sees two keys.
 
     Args:
         weights: of attention, ``[batch, heads, query, key]``.
@@ -41,8 +43,11 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
     p = weights.double().clamp(min=0)
     entropy = -torch.xlogy(p, p).sum(-1) / size.clamp(min=2).log().unsqueeze(1)
     hits.append((entropy * counted.unsqueeze(1)).sum(-1))
-    chances.append(counted.sum(-1))
-    uniform.append(torch.full_like(uniform[0], torch.nan))
+    largest = (p * (visible & view.text.unsqueeze(1)).unsqueeze(1)).amax(-1)
+    hits.append((largest * counted.unsqueeze(1)).sum(-1))
+    for _ in range(2):
+        chances.append(counted.sum(-1))
+        uniform.append(torch.full_like(uniform[0], torch.nan))
     return Counts(torch.stack(hits, -1), torch.stack(chances, -1), torch.stack(uniform, -1).unsqueeze(1))
 
 
