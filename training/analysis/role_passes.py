@@ -80,13 +80,17 @@ class RolePasses:
         self.special = torch.tensor(observed.tokenizer.all_special_ids, device=device)
         self.frequencies = {name: token_counts(counts.to(device)) for name, counts in texts.frequencies.items()}
 
+    @property
+    def has_decoder(self) -> bool:
+        return any(site.kind == "decoder" for site in self.observed.sites)
+
     def run(self) -> Measured:
         """All passes."""
         with self.observed.at_rest():
             self._trees()
             if self.texts.pronouns is not None:
                 self._pronouns()
-            if any(site.kind == "decoder" for site in self.observed.sites):
+            if self.has_decoder:
                 self._repeats()
             if self.observed.is_encoder_decoder:
                 self._pairs()
@@ -210,15 +214,16 @@ class RolePasses:
 
     def _measured(self) -> Measured:
         positional, sinks, rare = self.positional.compute(), self.sinks.compute(), self.rare.compute()
-        syntactic, copies = self.syntactic.compute(), self.copies.compute()
+        syntactic = self.syntactic.compute()
         coreference = self.coreference.compute() if self.texts.pronouns is not None else None
         roles = [assign(POSITIONAL, positional, self.positional.names)]
         roles += [assign(SYNTACTIC, syntactic, self.syntactic.names), assign(RARE, rare, self.rare.names)]
         if coreference is not None:
             compared = coreference.against_column(0, 1).of(0, 2)
             roles.append(assign(COREFERENCE, compared, [self.coreference.names[0], self.coreference.names[2]]))
-        for column, rule in enumerate((INDUCTION, DUPLICATE)):
-            roles.append(assign(rule, copies.of(column), [rule.name]))
+        if self.has_decoder:
+            copies = self.copies.compute()
+            roles += [assign(rule, copies.of(column), [rule.name]) for column, rule in enumerate((INDUCTION, DUPLICATE))]
         for column, rule in enumerate((SEPARATOR, FIRST_TOKEN, BROAD)):
             roles.append(assign(rule, sinks.of(column), [rule.name]))
         names = self.syntactic.names, self.syntactic.baseline_names

@@ -72,8 +72,8 @@ class Encoded:
 
     def told(self, what: str) -> str:
         """What was left out, in words; empty if nothing was."""
-        parts = [counted(self.left_out, f"{what} too long for the model")] if self.left_out else []
-        parts += [counted(self.pieceless, "word without a piece")] if self.pieceless else []
+        parts = [f"{counted(self.left_out, what)} too long for the model"] if self.left_out else []
+        parts += [f"{counted(self.pieceless, 'word')} without a piece"] if self.pieceless else []
         return " and ".join(parts)
 
 
