@@ -36,7 +36,7 @@ class Rule:
 
 POSITIONAL = Rule("positional", least=0.9)
 SYNTACTIC = Rule("syntactic", margin=0.1)
-RARE = Rule("rare", margin=0.1)
+RARE = Rule("rare", least=0.5, margin=0.1)
 COREFERENCE = Rule("coreference", margin=0.1)
 INDUCTION = Rule("induction", margin=0.1)
 DUPLICATE = Rule("duplicate", margin=0.1)

@@ -158,5 +158,3 @@ def _spread(replicates: Tensor) -> Tensor:
     mean = replicates.nan_to_num(0.0, 0.0, 0.0).sum(0) / count
     squares = torch.where(known, (replicates - mean) ** 2, 0.0).sum(0)
     return (squares / (count - 1).clamp(min=1)).sqrt()
-
-

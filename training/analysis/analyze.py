@@ -222,8 +222,8 @@ class OutputDirectory:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
         lines += [
             "The dense model, of a run at the end of fine-tuning; scores from training data, choices on the selection split,",
-            "results on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this model;",
-            "another seed would train another.",
+            "results on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this",
+            "model; another seed would train another. Those of roles are over sentences.",
         ]
         for name, found in self.findings.items():
             lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]

@@ -64,6 +64,12 @@ class DenseModel:
     def is_classifier(self) -> bool:
         return isinstance(self.data, ClassificationData) and self.metric in METRICS
 
+    @property
+    def classification(self) -> ClassificationData:
+        """The data of a classifier."""
+        assert isinstance(self.data, ClassificationData)
+        return self.data
+
     def need_classifier(self, experiment: str) -> None:
         """Raises :class:`GateError` where an experiment that counts right and wrong classes has none."""
         if not self.is_classifier:
@@ -190,6 +196,16 @@ def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData |
     return Outcomes(
         found[..., 0].astype(np.float64), found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric
     )
+
+
+def losses_under(dense: DenseModel, masks: Tensor, split: Split) -> Array:
+    """The loss of every example under every mask ``[masks, gates]``, on any task, ``[masks, examples]`` float64."""
+    loader = {"score": dense.data.score_dataloader, "select": dense.data.val_dataloader, "test": dense.data.test_dataloader}
+    batches = progress.track(loader[split](), f"evaluating {len(masks)} masks")
+    task, backbone = dense.pruner.task, dense.pruner.backbone
+    moved = (move_data_to_device(batch, dense.device) for batch in batches)
+    losses = ablate(dense.gates, masks, moved, lambda batch: task.losses(backbone, batch)[0].float())
+    return losses.cpu().numpy().astype(np.float64)
 
 
 def head_importance(

@@ -47,7 +47,9 @@ def role_map(table: pd.DataFrame, names: Sequence[str]) -> Figure:
             for part, name in enumerate(held or [""]):
                 width = 0.92 / max(1, len(held))
                 corner = (row["head"] - 0.46 + part * width, sites.index(row["site"]) - 0.44)
-                axes.add_patch(Rectangle(corner, width, 0.88, facecolor=COLOUR_OF.get(name, BLANK), edgecolor=INK, linewidth=0.2))
+                axes.add_patch(
+                    Rectangle(corner, width, 0.88, facecolor=COLOUR_OF.get(name, BLANK), edgecolor=INK, linewidth=0.2)
+                )
         axes.set(title=kind, xlabel="head", ylabel="layer", xlim=(-0.6, own["head"].max() + 0.6), ylim=(len(sites) - 0.4, -0.6))
         axes.set_yticks(range(len(sites)), [site.rpartition(".")[2] for site in sites])
         axes.set_xticks(range(int(own["head"].max()) + 1))

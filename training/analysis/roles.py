@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,8 @@ from training.stats.significance import Interval, interval
 BACKGROUND = "background"
 DEPTHS = ("positional", "syntactic", "coreference")
 """Roles of which lecture notes say that they lie early, in the middle and late."""
+CAUSAL = "of causal self-attention alone"
+NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": CAUSAL}
 
 
 def roles_of_heads(observed: ObservedModel, files: RoleFiles) -> Finding:
@@ -130,7 +133,7 @@ def best_heads(sites: Sequence[AttentionSite], measured: Measured) -> pd.DataFra
 
 
 def depth_of(table: pd.DataFrame, role: str) -> Interval:
-    """Mean relative depth of the self-attention heads with a role, 0 the first layer and 1 the last, with Student's interval."""
+    """Mean relative depth of the self-attention heads with a role, 0 (first layer) to 1 (last), with Student's interval."""
     own = table[table["kind"] != "cross"]
     last = own.groupby("kind")["layer"].transform("max").clip(lower=1)
     return interval((own["layer"] / last)[own[f"{role}_has"]].to_numpy())
@@ -141,22 +144,20 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     background = total - count
     roles = [f"{int(role.holds.sum())} {role.rule.name}" for role in measured.roles]
     low, high = stats.binomtest(background, total).proportion_ci(method="exact")
-    several = int((sum(table[f"{rule.name}_has"].astype(int) for rule in RULES if rule.specialised) > 1).sum())
+    several = int((table[[f"{rule.name}_has" for rule in RULES if rule.specialised]].sum(axis=1) > 1).sum())
     sentences = [
         f"Of {total} heads: {', '.join(roles)}; {several} have more than one specialised role.",
-        f"{background} of {total} heads ({background / total:.0%}, 95 % interval {low:.0%} to {high:.0%}) are background, with no "
-        f"specialised role; {int((table['roles'] == 'none').sum())} have no role at all, not even as sinks or broad heads. "
+        f"{background} of {total} heads ({background / total:.0%}, 95 % interval {low:.0%} to {high:.0%}) are background, with "
+        f"no specialised role; {int((table['roles'] == 'none').sum())} have no role at all, not even as sinks or broad heads. "
         f"That about half of all heads are background is {_fits(low, high)}.",
     ]
     absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
     if absent:
-        sentences.append(
-            f"Not measured: {', '.join(absent)} (coreference needs --coref; induction and duplicate are of causal attention)."
-        )
+        sentences.append(f"Not measured: {listed([f'{name} ({NEEDS[name]})' for name in absent])}.")
     if (table["kind"] == "cross").any():
         sentences.append(
-            "For cross attention only positional, rare (of the source) and the sinks are defined; in an encoder-decoder trees and "
-            "pronouns are of the source."
+            "For cross attention only positional, rare (of the source) and the sinks are defined; in an encoder-decoder trees "
+            "and pronouns are of the source."
         )
     return sentences
 
@@ -179,7 +180,7 @@ def _claims(table: pd.DataFrame) -> list[str]:
         return [sentence + " That positional heads lie early, syntactic ones in the middle and coreference late is not tested."]
     means = [found[name].mean for name in DEPTHS]
     ordered = "is the order here" if means[0] < means[1] < means[2] else "is not the order here"
-    apart = all(found[one].high < found[other].low for one, other in zip(DEPTHS, DEPTHS[1:], strict=False))
+    apart = all(found[one].high < found[other].low for one, other in pairwise(DEPTHS))
     return [f"{sentence} Positional early, syntactic in the middle, coreference late {ordered}; {_apart(apart)}."]
 
 
@@ -201,8 +202,8 @@ def _of_texts(texts: RoleTexts, measured: Measured) -> list[str]:
         if float(shares.count[best, 2]):
             choice = shares.value[:, 2].nan_to_num(-1.0)
             found.append(
-                f"The best head's maximum is on the antecedent for {100 * shares.value[best, 0]:.1f} % of the pronouns (best fixed "
-                f"offset {100 * shares.baseline[best, 0]:.1f} %, its own maximum on the wrong candidate "
+                f"The best head's maximum is on the antecedent for {100 * shares.value[best, 0]:.1f} % of the pronouns (best "
+                f"fixed offset {100 * shares.baseline[best, 0]:.1f} %, its own maximum on the wrong candidate "
                 f"{100 * shares.value[best, 1]:.1f} %); between the two candidates the best head is right for "
                 f"{100 * choice.max():.1f} % and the nearer one for {100 * shares.baseline[int(choice.argmax()), 2]:.1f} %."
             )
@@ -221,6 +222,6 @@ def _best_told(relations: pd.DataFrame) -> list[str]:
     ]
     told = f"; the largest distances: {listed(named)}" if named else ""
     return [
-        f"For {len(above)} of {len(relations)} relations and directions the best head is 10 points or more above the best fixed "
-        f"offset{told}."
+        f"For {len(above)} of {len(relations)} relations and directions the best head is 10 points or more above the best "
+        f"fixed offset{told}."
     ]

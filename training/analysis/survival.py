@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +43,8 @@ def survival_of_roles(run: str, roles: str) -> Finding:
     tables = {key: {seed: cross_table(mask, special) for seed, mask in own.items()} for key, own in masks.items()}
     kept, by_role = kept_table(tables), role_counts(table, masks)
     sentences = [
-        f"Of {heads} heads {int(special.sum())} are specialised. Odds ratios above 1 mean that they are kept more often than the "
-        "others; intervals are exact for one seed, and Student's over seeds, which are the unit, for several.",
+        f"Of {heads} heads {int(special.sum())} are specialised. Odds ratios above 1 mean that they are kept more often than "
+        "the others; intervals are exact for one seed, and Student's over seeds, which are the unit, for several.",
         *_told(kept),
         *_against(tables),
     ]
@@ -59,7 +58,9 @@ def read_roles(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(io.StringIO(read_text(path, mend="find the roles again")), keep_default_na=True)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise GateError(f"there are no roles in {str(path)!r}; find them with --experiments roles, or give --roles FILE") from error
+        raise GateError(
+            f"there are no roles in {str(path)!r}; find them with --experiments roles, or give --roles FILE"
+        ) from error
     except ValueError as error:
         raise GateError(f"{str(path)!r} is no table of roles: {first_line(error)}") from error
     needed = {"site", "head", "roles", "specialised", *(f"{rule.name}_has" for rule in RULES)}
@@ -77,7 +78,9 @@ def read_masks(run: Path) -> Masks:
     try:
         entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise GateError(f"{str(run)!r} has no masks.json and sites.json; give the directory of a finished run or comparison") from error
+        raise GateError(
+            f"{str(run)!r} has no masks.json and sites.json; give the directory of a finished run or comparison"
+        ) from error
     try:
         repeats = [int(site["heads"]) // int(site["gates"]) for site in sites for _ in range(int(site["gates"]))]
         found: Masks = {}
@@ -138,11 +141,11 @@ def role_counts(table: pd.DataFrame, masks: Masks) -> pd.DataFrame:
 
 def _told(kept: pd.DataFrame) -> list[str]:
     sentences = []
-    for method, rows in groupby(kept.itertuples(), key=lambda row: row.method):
+    for method, rows in kept.groupby("method", sort=False):
         parts = [
             f"at {row.budget} heads {row.specialised_kept:.0%} of the specialised and {row.others_kept:.0%} of the others, "
-            f"{_odds(Odds(row.odds_ratio, row.low, row.high))}"
-            for row in rows
+            f"{_odds(Odds(*of_row))}"
+            for row, of_row in zip(rows.itertuples(), rows[["odds_ratio", "low", "high"]].to_numpy(), strict=True)
         ]
         sentences.append(f"{method} keeps {listed(parts)}.")
     return sentences
@@ -163,10 +166,9 @@ def _against(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> list[str]
         if method != LEARNED or rival is None or not (seeds := sorted(own.keys() & rival.keys())):
             continue
         factor = ratio_of_odds([own[seed] for seed in seeds], [rival[seed] for seed in seeds])
-        sure = _surely(factor)
         sentences.append(
-            f"At {budget} heads the odds ratio of learned gates is {_times(factor)} that of HIS over {counted(len(seeds), 'seed')}: "
-            f"{sure}."
+            f"At {budget} heads the odds ratio of learned gates is {_times(factor)} that of HIS over "
+            f"{counted(len(seeds), 'seed')}: {_surely(factor)}."
         )
     return sentences
 

@@ -61,7 +61,8 @@ def read_coreference(file: str) -> list[Pronoun]:
         found = [_of_brackets(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     else:
         raise GateError(
-            f"{file!r} is neither GAP's table, with the columns {', '.join(GAP_COLUMNS)}, nor WinoBias's sentences with [brackets]"
+            f"{file!r} is neither GAP's table, with the columns {', '.join(GAP_COLUMNS)}, nor WinoBias's sentences with "
+            "[brackets]"
         )
     known = [pronoun for pronoun in found if pronoun is not None]
     if not known:
@@ -90,7 +91,9 @@ def _span(where: str, cells: dict[str, str], name: str) -> tuple[int, int]:
     """First and last character of a mention, checked against the text."""
     text, mention, offset = cells["Text"], cells[name], cells[f"{name}-offset"]
     if not offset.isdecimal() or text[int(offset) : int(offset) + len(mention)] != mention or not mention:
-        raise GateError(f"{where} has {name}-offset {offset!r}, where {mention!r} is not in the text; expected its first character")
+        raise GateError(
+            f"{where} has {name}-offset {offset!r}, where {mention!r} is not in the text; expected its first character"
+        )
     return int(offset), int(offset) + len(mention)
 
 
@@ -102,11 +105,15 @@ def _of_brackets(file: str, line: int, text: str) -> Pronoun:
     for character in re.sub(r"^\d+\s+", "", text):
         if character == "[":
             if opened is not None:
-                raise GateError(f"{where} has a bracket within a bracket; expected an antecedent and its pronouns in brackets each")
+                raise GateError(
+                    f"{where} has a bracket within a bracket; expected an antecedent and its pronouns in brackets each"
+                )
             opened = len(plain)
         elif character == "]":
             if opened is None:
-                raise GateError(f"{where} closes a bracket that is not open; expected an antecedent and its pronouns in brackets each")
+                raise GateError(
+                    f"{where} closes a bracket that is not open; expected an antecedent and its pronouns in brackets each"
+                )
             spans.append((opened, len(plain)))
             opened = None
         else:

@@ -71,7 +71,8 @@ def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]
 def _blocks(file: str) -> Iterator[tuple[int, list[str]]]:
     """The lines of every sentence without comments, with the number of its first line; comments are kept as empty lines."""
     opener = gzip.open if file.endswith(".gz") else open
-    first, block = 1, []
+    first = 1
+    block: list[str] = []
     with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
         for number, line in enumerate(stream, start=1):
             text = line.rstrip("\r\n")
@@ -111,7 +112,9 @@ def _tree(file: str, first: int, block: Sequence[str]) -> Tree:
         if not isinstance(token["id"], int):  # a token of several words, or an empty node
             continue
         if token["id"] != len(words) + 1:
-            raise GateError(f"{where} has the ID {token['id']}; expected {len(words) + 1}, as words count from 1 in each sentence")
+            raise GateError(
+                f"{where} has the ID {token['id']}; expected {len(words) + 1}, as words count from 1 in each sentence"
+            )
         if token["head"] is None or not token["deprel"] or token["deprel"] == "_":
             raise GateError(f"{where} has no head or relation; expected a treebank with dependencies")
         words.append(fields[1])
@@ -128,7 +131,9 @@ def _check(file: str, first: int, heads: Sequence[int], lines: Sequence[int]) ->
         raise GateError(f"the sentence at line {first} of {file!r} has no words; expected a line for each word")
     for head, line in zip(heads, lines, strict=True):
         if not -1 <= head < len(heads):
-            raise GateError(f"line {line} of {file!r} has the head {head + 1}; expected 0 to {len(heads)}, words of the sentence")
+            raise GateError(
+                f"line {line} of {file!r} has the head {head + 1}; expected 0 to {len(heads)}, words of the sentence"
+            )
     if -1 not in heads:
         raise GateError(f"the sentence at line {first} of {file!r} has no root; expected a word whose head is 0")
     for word, line in enumerate(lines):
