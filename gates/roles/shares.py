@@ -77,7 +77,7 @@ class Shares:
     def against_column(self, column: int, other: int) -> Shares:
         """The same with the heads' own share in another column as the baseline of a column, where that is larger."""
         larger = self.value[:, other] > self.baseline[:, column].nan_to_num(-1.0)
-        difference = (self.replicates[:, :, column] - self.replicates[:, :, other]).std(0)
+        difference = _spread(self.replicates[:, :, column] - self.replicates[:, :, other])
         baseline, error, which = self.baseline.clone(), self.difference_error.clone(), self.which.clone()
         baseline[larger, column] = self.value[larger, other]
         error[larger, column] = difference[larger]
@@ -157,4 +157,4 @@ def _spread(replicates: Tensor) -> Tensor:
     count = known.sum(0)
     mean = replicates.nan_to_num(0.0, 0.0, 0.0).sum(0) / count
     squares = torch.where(known, (replicates - mean) ** 2, 0.0).sum(0)
-    return (squares / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(count > 0, (squares / (count - 1).clamp(min=1)).sqrt(), torch.nan)

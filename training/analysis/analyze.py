@@ -20,7 +20,7 @@ from training.analysis.heads import ablate_each, across_domains, by_kind, one_pe
 from training.analysis.model import DenseModel, Finding, load_dense, setup_of
 from training.analysis.observed import is_model_folder, observe_folder, observe_run
 from training.analysis.relevance import relevance_of_heads
-from training.analysis.role_texts import RoleFiles
+from training.analysis.role_texts import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.analysis.survival import survival_of_roles
 from training.analysis.training import through_training
@@ -127,7 +127,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
 def _experiments(
     options: Any, dense: DenseModel | None, chosen: Sequence[str], other: Sequence[str]
 ) -> dict[str, Callable[[], Finding]]:
-    """What is to be done, by name; other data are read here, so that what is wrong with them shows before the long part.
+    """What is to be done, by name; files are read here, so that what is wrong with them shows before the long part.
 
     Args:
         options: of the command.
@@ -143,7 +143,8 @@ def _experiments(
         if name == ROLES:
             relations = tuple(part.strip() for part in (options.relations or "").split(",") if part.strip())
             files = RoleFiles(options.conllu, options.text, options.coref, relations, options.sentences)
-            found[name] = partial(roles_of_heads, observe_folder(options.run) if dense is None else observe_run(dense), files)
+            observed = observe_folder(options.run) if dense is None else observe_run(dense)
+            found[name] = partial(roles_of_heads, observed, read_texts(files, observed))
             continue
         assert dense is not None
         if name not in ON_ANY_TASK:
@@ -222,8 +223,8 @@ class OutputDirectory:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
         lines += [
             "The dense model, of a run at the end of fine-tuning; scores from training data, choices on the selection split,",
-            "results on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this",
-            "model; another seed would train another. Those of roles are over sentences.",
+            "results on the test split, metrics x 100. Significance (at 0.05) and intervals",
+            "are over test examples, for this model (those of roles over sentences); another seed would train another.",
         ]
         for name, found in self.findings.items():
             lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]

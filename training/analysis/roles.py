@@ -16,7 +16,7 @@ from training.analysis.observed import ObservedModel
 from training.analysis.role_maps import strongest_maps
 from training.analysis.role_passes import Measured, RolePasses
 from training.analysis.role_plots import role_map
-from training.analysis.role_texts import RoleFiles, RoleTexts, read_texts
+from training.analysis.role_texts import RoleTexts
 from training.stats.numbers import counted, listed
 from training.stats.significance import Interval, interval
 
@@ -27,13 +27,8 @@ CAUSAL = "of causal self-attention alone"
 NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": CAUSAL}
 
 
-def roles_of_heads(observed: ObservedModel, files: RoleFiles) -> Finding:
-    """Every head's roles.
-
-    Raises:
-        GateError: for whatever is wrong with the files, or does not fit the model.
-    """
-    texts = read_texts(files, observed)
+def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
+    """Every head's roles, with tables, pictures and what follows in words."""
     measured = RolePasses(observed, texts).run()
     table, relations = role_table(observed.sites, measured), best_heads(observed.sites, measured)
     layers = by_layer(table)
@@ -154,6 +149,9 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
     if absent:
         sentences.append(f"Not measured: {listed([f'{name} ({NEEDS[name]})' for name in absent])}.")
+    unknown = [role.rule.name for role in measured.roles if bool(role.strength.isnan().all())]
+    if unknown:
+        sentences.append(f"No head has enough opportunities for {listed(unknown)}, so nothing is said of it.")
     if (table["kind"] == "cross").any():
         sentences.append(
             "For cross attention only positional, rare (of the source) and the sinks are defined; in an encoder-decoder trees "
