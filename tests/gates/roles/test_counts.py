@@ -123,9 +123,11 @@ def test_the_frequent_tokens_are_the_first_of_those_that_occur():
 
 
 WORDS = torch.tensor(
-    [[-1, 0, 0, 1, 2, 3, 4, 5, -1], [-1, 0, 1, 1, -1, -1, -1, -1, -1], [-1, 0, 1, 2, 2, 4, -1, -1, -1]]
-    + [[-1, 0, 1, 2, 3, 4, 5, 5, -1], [-1, 0, 1, 2, 3, -1, -1, -1, -1], [-1, 0, 1, 2, 3, 3, 4, -1, -1]]
-)
+    [
+        [-1, 0, 0, 1, 2, 3, 4, 5, -1], [-1, 0, 1, 1, -1, -1, -1, -1, -1], [-1, 0, 1, 2, 2, 4, -1, -1, -1],
+        [-1, 0, 1, 2, 3, 4, 5, 5, -1], [-1, 0, 1, 2, 3, -1, -1, -1, -1], [-1, 0, 1, 2, 3, 3, 4, -1, -1],
+    ]
+)  # fmt: skip
 """Words of several pieces, and one (the fourth of the third sentence) without any."""
 
 
@@ -176,7 +178,7 @@ def test_syntactic(causal):
                     rows[b, row, column] += w + offset in right
                 for h in range(HEADS):
                     attention = of_words(weights, b, h)[w]
-                    hits[b, h, column] += max(among, key=lambda k: attention[k]) in right  # noqa: B023
+                    hits[b, h, column] += max(among, key=lambda k: attention[k]) in right
     assert chances.sum() > 10
     assert torch.equal(found.chances.float(), chances)
     assert torch.equal(found.hits.float(), hits)
@@ -209,7 +211,7 @@ def test_coreference(causal):
         assert found.baselines[b, 0].tolist() == [0, 0, nearer]
         for h in range(HEADS):
             attention = of_words(weights, b, h)[pronoun]
-            best = max(among, key=lambda k: attention[k]) if among else None  # noqa: B023
+            best = max(among, key=lambda k: attention[k]) if among else None
             choice = both and max(attention[k] for k in right) > max(attention[k] for k in wrong)
             assert found.hits[b, h].tolist() == [counted and best in right, both and best in wrong, choice]
 

@@ -31,7 +31,8 @@ def test_words_heads_and_relations(tmp_path):
 def test_tokens_of_several_words_empty_nodes_and_enhanced_dependencies(tmp_path):
     lines = [
         "\t".join(["1-2", "zum", *"________"]), row(1, "zu", 3, "case"), row(2, "dem", 3, "det"),
-        row(3, "Haus", 0, "root")[:-3] + "0:root|2.1:dep\tSpaceAfter=No", "\t".join(["3.1", "nothing", *"_____", "_", "3:dep", "_"]),
+        row(3, "Haus", 0, "root")[:-3] + "0:root|2.1:dep\tSpaceAfter=No",
+        "\t".join(["3.1", "nothing", *"_____", "_", "3:dep", "_"]),
     ]  # fmt: skip
     (tree,) = read_treebank(write(tmp_path, lines))
     assert (tree.words, tree.heads) == (["zu", "dem", "Haus"], [2, 2, -1])
@@ -60,12 +61,12 @@ def test_what_is_no_treebank_is_told_with_its_line(tmp_path, lines, message):
 
 
 def test_lines_are_counted_over_sentences(tmp_path):
-    with pytest.raises(GateError, match="line 6 of .* has the ID 4"):
+    with pytest.raises(GateError, match=r"line 6 of .* has the ID 4"):
         read_treebank(write(tmp_path, ["# one", *GOOD], [row(4, "a", 0, "root")]))
 
 
 def test_files_that_are_missing_empty_or_in_another_encoding(tmp_path):
-    with pytest.raises(GateError, match="the treebank file .* does not exist"):
+    with pytest.raises(GateError, match=r"the treebank file .* does not exist"):
         read_treebank(str(tmp_path / "none.conllu"))
     (tmp_path / "latin.conllu").write_bytes("\n".join(GOOD).replace("She", "Zoë").encode("latin-1"))
     with pytest.raises(GateError, match=r"is not UTF-8 \(line 1\)"):
