@@ -199,6 +199,8 @@ class OutputDirectory:
             self.files.write_table(f"{file}.csv", table)
         for file, figure in finding.figures.items():
             self._write_figure(file, figure)
+        for file, text in finding.pages.items():
+            self.files.write_text(file, text)
         figures = [f"plots/{file}.png" for file in finding.figures]
         self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
         self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}

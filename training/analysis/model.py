@@ -93,12 +93,14 @@ class Finding:
         figures: likewise.
         sentences: each a result.
         numbers: for ``metrics.json``.
+        pages: texts of further files, by name.
     """
 
     tables: dict[str, pd.DataFrame]
     figures: dict[str, Figure]
     sentences: list[str]
     numbers: dict[str, Any] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

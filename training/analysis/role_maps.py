@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gates.roles.observe import observe_weights
 from gates.roles.roles import Role
-from gates.sites import KINDS
+from gates.sites import KINDS, AttentionSite
 from training.analysis.observed import ObservedModel
 from training.analysis.role_plots import attention_map
 from training.analysis.role_texts import RoleTexts, padded
@@ -64,20 +64,18 @@ def _names(observed: ObservedModel, ids: Tensor) -> list[str]:
     return [str(token) for token in observed.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
 
 
-def strongest_maps(observed: ObservedModel, texts: RoleTexts, roles: Sequence[Role]) -> dict[str, Figure]:
-    """The strongest head of every role that some head has, in the first sentence, by file name."""
-    held = [role for role in roles if bool(role.holds.any())]
-    if not held:
-        return {}
-    shown = shown_sentences(observed, texts)[0]
-    places = [(site, head) for site, one in enumerate(observed.sites) for head in range(one.heads)]
+def strongest_maps(sites: Sequence[AttentionSite], shown: Shown, roles: Sequence[Role]) -> dict[str, Figure]:
+    """The strongest head of every role that some head has, in one sentence, by file name."""
+    places = [(site, head) for site, one in enumerate(sites) for head in range(one.heads)]
     figures = {}
-    for role in held:
+    for role in roles:
+        if not bool(role.holds.any()):
+            continue
         best = int(torch.where(role.holds, role.strength, -1.0).argmax())
         site, head = places[best]
-        name, kind = role.rule.name, observed.sites[site].kind
-        by = "" if role.column[best] == name else f" ({role.column[best]})"
-        title = f"{observed.sites[site].label}.{head}: {name}{by}, {100 * float(role.strength[best]):.0f} %"
+        name, kind = role.rule.name, sites[site].kind
+        by = "" if role.column[best] == name else f"{role.column[best]}, "
+        title = f"{sites[site].label}.{head}: {name}\n{by}{100 * float(role.strength[best]):.0f} %"
         figures[f"attention_{name.replace('-', '_')}"] = attention_map(
             shown.weights[site][head].numpy(), *shown.tokens[kind], title
         )

@@ -13,7 +13,8 @@ from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
 from gates.sites import AttentionSite
 from training.analysis.model import Finding
 from training.analysis.observed import ObservedModel
-from training.analysis.role_maps import strongest_maps
+from training.analysis.role_maps import shown_sentences, strongest_maps
+from training.analysis.role_page import role_page
 from training.analysis.role_passes import Measured, RolePasses
 from training.analysis.role_plots import role_map
 from training.analysis.role_texts import RoleTexts
@@ -40,9 +41,11 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
         "mean_depth": {name: depth_of(table, name).mean for name in DEPTHS if table[f"{name}_has"].any()},
     }
     figures = {"roles": role_map(table, [role.rule.name for role in measured.roles])}
-    figures |= strongest_maps(observed, texts, measured.roles)
+    shown = shown_sentences(observed, texts)
+    figures |= strongest_maps(observed.sites, shown[0], measured.roles)
+    page = role_page(table, figures["roles"], sentences, shown, observed.sites)
     tables = {"roles": table, "roles_by_layer": layers, "relations": relations, "syntactic": syntactic_table(table, measured)}
-    return Finding(tables, figures, sentences, numbers)
+    return Finding(tables, figures, sentences, numbers, {"roles.html": page})
 
 
 def head_columns(sites: Sequence[AttentionSite]) -> pd.DataFrame:

@@ -40,10 +40,8 @@ HIS = [[1, 0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0, 0], [0, 1, 0, 1, 0, 0, 0,
 
 def tables(masks):
     special = np.array(SPECIAL, dtype=bool)
-    return [
-        Table(*(int((np.array(mask) == kept)[group].sum()) for group in (special, ~special) for kept in (1, 0)))
-        for mask in masks
-    ]
+    groups = (special, ~special)
+    return [Table(*(int((np.array(mask) == state)[own].sum()) for own in groups for state in (1, 0))) for mask in masks]
 
 
 def test_shares_and_odds_over_seeds(tmp_path):
@@ -79,7 +77,7 @@ def test_a_gate_of_a_group_stands_for_its_heads(tmp_path):
 def test_what_does_not_belong_together(tmp_path, capsys):
     roles = write_roles(tmp_path)
     run = write_run(tmp_path / "run", [("learned", 2, 0, [1, 0, 0, 1])], gates=4, sites=1)
-    with pytest.raises(GateError, match="has 8 heads and the masks in .* 4"):
+    with pytest.raises(GateError, match=r"has 8 heads and the masks in .* 4"):
         survival_of_roles(str(run), roles)
     with pytest.raises(GateError, match="has no mask but the dense one"):
         read_masks(write_run(tmp_path / "dense", [("dense", 4, 0, [1] * 4)], sites=1))
