@@ -52,7 +52,7 @@ def log_odds(table: Table) -> float:
 
 def pooled_odds(tables: Sequence[Table]) -> Odds:
     """Of one seed the exact odds ratio; of several the mean of their log odds, with Student's interval: a seed is the unit, as
-    heads of one mask are not independent of each other."""
+    heads of one mask are not independent of each other. There is no interval where all seeds are alike."""
     if len(tables) == 1:
         return exact_odds(tables[0])
     return _exponential([log_odds(table) for table in tables])
@@ -69,6 +69,8 @@ def _exponential(values: Sequence[float]) -> Odds:
     if not known:
         return Odds(np.nan, np.nan, np.nan)
     found = interval(known)
+    if found.std == 0:  # equal counts at a few seeds do not make it certain
+        return Odds(float(np.exp(found.mean)), np.nan, np.nan)
     return Odds(*(float(np.exp(value)) for value in (found.mean, found.low, found.high)))
 
 

@@ -39,3 +39,6 @@ def test_seeds_are_the_unit_of_several():
     assert factor.ratio == pytest.approx(math.exp(logs.mean() - log_odds(others[0])))
     assert math.isnan(ratio_of_odds(tables[:1], others[:1]).low)
     assert math.isnan(ratio_of_odds([Table(0, 0, 5, 5)], others[:1]).ratio)
+    alike = pooled_odds(others)
+    assert alike.ratio == pytest.approx(math.exp(log_odds(others[0])))
+    assert math.isnan(alike.low)  # three equal tables do not make it certain
