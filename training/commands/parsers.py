@@ -80,7 +80,8 @@ def analyze_parser() -> ArgumentParser:
         "--relations",
         type=str | None,
         default=None,
-        help="For roles: relations of the treebank, separated by commas (default: all but root and punct).",
+        help="For roles: relations of the treebank, separated by commas (default: all but loose ones, such as "
+        "list and parataxis, root and punct).",
     )
     parser.add_argument(
         "--text",

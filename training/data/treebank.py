@@ -15,8 +15,9 @@ from gates.errors import GateError
 from training.data.files import check_text, check_there
 
 COLUMNS = 10
-UNCOUNTED = ("root", "punct")
-"""Relations that are none between words."""
+UNCOUNTED = ("root", "punct", "dep", "list", "parataxis", "orphan", "goeswith", "reparandum")
+"""Relations that are looked at only if they are asked for: those of Universal Dependencies' groups loose, special and other,
+which hold the items of a list or the parts of a broken word together. Subtypes are left out with them."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,17 @@ def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]
 
     Args:
         trees: of a treebank.
-        wanted: these alone, in this order; by default all.
+        wanted: these alone, in this order; by default all but :data:`UNCOUNTED`.
 
     Raises:
         GateError: for one that the treebank does not have.
     """
-    counts = Counter(relation for tree in trees for relation in tree.relations if relation not in UNCOUNTED)
+    counts = Counter(relation for tree in trees for relation in tree.relations)
     for relation in wanted:
         if relation not in counts:
             raise GateError(f"the treebank has no relation {relation!r}; it has {', '.join(sorted(counts)) or 'none'}")
-    return list(wanted) or [relation for relation, _ in counts.most_common()]
+    usual = [relation for relation, _ in counts.most_common() if relation.partition(":")[0] not in UNCOUNTED]
+    return list(wanted) or usual
 
 
 def _blocks(file: str) -> Iterator[tuple[int, list[str]]]:

@@ -185,6 +185,15 @@ def test_syntactic(causal):
     assert torch.equal(found.baselines.float(), rows)
 
 
+def test_several_dependents_of_a_relation_are_one_opportunity():
+    trees = Trees(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[-1, 0, 0, 0]]), torch.tensor([[-1, 0, 0, 1]]))
+    weights = torch.tensor([[0.0, 0.1, 0.9, 0.0], [1.0, 0, 0, 0], [0.4, 0.6, 0, 0], [0.9, 0.1, 0, 0]]).view(1, 1, 4, 4)
+    found = arc_counts(weights, trees, False, 2, torch.tensor([-1, 1]))
+    assert found.chances.tolist() == [[2, 1, 1, 1]]
+    assert found.hits.tolist() == [[[1, 1, 1, 0]]]
+    assert found.baselines.tolist() == [[[1, 0, 0, 0], [0, 0, 1, 0]]]
+
+
 @CAUSAL
 def test_coreference(causal):
     weights = make_weights(make_view(causal), seed=6)
@@ -214,6 +223,17 @@ def test_coreference(causal):
             best = max(among, key=lambda k: attention[k]) if among else None
             choice = both and max(attention[k] for k in right) > max(attention[k] for k in wrong)
             assert found.hits[b, h].tolist() == [counted and best in right, both and best in wrong, choice]
+
+
+def test_a_tie_between_candidates_is_no_hit():
+    marks = {name: torch.zeros(1, 3, dtype=torch.bool) for name in ("pronouns", "antecedents", "others")}
+    for word, name in enumerate(("antecedents", "pronouns", "others")):  # both candidates are as near as each other
+        marks[name][0, word] = True
+    found = mention_counts(
+        torch.full((1, 1, 3, 3), 1 / 3), Mentions(torch.tensor([[0, 1, 2]]), **marks), False, torch.tensor([1])
+    )
+    assert found.hits[0, 0, 2] == 0
+    assert found.baselines[0, 0, 2] == 0
 
 
 def test_induction_and_duplicate_heads_of_sequences_said_twice():
