@@ -34,7 +34,7 @@ def of_survival():
     table = pd.read_csv(RESULTS / "survival.csv")
     for _, row in table[table["method"].isin(["learned", "his", "random"])].iterrows():
         shares = f"{100 * row['specialised_kept']:.0f} % | {100 * row['others_kept']:.0f} %"
-        over = f"{row['low']:.2f} to {row['high']:.2f}"
+        over = f"{row['low']:.2f} to {row['high']:.2f}" if row["low"] == row["low"] else "seeds alike"
         odds = f"{row['odds_ratio']:.2f} ({over}) | {row['first_seed_low']:.2f} to {row['first_seed_high']:.2f}"
         yield f"| {row['comparison']} | {row['budget']} | {row['method']} | {shares} | {odds} |"
 

@@ -161,9 +161,7 @@ def _told(kept: pd.DataFrame) -> list[str]:
 def _first_seeds(kept: pd.DataFrame) -> str:
     """How often one seed alone shows what several do."""
     sure = int((kept["first_seed_low"] > 1).sum())
-    return (
-        f"By the exact interval of the first seed alone, {sure} of {len(kept)} masks keep specialised heads more often."
-    )
+    return f"By the exact interval of the first seed alone, {sure} of {len(kept)} masks keep specialised heads more often."
 
 
 def _odds(odds: Odds, what: str = "odds ratio") -> str:
@@ -197,7 +195,7 @@ def _times(factor: Odds) -> str:
 
 def _surely(factor: Odds) -> str:
     if not np.isfinite(factor.low):
-        return "one seed does not say more"
+        return "these seeds do not say how sure that is"
     if factor.low > 1:
         return "they keep specialised heads more than HIS does"
     return "they keep specialised heads less than HIS does" if factor.high < 1 else "no difference is shown"

@@ -66,7 +66,7 @@ def test_one_seed_has_the_exact_interval_and_no_comparison(tmp_path):
     finding = survival_of_roles(str(write_run(tmp_path / "run", rows)), write_roles(tmp_path))
     found = finding.tables["survival"].iloc[0][["odds_ratio", "low", "high"]].astype(float)
     np.testing.assert_allclose(found, exact_odds(tables(LEARNED)[0]))
-    assert "one seed does not say more" in finding.sentences[-1]
+    assert "these seeds do not say how sure that is" in finding.sentences[-1]
 
 
 def test_a_gate_of_a_group_stands_for_its_heads(tmp_path):
