@@ -31,6 +31,7 @@ UNHELPFUL_WARNINGS = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
     ".*LeafSpec.*",
+    ".*will save all targets and predictions in the buffer.*",
     ".*exists and is not empty.*",
     "Be aware that when using `ckpt_path`.*",
 )

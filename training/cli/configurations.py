@@ -14,7 +14,12 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 PACKAGED_CONFIGS = Path(__file__).parents[1] / "configs"
 OF_TRANSLATION = ("--data.train_source", "--data.source_column")
 OF_TEXT = ("--data.train_file", "--data.dataset", "--model.backbone")
-OF_KINDS = {"Documents": "causal_lm.yaml", "SyntheticDocuments": "synthetic_causal_lm.yaml"}
+OF_KINDS = {
+    "Documents": "causal_lm.yaml",
+    "SyntheticDocuments": "synthetic_causal_lm.yaml",
+    "Ratings": "text.yaml",
+    "Glue": "glue.yaml",
+}
 """Configurations of kinds of data that are named without one."""
 KIND_OF_FILES = {"--data.train_source": "ParallelText", "--data.train_file": "Text"}
 """Options that say which kind of data is meant, where neither the command line nor a configuration does."""
@@ -24,8 +29,8 @@ def with_config(given: Sequence[str]) -> list[str]:
     """A command line with what it leaves open: the configuration for what it names, and the kind of data.
 
     Configurations come first, so that an option counts more than they do wherever it stands. Without ``--config`` that is
-    ``translation.yaml`` for parallel text, ``causal_lm.yaml`` for ``--data Documents`` and ``synthetic_causal_lm.yaml`` for
-    ``--data SyntheticDocuments``, ``text.yaml`` for a model or text of one's own, and otherwise the embedded ``default.yaml``.
+    ``translation.yaml`` for parallel text, the one of :data:`OF_KINDS` for a kind of data that is named, ``text.yaml`` for a
+    model or text of one's own, and otherwise the embedded ``default.yaml``.
     """
     names = [argument.split("=")[0] for argument in given]
     if "--config" not in names:

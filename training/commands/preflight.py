@@ -17,8 +17,16 @@ from training.cli.comparison_parser import COMPARISON_GROUPS
 from training.cli.line import CommandLine
 from training.commands.unused import IN_COMPARISONS, check_used
 from training.config import BudgetOption, ComparisonOptions, PrunerOptions, Setup, group_at, group_of
-from training.config.data import TOKENIZER_FILES, Documents, ParallelText, Text
-from training.data.files import check_beginning, check_classes, check_there, choose_columns, no_padding, read_table
+from training.config.data import TOKENIZER_FILES, Documents, Glue, ParallelText, Ratings, SentenceFiles
+from training.data.files import (
+    check_beginning,
+    check_classes,
+    check_numbers,
+    check_there,
+    choose_columns,
+    no_padding,
+    read_table,
+)
 from training.data.headers import check_label_headers
 from training.runs.lock import refuse_busy
 from training.runs.progress import is_first_process
@@ -59,7 +67,9 @@ def check_run(line: CommandLine) -> None:
     heads = check_model(setup.model)
     for budget in budgets:
         check_budget(budget, heads)
-    if isinstance(setup.data, Text):
+    if isinstance(setup.data, Glue):
+        check_tokenizer(setup.data.tokenizer or setup.model.backbone)
+    elif isinstance(setup.data, SentenceFiles):
         if setup.data.train_file is not None:
             check_text(setup.data)
         check_tokenizer(setup.data.tokenizer or setup.model.backbone)
@@ -159,8 +169,9 @@ def check_tokenizer(name: str | None) -> None:
         raise GateError(no_padding(name))
 
 
-def check_text(options: Text) -> None:
-    """Raises :class:`GateError` for files that cannot be read, columns that are not there, and labels that are no classes."""
+def check_text(options: SentenceFiles) -> None:
+    """Raises :class:`GateError` for files that cannot be read, columns that are not there, and labels that are no classes, or
+    no numbers where those are asked for."""
     for split, file in options.files.items():
         check_there(file, split)
     if sum(Path(file).stat().st_size for file in options.files.values()) > LARGEST:
@@ -179,7 +190,10 @@ def check_text(options: Text) -> None:
         labels[split] = [str(value).strip() for value in table[chosen["label"]]]
     if options.columns is not None and options.check_header:
         check_label_headers(tables, columns, options.files)
-    check_classes(labels)
+    if isinstance(options, Ratings):
+        check_numbers(labels)
+    else:
+        check_classes(labels)
 
 
 def read_json(path: Path) -> dict[str, Any]:

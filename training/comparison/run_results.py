@@ -173,7 +173,8 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
     assert results.pruner is not None
     main = results.pruner.task.main_metric
     table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept")
-    short = main if len(main) < 6 else f"{main[:3]}."
+    last = main.rpartition("_")[2]
+    short = last if len(last) < 6 else f"{last[:3]}."
     names = {
         "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
         f"test_{main}": f"test {short}", "test_loss": "test loss", CACHE: "KV bytes", "steps": "steps", "seconds": "s",

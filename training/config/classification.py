@@ -1,20 +1,25 @@
-"""Data with a class for each example."""
+"""Sentences with a class or a number each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
 from training.config.data_base import DataOptions, FilesOrHub, Generated, check_rows, check_text_seed
 from training.truth.programs import PROGRAMS
 
+ClassMetric = Literal["accuracy", "f1", "binary_f1", "matthews"]
+RatingMetric = Literal["pearson", "spearman"]
+POSITIVE = "1"
+"""The class that counts as positive where nobody says."""
+
 
 @dataclass(frozen=True)
-class ClassificationOptions(DataOptions):
-    """What data with a class for each example are told.
+class SentenceOptions(DataOptions):
+    """What sentences, or pairs of sentences, are told.
 
     Args:
         batch_size: training examples per step and device, and examples per batch when heads are scored.
@@ -28,15 +33,34 @@ class ClassificationOptions(DataOptions):
 
 
 @dataclass(frozen=True)
-class Text(FilesOrHub, ClassificationOptions):
-    """Sentences or pairs of sentences with a class, from local files or a data set of the hub.
+class ClassificationOptions(SentenceOptions):
+    """What data with a class for each example are told.
 
     Args:
-        train_file: training examples: a csv, tsv, jsonl or parquet file; ``.gz`` is unpacked. Implies ``--data Text``.
+        metric: by which choices are made, and which tables show: ``accuracy``; ``f1``, the mean over classes; ``binary_f1``, of
+            the positive one of two classes; or ``matthews``, the correlation.
+        positive: with ``binary_f1``, the positive class (default: the one called 1).
+    """
+
+    metric: ClassMetric = "accuracy"
+    positive: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positive is not None and self.metric != "binary_f1":
+            raise GateError(f"positive is {self.positive!r}, which only --data.metric binary_f1 uses; give both or neither")
+
+
+@dataclass(frozen=True)
+class SentenceFiles(FilesOrHub, SentenceOptions):
+    """Sentences or pairs of sentences from local files or a data set of the hub.
+
+    Args:
+        train_file: training examples: a csv, tsv, jsonl or parquet file; ``.gz`` is unpacked.
         test_file: the same for the results.
         select_file: the same for every choice; without it a part of the training examples is set aside.
         text_column: column of the sentence (default: the one called sentence or text, or what is left of two columns).
-        label_column: column of the class, a number or a word (default: the one called label, or what is left of two columns).
+        label_column: column of the class or number (default: the one called label, or what is left of two columns).
         pair_column: column of the second sentence, if there is one.
         columns: names of the columns of a csv or tsv file that has no header line.
         check_header: whether a first line that looks like a header is refused where ``columns`` are given; false takes it for
@@ -50,8 +74,6 @@ class Text(FilesOrHub, ClassificationOptions):
         select_split: name of its selection split.
         test_split: name of its test split.
     """
-
-    reader: ClassVar[str] = "training.data.text:TextData"
 
     train_file: str | None = None
     test_file: str | None = None
@@ -73,6 +95,30 @@ class Text(FilesOrHub, ClassificationOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_source()
+
+
+@dataclass(frozen=True)
+class Text(SentenceFiles, ClassificationOptions):
+    """Sentences or pairs of sentences with a class, a number or a word, from local files or a data set of the hub.
+
+    A training file (``train_file``) without a kind of data implies ``--data Text``.
+    """
+
+    reader: ClassVar[str] = "training.data.text:TextData"
+
+
+@dataclass(frozen=True)
+class Ratings(SentenceFiles):
+    """Sentences or pairs of sentences with a number to predict, from local files or a data set of the hub.
+
+    Args:
+        metric: by which choices are made, and which tables show: ``pearson`` or ``spearman``, the correlation of numbers or of
+            their ranks.
+    """
+
+    reader: ClassVar[str] = "training.data.ratings:RatingsData"
+
+    metric: RatingMetric = "pearson"
 
 
 @dataclass(frozen=True)

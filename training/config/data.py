@@ -6,9 +6,20 @@ the data are opened. Data of your own are a subclass of one of these with a read
 
 from __future__ import annotations
 
-from training.config.classification import ClassificationOptions, KnownTruth, Synthetic, Text
+from training.config.classification import (
+    ClassificationOptions,
+    ClassMetric,
+    KnownTruth,
+    RatingMetric,
+    Ratings,
+    SentenceFiles,
+    SentenceOptions,
+    Synthetic,
+    Text,
+)
 from training.config.data_base import Data, DataOptions
 from training.config.documents import DocumentOptions, Documents, SyntheticDocuments
+from training.config.glue import Glue
 from training.config.translation import (
     BleuTokenizer,
     ParallelText,
@@ -22,14 +33,20 @@ __all__ = [
     "KINDS",
     "TOKENIZER_FILES",
     "BleuTokenizer",
+    "ClassMetric",
     "ClassificationOptions",
     "Data",
     "DataOptions",
     "DocumentOptions",
     "Documents",
+    "Glue",
     "KnownTruth",
     "ParallelText",
+    "RatingMetric",
+    "Ratings",
+    "SentenceFiles",
     "SentenceLoss",
+    "SentenceOptions",
     "Subwords",
     "Synthetic",
     "SyntheticDocuments",
@@ -45,6 +62,6 @@ TOKENIZER_FILES = (
 """One of which a folder with a tokenizer has."""
 KINDS = {
     kind.__name__: kind
-    for kind in (Text, ParallelText, Documents, Synthetic, SyntheticTranslation, SyntheticDocuments, KnownTruth)
+    for kind in (Text, Ratings, Glue, ParallelText, Documents, Synthetic, SyntheticTranslation, SyntheticDocuments, KnownTruth)
 }
 """The kinds of data that come with the product, by name."""

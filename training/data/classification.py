@@ -1,42 +1,25 @@
-"""What every classification data set has in common: classes, and batches of a fixed number of examples."""
+"""What every classification data set has in common: its classes."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
 
-from datasets import Dataset
-from torch import Tensor
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
-
-from gates.export.vocabulary import check_known
+from gates.errors import GateError
+from training.config.classification import POSITIVE
 from training.config.data import ClassificationOptions
-from training.data.base import SPLITS, TaskData
-from training.data.batches import RunBatches
-from training.data.encoding import encode
 from training.data.files import check_classes
+from training.data.sentences import SentenceData
 from training.tasks import Classification
 
-AT_ONCE = 10_000
-"""Examples that are encoded together, which the tokenizer's library shares among the processor's cores."""
 
-
-class _Collate:
-    """Pads a batch to its longest example (a class, so that workers of any start method can have it)."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.pad = DataCollatorWithPadding(tokenizer, return_tensors="pt")
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        return dict(self.pad([{name: value for name, value in row.items() if name != "length"} for row in rows]))
-
-
-class ClassificationData(TaskData):
-    """Sentences or pairs of sentences with a class each. Subclasses read them as columns ``text``, optionally ``pair``,
-    and ``label``.
+class ClassificationData(SentenceData):
+    """Sentences or pairs of sentences with a class each.
 
     Args:
         options: what the data are told.
+
+    Attributes:
+        labels: names of the classes, in their order.
     """
 
     options: ClassificationOptions
@@ -45,74 +28,49 @@ class ClassificationData(TaskData):
         super().__init__(options)
         self.labels: list[str] = []
 
-    @property
-    def score_batch_size(self) -> int:
-        return self.options.batch_size
-
-    @abstractmethod
-    def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
-        """The tokenizer, by default of a hub name or local folder."""
-
-    @abstractmethod
-    def load_splits(self) -> dict[str, Dataset]:
-        """The splits as columns ``text``, ``label`` and optionally ``pair``."""
-
-    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
-        if self.splits:
-            return
-        self.tokenizer = self.load_tokenizer(backbone)
-        raw = self.load_splits()
-        self.labels = _ordered(_classes(raw), stated_labels)
-        self.splits = {name: self._encode(name, raw[name]) for name in SPLITS}
-        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
-
-    def _encode(self, name: str, split: Dataset) -> Dataset:
-        index = {label: position for position, label in enumerate(self.labels)}
-        tokenizer = self.tokenizer
-        assert tokenizer is not None
-        limit = min(self.options.max_length, tokenizer.model_max_length)
-
-        def encoded(rows: dict[str, list[Any]]) -> dict[str, Any]:
-            found: dict[str, list[Any]] = dict(encode(tokenizer, rows["text"], rows.get("pair"), limit=limit))
-            found["labels"] = [index[label] for label in rows["label"]]
-            found["length"] = [len(ids) for ids in found["input_ids"]]
-            return found
-
-        return split.map(
-            encoded, batched=True, batch_size=AT_ONCE, remove_columns=split.column_names, desc=f"tokenizing {name}"
-        )
+    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
+        """The number of each class, in the order that a fine-tuned model states, where it states the same ones."""
+        classes = _classes(labels)
+        position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
+        are_stated = {label.lower() for label in classes} == set(position)
+        self.labels = sorted(classes, key=lambda label: position[label.lower()]) if are_stated else classes
+        if self.options.metric == "binary_f1":
+            self.labels = _positive_last(self.labels, self.options.positive, are_stated=are_stated)
+        return {label: position for position, label in enumerate(self.labels)}
 
     @property
     def task(self) -> Classification:
-        return Classification(self.labels)
-
-    def collate(self, split: str) -> _Collate:
-        assert self.tokenizer is not None
-        return _Collate(self.tokenizer)
-
-    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
-        lengths = self.splits["train"]["length"][:]
-        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
-
-    @property
-    def per_epoch(self) -> int:
-        """Training batches of one pass over the data."""
-        batches = self.run_batches()
-        assert isinstance(batches, RunBatches)
-        return batches.per_epoch
+        return Classification(self.labels, self.options.metric)
 
 
-def _ordered(labels: list[str], stated: list[str] | None) -> list[str]:
-    """The labels in the order that a fine-tuned model states, where it states the same ones."""
-    position = {name.lower(): index for index, name in enumerate(stated or [])}
-    if {label.lower() for label in labels} == set(position):
-        return sorted(labels, key=lambda label: position[label.lower()])
-    return labels
+def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool) -> list[str]:
+    """Two classes with the positive one behind the other.
+
+    Args:
+        labels: in their order.
+        positive: named by the user.
+        are_stated: whether a fine-tuned model has them in this order.
+
+    Raises:
+        GateError: unless there are two classes, one of them positive, and the order is free.
+    """
+    names = " and ".join(map(repr, labels)) if len(labels) == 2 else f"{len(labels)} in number"
+    if len(labels) != 2:
+        raise GateError(f"--data.metric binary_f1 is of two classes, and the classes are {names}; choose f1, the mean over all")
+    chosen = positive or POSITIVE
+    if chosen not in labels:
+        asked = f"positive is {positive!r}" if positive else "it is not said which class is positive"
+        raise GateError(f"{asked}, and the classes are {names}; give one of them with --data.positive")
+    if are_stated and labels[1] != chosen:
+        raise GateError(
+            f"the model states the classes {names} in this order, and binary_f1 is of the second; give --data.positive "
+            f"{labels[1]!r}, or choose f1"
+        )
+    return [label for label in labels if label != chosen] + [chosen]
 
 
-def _classes(splits: dict[str, Dataset]) -> list[str]:
+def _classes(found: Mapping[str, list[str]]) -> list[str]:
     """The classes of the training split, sorted; other splits must not have more."""
-    found = {name: splits[name]["label"][:] for name in SPLITS}  # sliced, since a column gives its values one by one otherwise
     labels = sorted(set(found["train"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label))
     check_classes(found)
     return labels

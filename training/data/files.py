@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 
 from gates.errors import GateError
-from training.config.data import Text
+from training.config.data import SentenceFiles
 from training.data.extent import MOST_COLUMNS, RATIO, UNPACKED, check_unpacked, count_keys
 from training.data.headers import LABEL_COLUMNS, TEXT_COLUMNS, check_header
 
@@ -105,7 +105,7 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
     return table
 
 
-def choose_columns(split: str, columns: list[str], options: Text) -> dict[str, str]:
+def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> dict[str, str]:
     """The file's names of the columns ``text``, ``label`` and, if there is one, ``pair``.
 
     Where the options name no column, it is the one with a usual name, or what is left of two columns.
@@ -155,13 +155,13 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
     classes, total = sorted(set(labels["train"])), len(labels["train"])
     if fraction := next((label for label in classes if _is_fraction(label)), None):
         raise GateError(
-            f"the label column has the number {fraction!r}; expected classes, not numbers to predict. If these are classes, "
-            "give them names"
+            f"the label column has the number {fraction!r}; expected classes. Numbers to predict are "
+            "--data Ratings; if these are classes, give them names"
         )
     if len(classes) > max(2, 0.9 * total):
         raise GateError(
             f"the label column has {len(classes)} different values in {total} training examples (such as {classes[0]!r}); "
-            "expected classes, not numbers to predict"
+            "expected classes; numbers to predict are --data Ratings"
         )
     if "" in classes:
         raise GateError("the training split has an example with an empty label; give every example a class")
@@ -173,6 +173,38 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
                 f"the {name} split has the label {unknown[0]!r} (example {values.index(unknown[0]) + 1}), which is not among "
                 f"the classes of the training split ({_listed(classes)}); correct the file or the label column"
             )
+
+
+def check_numbers(labels: Mapping[str, list[str]]) -> dict[str, float]:
+    """The numbers that the labels of all splits are, by label.
+
+    Args:
+        labels: of the examples of each split.
+
+    Raises:
+        GateError: for a label that is no number, and for a split that has one number alone.
+    """
+    numbers: dict[str, float] = {}
+    for split, own in labels.items():
+        for row, label in enumerate(own, 1):
+            if label not in numbers:
+                numbers[label] = _number(label, split, row)
+        if len({numbers[label] for label in own}) < 2:
+            raise GateError(f"all examples of the {split} split have the number {own[0]!r}; expected at least two numbers")
+    return numbers
+
+
+def _number(label: str, split: str, row: int) -> float:
+    try:
+        value = float(label) if label.isascii() and "_" not in label else math.nan  # which Python would read as numbers
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise GateError(
+            f"the {split} split has the label {label!r} (example {row}); expected a number to predict. If these are classes, "
+            "give --data Text"
+        )
+    return value
 
 
 def _is_fraction(label: str) -> bool:

@@ -1,4 +1,4 @@
-"""Text classification from a hub data set or from local csv, tsv, jsonl or parquet files, gzip included."""
+"""Sentences from a hub data set or from local csv, tsv, jsonl or parquet files, gzip included."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from training.config.data import Text
+from training.config.data import SentenceFiles, Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table
 from training.data.headers import check_label_headers
+from training.data.sentences import SentenceData
 from training.tasks.loading import read_tokenizer
 
 
-class TextData(ClassificationData):
+class SentenceReader(SentenceData):
     """Single or paired sentences from a hub data set or from local files.
 
     Args:
         options: what the data are told.
     """
 
-    options: Text
-
-    def __init__(self, options: Text) -> None:
-        super().__init__(options)
+    options: SentenceFiles
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
         name = self.options.tokenizer or backbone
@@ -95,8 +93,23 @@ class TextData(ClassificationData):
             return {new: [str(value).strip() for value in values] for new, values in chosen.items()}
 
         return split.map(
-            choose, batched=True, remove_columns=split.column_names, desc=f"reading {name}", load_from_cache_file=False
+            choose,
+            batched=True,
+            remove_columns=split.column_names,
+            features=datasets.Features({new: datasets.Value("string") for new in wanted}),
+            desc=f"reading {name}",
+            load_from_cache_file=False,
         )
+
+
+class TextData(SentenceReader, ClassificationData):
+    """Single or paired sentences with a class each.
+
+    Args:
+        options: what the data are told.
+    """
+
+    options: Text
 
 
 def set_aside(split: Dataset, share: float) -> dict[str, Dataset]:

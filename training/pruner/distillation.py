@@ -40,6 +40,11 @@ def logit_kl(student: Tensor, teacher: Tensor, *, valid: Tensor | None = None, t
     return temperature**2 * _mean(divergence, valid)
 
 
+def number_mse(student: Tensor, teacher: Tensor) -> Tensor:
+    """The mean squared distance of numbers that are predicted, ``[batch, 1]``; a scalar, float32."""
+    return (student.float() - teacher.detach().float()).square().mean()
+
+
 def hidden_mse(student: Sequence[Tensor], teacher: Sequence[Tensor], *, valid: Tensor | None = None) -> Tensor:
     """The squared distance of hidden states over the teacher's variance, the mean over valid positions and layers.
 
@@ -181,7 +186,8 @@ def distillation_terms(
     temperature: float,
     hidden_states: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The divergence of logits and the distance of hidden states for one batch, two scalars.
+    """The divergence of logits, or the distance of numbers that are predicted, and the distance of hidden states for one batch,
+    two scalars.
 
     Args:
         teacher: the dense model.
@@ -194,7 +200,10 @@ def distillation_terms(
     taught, shown = teacher(task, batch, hidden_states=hidden_states)
     labels = batch["labels"]
     valid = labels != -100 if labels.shape == logits.shape[:-1] else None
-    kl = logit_kl(logits, taught, valid=valid, temperature=temperature)
+    if labels.is_floating_point():
+        kl = number_mse(logits, taught)
+    else:
+        kl = logit_kl(logits, taught, valid=valid, temperature=temperature)
     if not hidden_states:
         return kl, torch.zeros_like(kl)
     queries = task.valid_queries(batch)

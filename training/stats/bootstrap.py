@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 
 from gates.errors import GateError
 from training.tasks.translation_metrics import BleuTokenizer, bleu_counts, bleu_of_counts
@@ -64,6 +65,42 @@ def _macro_f1(means: Array) -> Array:
     return result
 
 
+def _binary_f1(means: Array) -> Array:
+    """Of class 1, the second of two; 0 where it neither occurs nor is predicted."""
+    predicted, true, both = (part[..., 1] for part in np.split(_two_classes(means), 3, axis=-1))
+    return np.divide(2 * both, predicted + true, out=np.zeros_like(both), where=predicted + true > 0)
+
+
+def _two_classes(means: Array) -> Array:
+    """Counts of two classes, where the second may have none."""
+    parts = np.split(means, 3, axis=-1)
+    return np.concatenate([part if part.shape[-1] > 1 else np.append(part, 0 * part, axis=-1) for part in parts], axis=-1)
+
+
+def _products(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+    """What a correlation is made of, about the targets' mean, so that little is lost: ``[..., examples, 5]``."""
+    true = np.broadcast_to(targets, predictions.shape).astype(np.float64)
+    centre = true.mean(axis=-1, keepdims=True)
+    x, y = predictions.astype(np.float64) - centre, true - centre
+    return np.stack([x, y, x * x, y * y, x * y], axis=-1)
+
+
+def _pearson(means: Array) -> Array:
+    """0 where predictions or targets do not vary."""
+    x, y, xx, yy, xy = np.moveaxis(means, -1, 0)
+    variance = np.maximum(xx - x * x, 0) * np.maximum(yy - y * y, 0)
+    varies = variance > 1e-24
+    return np.divide(
+        xy - x * y, np.sqrt(variance, where=varies, out=np.ones_like(variance)), where=varies, out=np.zeros_like(variance)
+    )
+
+
+def _spearman(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
+    """Pearson's correlation of ranks, equal values having their mean rank."""
+    ranks = rankdata(predictions, axis=-1), np.broadcast_to(rankdata(targets, axis=-1), predictions.shape)
+    return _pearson(_products(*ranks).mean(axis=-2))
+
+
 def _matthews(means: Array) -> Array:
     """Gorodkin's (2004) correlation for any number of classes; 0 where targets or predictions are of one class."""
     predicted, true, both = np.split(means, 3, axis=-1)
@@ -102,15 +139,18 @@ def bleu_metric(tokenize: BleuTokenizer) -> MeanMetric:
     return MeanMetric(partial(_text_counts, tokenize=tokenize), _bleu)
 
 
-METRICS: dict[str, MeanMetric] = {
+METRICS: dict[str, MeanMetric | Callable[[NDArray[Any], NDArray[Any]], Array]] = {
     "accuracy": MeanMetric(_correct, lambda means: means[..., 0]),
     "f1": MeanMetric(_class_counts, _macro_f1),
+    "binary_f1": MeanMetric(_class_counts, _binary_f1),
     "matthews": MeanMetric(_class_counts, _matthews),
+    "pearson": MeanMetric(_products, _pearson),
+    "spearman": _spearman,
     "bleu": bleu_metric("13a"),
     "perplexity": MeanMetric(_surprise_and_tokens, _perplexity),
 }
-"""Of classes, of texts, and of the negative log likelihoods of examples with their tokens."""
-OF_CLASSES = ("accuracy", "f1", "matthews")
+"""Of classes, of numbers, of texts, and of the negative log likelihoods of examples with their tokens."""
+OF_CLASSES = ("accuracy", "f1", "binary_f1", "matthews")
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 
 
@@ -141,7 +181,8 @@ def majority_class(targets: ArrayLike) -> dict[str, float]:
     true = np.asarray(targets)
     classes, counts = np.unique(true, return_counts=True)
     answer = np.full_like(true, classes[counts.argmax()])
-    return {name: float(metric_values(answer, true, name)) for name in OF_CLASSES}
+    names = [name for name in OF_CLASSES if name != "binary_f1" or len(classes) == 2]
+    return {name: float(metric_values(answer, true, name)) for name in names}
 
 
 def find_metric(metric: Metric) -> MeanMetric | Callable[[Integers, Integers], ArrayLike]:

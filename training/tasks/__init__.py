@@ -4,11 +4,13 @@ from training.tasks.base import Task
 from training.tasks.causal_lm import CausalLM
 from training.tasks.classification import Classification, stated_labels
 from training.tasks.loading import base_model_name, from_config, read_config
+from training.tasks.regression import Regression
 from training.tasks.translation import Translation
 
 __all__ = [
     "CausalLM",
     "Classification",
+    "Regression",
     "Task",
     "Translation",
     "base_model_name",

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from training.tasks.base import Batch, Task
 from training.tasks.loading import from_config, load_pretrained, read_config
+
+
+class F1OfSecondClass(BinaryF1Score):
+    """F1 of the second of two classes, from logits ``[batch, 2]``."""
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        super().update(preds.argmax(-1), target)
 
 
 @dataclass
@@ -21,11 +28,12 @@ class Classification(Task):
     """Sentence classification with an ``AutoModelForSequenceClassification``.
 
     Args:
-        labels: class names; a class's position is its number.
+        labels: class names; a class's position is its number. With ``binary_f1`` the second one is the positive one.
+        main_metric: ``accuracy``, ``f1``, ``binary_f1`` or ``matthews``.
     """
 
     labels: list[str]
-    main_metric: str = field(default="accuracy", init=False)
+    main_metric: str = "accuracy"
 
     def build(
         self,
@@ -64,32 +72,33 @@ class Classification(Task):
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of every example ``[batch]``, float32, and the logits ``[batch, classes]``."""
-        logits = model(**_without_labels(batch)).logits.float()
+        logits = model(**without_labels(batch)).logits.float()
         return torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none"), logits
 
     def metrics(self, split: str) -> MetricCollection:
-        """Accuracy, macro F1 and Matthews correlation, the same for every split."""
+        """Accuracy, macro F1 and Matthews correlation, and binary F1 where it is asked for, the same for every split."""
         classes = len(self.labels)
-        return MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(classes, average="micro"),
-                "f1": MulticlassF1Score(classes, average="macro"),
-                "matthews": MulticlassMatthewsCorrCoef(classes),
-            }
-        )
+        metrics: dict[str, Metric | MetricCollection] = {
+            "accuracy": MulticlassAccuracy(classes, average="micro"),
+            "f1": MulticlassF1Score(classes, average="macro"),
+            "matthews": MulticlassMatthewsCorrCoef(classes),
+        }
+        if self.main_metric == "binary_f1":
+            metrics["binary_f1"] = F1OfSecondClass()
+        return MetricCollection(metrics)
 
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         metrics.update(logits, batch["labels"])
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-        return _without_labels(batch)
+        return without_labels(batch)
 
     def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
         mask = batch.get("attention_mask")
         return {"encoder": mask, "decoder": mask, "cross": mask}
 
 
-def _without_labels(batch: Batch) -> dict[str, Tensor]:
+def without_labels(batch: Batch) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 

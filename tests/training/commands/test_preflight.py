@@ -62,7 +62,7 @@ def test_files_and_columns(project, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a text,{i * 7}\n" for i in range(50)))
     sentence = said(project)
     assert "the label column has 50 different values in 50 training examples" in sentence
-    assert "not numbers to predict" in sentence
+    assert "numbers to predict are --data Ratings" in sentence
     (tmp_path / "train.csv").write_text("text,label\n" + ROWS.replace("yes", "1").replace("no", "0"))
     assert "the test split has the label 'no' (example 2), which is not among the classes" in said(project)
     (tmp_path / "train.csv").write_bytes(b"PK\x03\x04\xff\xfe")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu import corpus_bleu
 from scipy import stats
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
+from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy, MulticlassF1Score, MulticlassMatthewsCorrCoef
 
 from gates.errors import GateError
 from gates.scores.ranking import jaccard
@@ -858,3 +858,44 @@ def test_restated_tables_know_the_direction_too():
     tests = compare_methods(table, predictions, "perplexity", lower_is_better=True, resamples=50)
     again = restate(table, tests, "perplexity", lower_is_better=True)
     pd.testing.assert_frame_equal(again[["ahead", "behind", "difference"]], tests[["ahead", "behind", "difference"]])
+
+
+# -- numbers, and one class of two ---------------------------------------------------------------------------------
+
+
+def numbers_of_systems():
+    random = np.random.default_rng(0)
+    targets = np.round(random.uniform(0, 5, size=40), 1)
+    return targets + random.normal(0, [[0.3], [1.0], [3.0]], size=(3, 40)), targets
+
+
+@pytest.mark.parametrize(("name", "reference"), [("pearson", stats.pearsonr), ("spearman", stats.spearmanr)])
+def test_correlations_are_those_of_scipy(name, reference):
+    predictions, targets = numbers_of_systems()
+    expected = [reference(row, targets).statistic for row in predictions]
+    np.testing.assert_allclose(metric_values(predictions, targets, name), expected, rtol=1e-12)
+    far = metric_values(predictions + 1e6, targets + 1e6, name)  # little is lost far from 0
+    np.testing.assert_allclose(far, expected, rtol=1e-6)
+    assert float(metric_values(np.ones(40), targets, name)) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_the_bootstrap_of_correlations_is_that_of_resampled_examples(name):
+    predictions, targets = numbers_of_systems()
+    _, found = resample_metric(predictions, targets, name, resamples=20, seed=3)
+    drawn = np.random.default_rng(3).integers(40, size=(20, 40))
+    expected = [metric_values(predictions[:, rows], targets[rows], name) for rows in drawn]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_binary_f1_is_of_the_second_class():
+    random = np.random.default_rng(0)
+    targets = random.integers(2, size=50)
+    predictions = np.where(random.random((3, 50)) < 0.6, targets, random.integers(2, size=(3, 50)))
+    expected = [float(BinaryF1Score()(torch.tensor(row), torch.tensor(targets))) for row in predictions]
+    np.testing.assert_allclose(metric_values(predictions, targets, "binary_f1"), expected, rtol=1e-6)
+    assert metric_values(1 - predictions[0], 1 - targets, "binary_f1") != pytest.approx(expected[0])
+    assert metric_values([0, 0], [0, 0], "binary_f1") == 0  # neither is nor was answered
+    assert majority_class([0, 0, 1])["binary_f1"] == 0
+    assert majority_class([0, 1, 1])["binary_f1"] == pytest.approx(0.8)
+    assert "binary_f1" not in majority_class([0, 1, 2])

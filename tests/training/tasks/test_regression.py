@@ -1,0 +1,82 @@
+"""A number for each sentence: loss, metrics and model."""
+
+import pytest
+import torch
+from scipy import stats
+
+from tests.models import build
+from training.data.synthetic import build_tokenizer
+from training.pruner.distillation import Teacher, distillation_terms, number_mse
+from training.tasks import Classification, Regression
+
+FIELDS = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+BATCH = {
+    "input_ids": torch.tensor([[3, 4, 5, 6], [7, 5, 4, 1], [8, 9, 3, 4]]),
+    "attention_mask": torch.ones(3, 4, dtype=torch.long),
+    "labels": torch.tensor([0.5, 3.0, 4.5]),
+}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Regression().build(None, FIELDS, build_tokenizer()).eval()
+
+
+def test_the_loss_is_the_one_that_transformers_has_for_numbers(model):
+    losses, predicted = Regression().losses(model, BATCH)
+    assert losses.shape == (3,)
+    assert predicted.shape == (3, 1)
+    torch.testing.assert_close(losses.mean(), model(**BATCH).loss)
+
+
+@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions.*")
+def test_metrics_are_those_of_scipy(model):
+    task = Regression()
+    metrics, predicted, targets = task.metrics("test"), torch.tensor([[0.1], [2.0], [2.5], [1.0]]), torch.tensor([0.0, 2, 1, 3])
+    for rows in (slice(0, 3), slice(3, 4)):
+        task.update(metrics, model, {"labels": targets[rows]}, predicted[rows])
+    found = metrics.compute()
+    assert float(found["pearson"]) == pytest.approx(stats.pearsonr(predicted[:, 0], targets).statistic, abs=1e-6)
+    assert float(found["spearman"]) == pytest.approx(stats.spearmanr(predicted[:, 0], targets).statistic, abs=1e-6)
+    kept, true = task.predictions(predicted, {"labels": targets})
+    assert kept.tolist() == predicted[:, 0].tolist()
+    assert true is targets
+
+
+def test_a_pretrained_encoder_gets_one_output(tmp_path):
+    build("bert").save_pretrained(tmp_path)
+    model = Regression().build(str(tmp_path), None, build_tokenizer())
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    assert model.classifier.out_features == 1
+
+
+def test_a_number_is_learned_from_the_dense_models(model):
+    student, teacher = torch.tensor([[1.0], [4.0]], requires_grad=True), torch.tensor([[2.0], [2.0]])
+    distance = number_mse(student, teacher)
+    assert float(distance.detach()) == pytest.approx(2.5)
+    distance.backward()
+    assert student.grad[:, 0].tolist() == [-1.0, 2.0]
+
+    class Fixed(Teacher):
+        def __init__(self):
+            self.only_stack = "encoder"
+
+        def __call__(self, task, batch, *, hidden_states):
+            return teacher, None
+
+    batch = {"labels": torch.tensor([0.0, 1.0])}
+    terms = distillation_terms(Fixed(), Regression(), batch, student, None, temperature=1.0, hidden_states=False)
+    assert [float(term.detach()) for term in terms] == pytest.approx([2.5, 0])
+    batch = {"labels": torch.tensor([0, 0])}  # a class alone has a probability of 1, whatever its logit
+    terms = distillation_terms(Fixed(), Classification(["one"]), batch, student, None, temperature=1.0, hidden_states=False)
+    assert float(terms[0].detach()) == 0
+
+
+def test_binary_f1_is_a_metric_where_it_is_asked_for():
+    logits, targets = torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 1, 0, 1])
+    task = Classification(["no", "yes"], "binary_f1")
+    metrics = task.metrics("test")
+    task.update(metrics, None, {"labels": targets}, logits)
+    assert float(metrics.compute()["binary_f1"]) == pytest.approx(2 * 2 / (3 + 3))
+    assert "binary_f1" not in Classification(["no", "yes"]).metrics("test")
