@@ -152,6 +152,15 @@ def check_removable(sites: tuple[AttentionSite, ...]) -> None:
                 )
 
 
+def why_not_removable(sites: tuple[AttentionSite, ...]) -> str:
+    """What :func:`check_removable` says of them, empty if nothing; such heads can be gated, and exported as zeros."""
+    try:
+        check_removable(sites)
+    except GateError as error:
+        return str(error)
+    return ""
+
+
 def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
     """The mask on the CPU, if it fits and no gates are attached."""
     if any(getattr(site.output, "_head_gates", False) for site in sites):

@@ -101,7 +101,8 @@ def behaviour_of(model: PreTrainedModel) -> dict[str, Any]:
     fields = json.loads(model.config.to_json_string(use_diff=False))
     names = ("_name_or_path", "architectures", "transformers_version", "id2label", "label2id", "auto_map")
     behaviour = {name: value for name, value in fields.items() if name not in names}
-    if model.config.is_encoder_decoder and model.generation_config is not None:
-        generation = model.generation_config.to_diff_dict()
+    generates = getattr(model, "generation_config", None)  # a classifier has none
+    if model.config.is_encoder_decoder and generates is not None:
+        generation = generates.to_diff_dict()
         behaviour["generation"] = {name: value for name, value in generation.items() if name not in names}
     return behaviour

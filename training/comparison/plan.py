@@ -13,6 +13,7 @@ from gates.budget import Budget
 from gates.errors import GateError
 from gates.export.kv_cache import cache_bytes, generates
 from gates.scores.ranking import RANKINGS
+from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.given_mask import check_given_masks
@@ -222,7 +223,7 @@ def row_of(
     pruner = experiments.pruner
     heads = pruner.gates.open_heads(selection.mask)
     named = {"seed": experiments.seed, "method": method.name, "stage": stage, "budget": budget, "heads": heads}
-    if generates(pruner.backbone):
+    if generates(pruner.backbone) and not why_not_removable(pruner.gates.sites):
         named[CACHE] = cache_bytes(pruner.gates.sites, pruner.gates.to_heads(selection.mask))
     metrics = {name: value for name, value in found.result.items() if name.startswith(("select_", "test_"))}
     return named | metrics | cost_of(found, stage, selection) | {"experiment": found.key}

@@ -16,6 +16,7 @@ from gates.export.card import ModelCard, update_results
 from gates.export.checkpoint import save_pruned
 from gates.surgery.labels import site_labels
 from gates.surgery.masks import save_mask
+from gates.surgery.remove import why_not_removable
 from training.comparison.methods import Method, file_name
 from training.comparison.tables import Results
 from training.config.stages import POST_HOC, RETRAINED, STAGES
@@ -35,7 +36,7 @@ BATCH_SIZES = (1, 8, 32)
 
 @progress.stage("exporting, reloading and checking the pruned model")
 def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[str, float]) -> None:
-    """The pruned model, checked on a batch of the test split.
+    """The pruned model, checked on a batch of the test split. Heads that can be gated but not removed are zero in it.
 
     Args:
         run: to write into.
@@ -52,6 +53,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
             pruner.backbone,
             run.export,
             gates.to_heads(gates.mask).cpu(),
+            form="masked" if why_not_removable(gates.sites) else "pruned",
             tokenizer=data.tokenizer,
             card=ModelCard(
                 base_model=base_model_name(options),
@@ -205,6 +207,10 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         "pruned model": run.export,
     }.items():
         console.print(f"{name}: {path}")
+    if reason := why_not_removable(results.pruner.gates.sites):
+        console.print(
+            f"the heads given up are zeros in the pruned model, and not gone: {reason}", soft_wrap=True, highlight=False
+        )
     if described["wandb_mode"] == "offline":
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
 

@@ -10,6 +10,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
+from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import SentenceOptions
 from training.data.base import SPLITS, TaskData
@@ -69,10 +70,22 @@ class SentenceData(TaskData):
             return
         self.tokenizer = self.load_tokenizer(backbone)
         raw = self.load_splits()
+        self._check_length(raw["train"].column_names)
         found = {name: raw[name]["label"][:] for name in SPLITS}  # sliced, since a column gives its values one by one otherwise
         numbers = self.numbers_of(found, stated_labels)
         self.splits = {name: self._encode(name, raw[name], numbers) for name in SPLITS}
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+
+    def _check_length(self, columns: list[str]) -> None:
+        """Raises :class:`GateError` if nothing of a text is left beside the special tokens."""
+        assert self.tokenizer is not None
+        texts = 2 if "pair" in columns else 1
+        special = self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
+        if self.options.max_length < special + texts:
+            raise GateError(
+                f"max_length is {self.options.max_length}, and the tokenizer adds {special} special tokens; expected at least "
+                f"{special + texts}"
+            )
 
     def _encode(self, name: str, split: Dataset, numbers: Mapping[str, float]) -> Dataset:
         tokenizer = self.tokenizer

@@ -19,7 +19,6 @@ from gates.errors import GateError
 from gates.families.closing import NOT_CLOSED, update_closing_step
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, find_attention
-from gates.surgery.remove import check_removable
 from training.config import PrunerOptions, RefitSearch
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.noise import seed_step_
@@ -87,7 +86,6 @@ class HeadPruner(pl.LightningModule):
             allow_pickle=options.allow_pickle,
         )
         sites = find_attention(backbone)
-        check_removable(sites)
         kinds = kinds_to_prune(options, [kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = new_gates(options, backbone, kinds)
         self.steering = Steering(options, self.gates, kinds)

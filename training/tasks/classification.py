@@ -52,7 +52,12 @@ class Classification(Task):
         }
         if from_scratch is not None:
             fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **names}
-            return from_config(AutoModelForSequenceClassification, fields)
+            model = from_config(AutoModelForSequenceClassification, fields)
+            if model.config.is_encoder_decoder:  # which reads its answer at the end of the text, and begins as T5 does
+                ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+                for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
+                    setattr(model.config, name, from_scratch.get(name, value))
+            return model
         assert backbone is not None
         config = read_config(backbone, trust_remote_code=trust_remote_code)
         resized = config.num_labels != len(self.labels)

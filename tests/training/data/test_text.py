@@ -197,3 +197,15 @@ def test_examples_set_aside_are_those_of_the_library(rows, share):
     found = set_aside(split, share)
     assert found["train"].to_dict() == known["train"].to_dict()
     assert found["select"].to_dict() == known["test"].to_dict()
+
+
+@pytest.mark.parametrize(("pair", "texts"), [(None, 1), ("other", 2)])
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(tmp_path, data, pair, texts):
+    rows = [("the fox sees the basil", label, "the king") for label in "0101"]
+    special = build_tokenizer().num_special_tokens_to_add(pair=pair is not None)
+    named = {"train": "train.jsonl", "test": "train.jsonl", "pair_column": pair}
+    pd.DataFrame(rows, columns=["sentence", "label", "other"]).to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    said = rf"max_length is {special + texts - 1}, and the tokenizer adds {special} special tokens; expected at least"
+    with pytest.raises(GateError, match=said):
+        data(**named, max_length=special + texts - 1).build(None)
+    data(**named, max_length=special + texts).build(None)
