@@ -14,7 +14,7 @@ MEANINGS = {
     "scored in part": "gates are as exact; the model itself stops gradients on their way, and scores leave that way out",
     "refused": "the library says in one sentence why not",
     "no inputs": "no inputs are known on which all of its attention runs, so nothing was checked",
-    "no attention": "none of its modules is attention",
+    "no attention": "the tiny model made of its defaults has no attention",
     "not built": "no tiny model could be made of it here",
     "stopped": "it took more time or memory than it may",
     "FAILED": "a check did not pass",

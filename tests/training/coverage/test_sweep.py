@@ -38,7 +38,7 @@ def test_there_are_all_types_of_transformers():
         ("ibert", "gated", ""),  # its projections are none of PyTorch's
         ("zaya", "gated", ""),  # by a probe
         ("xlnet", "refused", "XLNetRelativeAttention"),
-        ("convnext", "no attention", "none of its modules is attention"),
+        ("convnext", "no attention", "the tiny model made of its defaults has no attention"),
         ("decision_transformer", "no inputs", "DecisionTransformerModel"),
         ("sam_mask_decoder", "not built", "no class of models"),
     ],
