@@ -16,6 +16,9 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from gates.roles.roles import RULES
+from training.analysis.role_plots import role_map
+from training.analysis.survival import read_roles
 from training.plotting import COLOURS, INK, MARKERS, legend_beside, styled
 from training.report.figures import masks_by_method
 from training.report.film import film_strip
@@ -88,6 +91,8 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
     yield "film", film_strip(contents.courses[method, budget], f"gates of {method}, {contents.label(budget)}")
     kept = {name: values for name, at in contents.masks if at == budget and (values := contents.kept(name, at))}
     yield "masks", masks_by_method(kept, seeds=contents.comparison["seed"].nunique())
+    roles = read_roles(RESULTS / "roles" / "roles.csv")
+    yield "roles", role_map(roles, [rule.name for rule in RULES if roles[f"{rule.name}_strength"].notna().any()])
     if (RESULTS / TRUTH / "truth.csv").is_file():
         truth = pd.read_csv(RESULTS / TRUTH / "truth.csv")
         yield "truth", ticks(recoveries(truth[~truth["method"].isin(LEFT_OUT)]))

@@ -1,11 +1,13 @@
-"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: Michel et al.'s (2019) experiments on a finished run.
+"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: what the heads of a trained model do.
 
-The run is of a classifier. Reads its directory and its data; the model is the dense one, at the end of fine-tuning.
+Reads a finished run's directory and its data; the model is the dense one, at the end of fine-tuning. Roles are also found in a
+plain folder with a model, and survival needs no more than the masks and the roles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from gates.errors import GateError
 from training.analysis.causal import causal_classes
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.model import DenseModel, Finding, load_dense, setup_of
+from training.analysis.observed import is_model_folder, observe_folder, observe_run
 from training.analysis.relevance import relevance_of_heads
+from training.analysis.role_texts import RoleFiles, read_texts
+from training.analysis.roles import roles_of_heads
+from training.analysis.survival import survival_of_roles
 from training.analysis.training import through_training
 from training.cli.configurations import split_options
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
-from training.data.classification import ClassificationData
 from training.runs import progress
 from training.runs.lock import LOCK, only_writer, refuse_file
 from training.runs.run_directory import RunDirectory
@@ -30,7 +35,7 @@ from training.runs.tracking import code_version, machine, versions
 from training.setup import open_classification, quiet_libraries
 
 OTHER = "--other_data."
-EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {
+EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
     "ablate": ablate_each,
     "one-per-layer": one_per_layer,
     "by-kind": by_kind,
@@ -38,13 +43,18 @@ EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {
     "relevance": relevance_of_heads,
     "through-training": through_training,
 }
-DOMAINS = "domains"
+DOMAINS, ROLES, SURVIVAL = "domains", "roles", "survival"
+ON_ANY_TASK = ("causal", "relevance", ROLES)
+OF_ROLES = ("conllu", "relations", "text", "coref", "sentences")
+"""Options that nothing else uses."""
 TITLES = {
     "ablate": "Each head removed alone",
     "one-per-layer": "One head per layer",
     "by-kind": "Quality against budget, by kind of attention",
     "causal": "Facilitating, irrelevant and interfering heads",
     "relevance": "Relevance of heads",
+    ROLES: "Roles of heads",
+    SURVIVAL: "Which roles survive",
     DOMAINS: "The same heads on other data",
     "through-training": "Through training",
 }
@@ -66,37 +76,84 @@ def analyze(line: CommandLine) -> None:
             raise GateError(f"unknown experiment {name!r}; expected some of {', '.join(TITLES)}")
     if not chosen:
         raise GateError(f"--experiments is empty; expected some of {', '.join(TITLES)}")
+    _check(options, chosen, other)
+    with only_writer(Path(options.run_dir)):
+        _analyze(line, chosen, overrides, other)
+
+
+def _check(options: Any, chosen: Sequence[str], other: Sequence[str]) -> None:
+    """Raises :class:`GateError` for files that an experiment lacks, or that none uses."""
     if (DOMAINS in chosen) != bool(other):
         raise GateError(
             "the experiment domains needs other data; give it, for example with --other_data.test_file FILE"
             if DOMAINS in chosen
             else f"other data are given ({other[0]}) and nothing uses them; add the experiment domains"
         )
-    with only_writer(Path(options.run_dir)):
-        _analyze(line, chosen, overrides, other)
+    if ROLES in chosen and options.conllu is None:
+        raise GateError("the experiment roles needs a treebank; give one with --conllu FILE")
+    for name in OF_ROLES:
+        if ROLES not in chosen and getattr(options, name) is not None:
+            raise GateError(f"--{name} is given and nothing uses it; add the experiment roles")
+    if SURVIVAL not in chosen and options.roles is not None:
+        raise GateError("--roles is given and nothing uses it; add the experiment survival")
+    if options.sentences is not None and options.sentences < 1:
+        raise GateError(f"--sentences is {options.sentences}; expected 1 or more")
+    if is_model_folder(options.run) and (others := [name for name in chosen if name != ROLES]):
+        raise GateError(
+            f"{options.run!r} is a folder with a model and no run, so there is nothing to do {others[0]} with; give a run, or "
+            "--experiments roles"
+        )
 
 
 def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str], other: Sequence[str]) -> None:
     """The chosen experiments, with the arguments of :mod:`training.fit` in place of the run's, and those of other data."""
     options = line.options
     out = OutputDirectory.claim(Path(options.run_dir), options.run)
-    dense = load_dense(options.run, overrides)
-    other_data: ClassificationData | None = None
-    if other:  # read first, so that what is wrong with it shows before the long part
-        other_data = open_classification(setup_of(dense.run, [*overrides, *other]))
+    dense: DenseModel | None = None
+    if any(name != SURVIVAL for name in chosen) and not is_model_folder(options.run):
+        dense = load_dense(options.run, overrides)
+    about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console = stdout()
-    for name in chosen:
+    for name, experiment in _experiments(options, dense, chosen, [*overrides, *other]).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         with progress.stage(TITLES[name]):
-            if name == DOMAINS:
-                assert other_data is not None
-                finding = across_domains(dense, other_data)
-            else:
-                finding = EXPERIMENTS[name](dense)
-        out.write(name, finding, {"command": line.command, "metric": dense.metric})
+            finding = experiment()
+        out.write(name, finding, about)
         for sentence in finding.sentences:
             console.print(escape(sentence), soft_wrap=True)
     console.print(f"written: {escape(str(out.path))}", soft_wrap=True)
+
+
+def _experiments(
+    options: Any, dense: DenseModel | None, chosen: Sequence[str], other: Sequence[str]
+) -> dict[str, Callable[[], Finding]]:
+    """What is to be done, by name; files are read here, so that what is wrong with them shows before the long part.
+
+    Args:
+        options: of the command.
+        dense: model of the run; None for a folder with a model, and where nothing needs one.
+        chosen: experiments.
+        other: arguments of :mod:`training.fit` for other data.
+    """
+    found: dict[str, Callable[[], Finding]] = {}
+    for name in chosen:
+        if name == SURVIVAL:
+            found[name] = partial(survival_of_roles, options.run, options.roles or str(Path(options.run_dir) / "roles.csv"))
+            continue
+        if name == ROLES:
+            relations = tuple(part.strip() for part in (options.relations or "").split(",") if part.strip())
+            files = RoleFiles(options.conllu, options.text, options.coref, relations, options.sentences)
+            observed = observe_folder(options.run) if dense is None else observe_run(dense)
+            found[name] = partial(roles_of_heads, observed, read_texts(files, observed))
+            continue
+        assert dense is not None
+        if name not in ON_ANY_TASK:
+            dense.need_classifier(name)
+        if name == DOMAINS:
+            found[name] = partial(across_domains, dense, open_classification(setup_of(dense.run, other)))
+        else:
+            found[name] = partial(EXPERIMENTS[name], dense)
+    return found
 
 
 class OutputDirectory:
@@ -142,6 +199,8 @@ class OutputDirectory:
             self.files.write_table(f"{file}.csv", table)
         for file, figure in finding.figures.items():
             self._write_figure(file, figure)
+        for file, text in finding.pages.items():
+            self.files.write_text(file, text)
         figures = [f"plots/{file}.png" for file in finding.figures]
         self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
         self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}
@@ -165,9 +224,9 @@ class OutputDirectory:
     def _text(self) -> str:
         lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
         lines += [
-            "The dense model at the end of fine-tuning; scores from training data, choices on the selection split, results",
-            "on the test split, metrics x 100. Significance (at 0.05) and intervals are over test examples, for this model;",
-            "another seed would train another.",
+            "The dense model, of a run at the end of fine-tuning; scores from training data, choices on the selection split,",
+            "results on the test split, metrics x 100. Significance (at 0.05) and intervals",
+            "are over test examples, for this model (those of roles over sentences); another seed would train another.",
         ]
         for name, found in self.findings.items():
             lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]

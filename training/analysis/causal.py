@@ -7,13 +7,15 @@ from itertools import islice
 import pandas as pd
 import torch
 from pytorch_lightning.utilities import move_data_to_device
+from scipy import stats
 from torch import Tensor
 
 from gates.search.causal_gating import ROLES, CausalRoles, causal_roles
-from training.analysis.model import DenseModel, Finding, gate_columns, outcomes
+from training.analysis.model import DenseModel, Finding, gate_columns, losses_under, outcomes
 from training.analysis.plots import causal_map
 from training.runs import progress
-from training.stats.significance import SIGNIFICANCE, holm
+from training.stats.bootstrap import Array
+from training.stats.significance import SIGNIFICANCE, holm, interval
 
 PRICE = 0.01
 """Of an open head, in units of the loss."""
@@ -67,6 +69,8 @@ def _roles(dense: DenseModel) -> CausalRoles:
 def _closed(dense: DenseModel, roles: Tensor) -> pd.DataFrame:
     """What it changes on the test split to close all gates of a role; roles without gates have no change."""
     masks = torch.stack([torch.ones(len(roles)), *((roles != index).float() for index in range(len(ROLES)))])
+    if not dense.is_classifier:
+        return _closed_by_loss(losses_under(dense, masks, "test"), roles)
     found = outcomes(dense, masks, "test")
     tests = found.against_first()
     losses = found.losses.mean(axis=1)
@@ -84,9 +88,31 @@ def _closed(dense: DenseModel, roles: Tensor) -> pd.DataFrame:
     )
 
 
+def _closed_by_loss(losses: Array, roles: Tensor) -> pd.DataFrame:
+    """The same for tasks without classes: the mean change of the loss over examples, with Student's interval and paired test.
+
+    Args:
+        losses: with all gates open, then with those of each role closed, ``[1 + roles, examples]``.
+        roles: of the gates, ``[gates]``.
+    """
+    rows = []
+    for index, change in enumerate(losses[1:] - losses[0]):
+        found = interval(change)
+        constant = found.seeds < 2 or found.std == 0
+        p = float(found.mean == 0) if constant else float(stats.ttest_1samp(change, 0).pvalue)
+        rows.append((ROLES[index], int((roles == index).sum()), found.mean, found.low, found.high, p))
+    table = pd.DataFrame(rows, columns=["role", "gates", "loss_change", "low", "high", "p_holm"])
+    return table.assign(p_holm=holm(table["p_holm"]))
+
+
 def _told(row: pd.Series, metric: str, unit: str) -> str:
     """A sentence on a role's gates closed at once."""
     sure = "significantly" if row["p_holm"] < SIGNIFICANCE else "not significantly"
+    if "change" not in row:
+        return (
+            f"With all {row['role']} {unit}s closed ({row['gates']}), the test loss changes by {row['loss_change']:+.3f} "
+            f"(95 % interval {row['low']:+.3f} to {row['high']:+.3f}; {sure} after Holm's correction)."
+        )
     return (
         f"With all {row['role']} {unit}s closed ({row['gates']}), test {metric} changes by {100 * row['change']:+.1f} points "
         f"(95 % interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}; {sure} after Holm's correction)."

@@ -150,7 +150,7 @@ def across_domains(dense: DenseModel, other: ClassificationData) -> Finding:
     Raises:
         GateError: if the other data have other classes or another vocabulary.
     """
-    own = dense.data
+    own = dense.classification
     assert own.tokenizer is not None
     assert other.tokenizer is not None
     if other.labels != own.labels:

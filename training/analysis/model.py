@@ -22,6 +22,7 @@ from gates.scores.importance import HeadImportance, head_gradients
 from training.cli.line import one_sentence, shortened
 from training.cli.run_parser import build_parser
 from training.config.yaml_text import read_text
+from training.data.base import TaskData
 from training.data.classification import ClassificationData
 from training.pruner.checkpoints import check_identity, read_checkpoint
 from training.pruner.module import HeadPruner
@@ -29,7 +30,7 @@ from training.runs import progress
 from training.runs.checksums import check_unchanged
 from training.runs.resuming import noted_identity
 from training.runs.run_directory import CONFIG, RunDirectory
-from training.setup import Setup, make_pruner, make_trainer, open_classification
+from training.setup import Setup, make_pruner, make_trainer, open_data
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.stats.significance import mcnemar
 
@@ -52,12 +53,30 @@ class DenseModel:
     run: RunDirectory
     setup: Setup
     pruner: HeadPruner
-    data: ClassificationData
+    data: TaskData
     device: torch.device
 
     @property
     def gates(self) -> HeadGates:
         return self.pruner.gates
+
+    @property
+    def is_classifier(self) -> bool:
+        return isinstance(self.data, ClassificationData) and self.metric in METRICS
+
+    @property
+    def classification(self) -> ClassificationData:
+        """The data of a classifier."""
+        assert isinstance(self.data, ClassificationData)
+        return self.data
+
+    def need_classifier(self, experiment: str) -> None:
+        """Raises :class:`GateError` where an experiment that counts right and wrong classes has none."""
+        if not self.is_classifier:
+            raise GateError(
+                f"the experiment {experiment} works on classifiers, and {type(self.data).__name__} is data of another task; "
+                "choose among causal, relevance and roles"
+            )
 
     @property
     def metric(self) -> str:
@@ -74,12 +93,14 @@ class Finding:
         figures: likewise.
         sentences: each a result.
         numbers: for ``metrics.json``.
+        pages: texts of further files, by name.
     """
 
     tables: dict[str, pd.DataFrame]
     figures: dict[str, Figure]
     sentences: list[str]
     numbers: dict[str, Any] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,18 +146,14 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
         overrides: arguments of ``training.fit`` in place of the configuration's, such as where the data are now.
 
     Raises:
-        GateError: if there is no such run, it has not ended, its data cannot be read, or it is no classifier.
+        GateError: if there is no such run, it has not ended, or its data cannot be read.
     """
     run = RunDirectory.finished(path)
     checkpoint = read_checkpoint(run.checkpoint("dense"))
     check_identity(checkpoint, run.checkpoint("dense"), noted_identity(run), f"the run in {path!r}")
     setup = setup_of(run, overrides)
-    data = open_classification(setup)
+    data = open_data(setup)
     pruner = make_pruner(setup, data)
-    if pruner.task.main_metric not in METRICS:
-        raise GateError(
-            f"the run's main metric is {pruner.task.main_metric!r}; the experiments need one of {', '.join(METRICS)}"
-        )
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
     try:
         pruner.backbone.load_state_dict(state)  # alone: all gates are open here
@@ -166,7 +183,7 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = ()) -> Setup:
     return Setup.of(config)
 
 
-def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: ClassificationData | None = None) -> Outcomes:
+def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData | None = None) -> Outcomes:
     """Losses and predictions under every mask ``[masks, gates]`` on a split of the run's data, or of others."""
     source = data or dense.data
     loader = {"score": source.score_dataloader, "select": source.val_dataloader, "test": source.test_dataloader}[split]()
@@ -183,8 +200,18 @@ def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: Classifica
     )
 
 
+def losses_under(dense: DenseModel, masks: Tensor, split: Split) -> Array:
+    """The loss of every example under every mask ``[masks, gates]``, on any task, ``[masks, examples]`` float64."""
+    loader = {"score": dense.data.score_dataloader, "select": dense.data.val_dataloader, "test": dense.data.test_dataloader}
+    batches = progress.track(loader[split](), f"evaluating {len(masks)} masks")
+    task, backbone = dense.pruner.task, dense.pruner.backbone
+    moved = (move_data_to_device(batch, dense.device) for batch in batches)
+    losses = ablate(dense.gates, masks, moved, lambda batch: task.losses(backbone, batch)[0].float())
+    return losses.cpu().numpy().astype(np.float64)
+
+
 def head_importance(
-    dense: DenseModel, mask: Tensor | None = None, split: Split = "score", *, data: ClassificationData | None = None
+    dense: DenseModel, mask: Tensor | None = None, split: Split = "score", *, data: TaskData | None = None
 ) -> Tensor:
     """HIS of every gate ``[gates]`` on the CPU, raw, with a mask ``[gates]`` in force (by default all heads open); closed gates
     have a score of 0 for the most part and no meaning."""

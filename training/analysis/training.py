@@ -41,7 +41,7 @@ class EveryEpoch(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
-        batches, per_epoch = args[2] + 1, self.dense.data.per_epoch
+        batches, per_epoch = args[2] + 1, self.dense.classification.per_epoch
         ends = trainer.global_step == pl_module.boundaries[0] and batches % trainer.accumulate_grad_batches == 0
         if batches % per_epoch == 0 or ends:
             with at_rest(pl_module):

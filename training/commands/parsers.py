@@ -12,7 +12,9 @@ from training.config.data import BleuTokenizer
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
-EXPERIMENTS = ("ablate", "one-per-layer", "by-kind", "causal", "relevance", "domains", "through-training")
+EXPERIMENTS = (
+    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "domains", "through-training",
+)  # fmt: skip
 
 
 def report_parser() -> ArgumentParser:
@@ -57,14 +59,49 @@ def summary_parser() -> ArgumentParser:
 def analyze_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m training analyze",
-        description="Michel et al.'s (2019) experiments on the dense model of a finished run of a classifier.",
+        description="What the heads of a trained model do: roles, relevance, causal classes, which of them survive, and "
+        "Michel et al.'s (2019) experiments on classifiers.",
         epilog="The experiment domains needs other data of the same task: options of fit's data as --other_data.NAME, such as "
         "--other_data.test_file FILE; the rest is as in the run. After a lone -- come options of fit in place of the run's, "
         "such as -- --trainer.accelerator cpu --data.test_file FILE.",
     )
-    parser.add_argument("run", type=str, metavar="RUN", help="A run directory that fit wrote.")
+    parser.add_argument(
+        "run",
+        type=str,
+        metavar="RUN",
+        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for survival also the "
+        "directory of a comparison.",
+    )
     parser.add_argument(
         "--run_dir", type=str, required=True, help="Directory to write; one of an earlier analysis is added to."
+    )
+    parser.add_argument("--conllu", type=str | None, default=None, metavar="FILE", help="For roles: a treebank in CoNLL-U.")
+    parser.add_argument(
+        "--relations",
+        type=str | None,
+        default=None,
+        help="For roles: relations of the treebank, separated by commas (default: all but loose ones, such as "
+        "list and parataxis, root and punct).",
+    )
+    parser.add_argument(
+        "--text",
+        type=str | None,
+        default=None,
+        metavar="FILE",
+        help="For roles: texts, one on each line, by which tokens are rare (default: the run's training data).",
+    )
+    parser.add_argument(
+        "--coref", type=str | None, default=None, metavar="FILE", help="For roles: GAP's table, or sentences of WinoBias."
+    )
+    parser.add_argument(
+        "--sentences", type=int | None, default=None, help="For roles: the first so many sentences of each file alone."
+    )
+    parser.add_argument(
+        "--roles",
+        type=str | None,
+        default=None,
+        metavar="FILE",
+        help="For survival: roles.csv of the same model (default: that in --run_dir).",
     )
     parser.add_argument(
         "--experiments",

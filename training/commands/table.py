@@ -82,7 +82,7 @@ COMMANDS = {
     ),
     "summary": Command("tables over runs", parsers.summary_parser, "training.commands.summary:show"),
     "analyze": Command(
-        "Michel et al.'s further experiments on a trained model",
+        "what the heads of a trained model do",
         parsers.analyze_parser,
         "training.analysis.analyze:analyze",
         "experiments that had ended are written",

@@ -1,0 +1,140 @@
+"""Which roles each head has: shares against thresholds and baselines, corrected for the number of heads and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gates.roles.shares import Shares
+
+SIGNIFICANCE = 0.05
+LEAST_COUNT = 30
+"""Opportunities, such as arcs of a relation, below which nothing is said."""
+TWO_SIDED = 1.959964
+"""Standard errors on each side of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a head has a role.
+
+    Args:
+        name: of the role.
+        least: share that it needs.
+        margin: by which the share has to exceed the best baseline.
+        specialised: whether it makes a head a specialised one; sinks and broad heads are background.
+    """
+
+    name: str
+    least: float = 0.0
+    margin: float = 0.0
+    specialised: bool = True
+
+
+POSITIONAL = Rule("positional", least=0.9)
+SYNTACTIC = Rule("syntactic", margin=0.1)
+RARE = Rule("rare", least=0.5, margin=0.1)
+COREFERENCE = Rule("coreference", margin=0.1)
+INDUCTION = Rule("induction", margin=0.1)
+DUPLICATE = Rule("duplicate", margin=0.1)
+SEPARATOR = Rule("separator", least=0.5, specialised=False)
+FIRST_TOKEN = Rule("first-token", least=0.5, specialised=False)
+BROAD = Rule("broad", least=0.9, specialised=False)
+RULES = (POSITIONAL, SYNTACTIC, RARE, COREFERENCE, INDUCTION, DUPLICATE, SEPARATOR, FIRST_TOKEN, BROAD)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One role of every head; numbers are NaN where the role is not defined, as that of a causal head for separators behind it.
+
+    Args:
+        rule: by which it is given.
+        holds: whether a head has it, ``[heads]``.
+        column: the name of the column by which a head comes nearest to it, such as a relation.
+        strength: share of that column, ``[heads]``.
+        low, high: its 95 % interval over sentences, ``[heads]``.
+        baseline: the best baseline's share, ``[heads]``; NaN if there is none.
+        which: the number of that baseline, ``[heads]``.
+        p: of the strength against the baseline, corrected by Holm's method, ``[heads]``; NaN if there is no baseline.
+        passing: columns by which a head has the role, ``[heads, columns]``.
+    """
+
+    rule: Rule
+    holds: Tensor
+    column: list[str]
+    strength: Tensor
+    low: Tensor
+    high: Tensor
+    baseline: Tensor
+    which: Tensor
+    p: Tensor
+    passing: Tensor
+
+
+def p_values(shares: Shares) -> Tensor:
+    """One-sided p of every share against its baseline, ``[heads, columns]``: normal, with the bootstrap's standard error of the
+    difference, which is taken to be at least one opportunity; NaN where there is no baseline or too few opportunities."""
+    error = torch.maximum(shares.difference_error, 1 / shares.count.clamp(min=1))
+    z = (shares.value - shares.baseline) / error
+    p = torch.special.erfc(z / 2**0.5) / 2
+    return torch.where(shares.count >= LEAST_COUNT, p, torch.nan)
+
+
+def holm(p: Tensor) -> Tensor:
+    """p values corrected for their number by Holm's step-down method (1979), in their shape; NaN counts as no test."""
+    tested = p.isfinite()
+    ordered, order = p[tested].sort(stable=True)
+    factors = torch.arange(len(ordered), 0, -1, dtype=p.dtype, device=p.device)
+    stepped = (ordered * factors).clamp(max=1)
+    corrected, found = p.clone(), torch.empty_like(ordered)
+    if len(ordered):
+        found[order] = stepped.cummax(0).values
+    corrected[tested] = found
+    return corrected
+
+
+def assign(rule: Rule, shares: Shares, names: Sequence[str]) -> Role:
+    """The role of every head by one rule.
+
+    A head has it by every column whose share reaches what the rule asks for, above the baseline with p < 0.05 after Holm's
+    correction over heads and columns. What is said of a head is of its best such column, by the distance from the baseline;
+    without one, of the best column of all.
+
+    Args:
+        rule: thresholds.
+        shares: of the columns that belong to the role.
+        names: of these columns.
+    """
+    p = holm(p_values(shares))
+    without = shares.baseline.isnan()
+    known = (shares.count >= LEAST_COUNT) & shares.value.isfinite()
+    above = torch.where(without, 0.0, shares.value - shares.baseline)
+    passing = known & (shares.value >= rule.least) & (above >= rule.margin) & (without | (p < SIGNIFICANCE))
+    rank = above if rule.margin else shares.value
+    best = torch.where(passing, rank + 2, torch.where(known, rank, -torch.inf)).nan_to_num(-torch.inf).argmax(-1)
+
+    def of_best(values: Tensor) -> Tensor:
+        chosen = values.gather(1, best.unsqueeze(1)).squeeze(1)
+        return torch.where(known.any(-1), chosen, torch.nan)
+
+    strength, error = of_best(shares.value), of_best(shares.error)
+    return Role(
+        rule=rule,
+        holds=passing.any(-1),
+        column=[names[int(place)] if bool(some) else "" for place, some in zip(best, known.any(-1), strict=True)],
+        strength=strength,
+        low=(strength - TWO_SIDED * error).clamp(min=0),
+        high=(strength + TWO_SIDED * error).clamp(max=1),
+        baseline=of_best(shares.baseline),
+        which=shares.which.gather(1, best.unsqueeze(1)).squeeze(1),
+        p=of_best(p),
+        passing=passing,
+    )
+
+
+def specialised(roles: Sequence[Role]) -> Tensor:
+    """Heads with a role that is no background, ``[heads]``."""
+    return torch.stack([role.holds for role in roles if role.rule.specialised]).any(0)

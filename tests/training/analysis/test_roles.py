@@ -1,0 +1,224 @@
+"""Roles of the heads of runs and of plain folders, on every task."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5Model
+
+from gates.errors import GateError
+from gates.roles.roles import RULES
+from tests.training import causal_runs, translation_runs
+from tests.training.analysis.test_analyze import make_dense
+from training.analysis.model import DenseModel
+from training.analysis.observed import observe_folder, observe_run
+from training.analysis.role_texts import RoleFiles, read_texts
+from training.analysis.roles import roles_of_heads
+from training.commands.table import run_command
+from training.data.word_tokenizer import word_tokenizer
+from training.fit import main as fit
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+def write_treebank(folder, words, rows=40):
+    """Random trees over words of a vocabulary, each word's head among the others."""
+    generator = np.random.default_rng(0)
+    lines = []
+    for _ in range(rows):
+        size = int(generator.integers(4, 9))
+        for word in range(size):
+            head = 0 if word == 0 else int(generator.integers(1, word + 1))
+            relation = "root" if head == 0 else ("nsubj" if word % 2 else "obj")
+            form = words[int(generator.integers(len(words)))]
+            lines.append("\t".join([str(word + 1), form, "_", "_", "_", "_", str(head), relation, "_", "_"]))
+        lines.append("")
+    (folder / "trees.conllu").write_text("\n".join(lines) + "\n")
+    return str(folder / "trees.conllu")
+
+
+def write_pronouns(folder):
+    (folder / "pronouns.txt").write_text("1 [The w1] met w2 because [she] was w3.\n" * 35)
+    return str(folder / "pronouns.txt")
+
+
+def texts_of(data):
+    """Words that a run's tokenizer knows."""
+    special = set(data.tokenizer.all_special_tokens)
+    return sorted(
+        word.lstrip("\u2581\u0120") for word in data.tokenizer.get_vocab() if word not in special and word[1:].isalpha()
+    )
+
+
+def made(tmp_path, dense, **more):
+    observed = observe_run(dense)
+    return roles_of_heads(observed, read_texts(RoleFiles(write_treebank(tmp_path, texts_of(dense.data)), **more), observed))
+
+
+def decoder():
+    data = causal_runs.make_data()
+    pruner = causal_runs.make_pruner(data)
+    return DenseModel(None, SimpleNamespace(model=pruner.options), pruner.eval(), data, torch.device("cpu"))
+
+
+def translator():
+    data = translation_runs.make_data()
+    pruner = translation_runs.make_pruner(data)
+    return DenseModel(None, SimpleNamespace(model=pruner.options), pruner.eval(), data, torch.device("cpu"))
+
+
+def test_a_classifier(tmp_path):
+    dense = make_dense()
+    finding = made(tmp_path, dense, coref=write_pronouns(tmp_path))
+    table = finding.tables["roles"]
+    assert len(table) == 8
+    assert table[["site", "head"]].apply(tuple, axis=1).is_unique
+    assert table["syntactic_strength"].between(0, 1).all()
+    assert table["coreference_strength"].between(0, 1).all()
+    assert table["induction_strength"].isna().all()
+    for _, row in table.iterrows():
+        held = [rule.name for rule in RULES if row[f"{rule.name}_has"]]
+        assert row["roles"] == (", ".join(held) or "none")
+        assert row["specialised"] == any(rule.specialised and rule.name in held for rule in RULES)
+    layers = finding.tables["roles_by_layer"]
+    assert layers["heads"].tolist() == [4, 4]
+    assert layers["background"].sum() == (~table["specialised"]).sum()
+    syntactic = finding.tables["syntactic"]
+    assert list(syntactic.columns[4:]) == [
+        f"{relation}, {way}" for way in ("dependent to head", "head to dependent") for relation in ("nsubj", "obj")
+    ]
+    best = finding.tables["relations"].iloc[0]
+    values = syntactic[f"{best['relation']}, {best['direction']}"]
+    assert values.max() == best["share"]
+    assert "roles" in finding.figures
+    assert next(iter(finding.figures)) == "roles"
+    assert any("Not measured: induction" in sentence for sentence in finding.sentences)
+    assert any("rare is by frequency in the run's training data" in sentence for sentence in finding.sentences)
+
+
+def test_a_decoder_has_induction_heads_and_no_separators(tmp_path):
+    finding = made(tmp_path, decoder())
+    table = finding.tables["roles"]
+    assert set(table["kind"]) == {"decoder"}
+    assert table["induction_strength"].between(0, 1).all()
+    assert table["duplicate_baseline"].between(0, 1).all()
+    assert table["first-token_strength"].between(0, 1).all()
+    assert table["separator_strength"].isna().all()
+    assert table["coreference_strength"].isna().all()
+    assert any("No head has enough opportunities for" in sentence for sentence in finding.sentences)
+
+
+def test_a_translator_has_what_is_defined_for_each_kind(tmp_path):
+    finding = made(tmp_path, translator())
+    table = finding.tables["roles"].set_index("kind")
+    assert set(table.index) == {"encoder", "decoder", "cross"}
+    assert table.loc["encoder", "syntactic_strength"].notna().all()
+    assert table.loc[["decoder", "cross"], "syntactic_strength"].isna().all()
+    assert table.loc["decoder", "induction_strength"].notna().all()
+    assert table.loc[["encoder", "cross"], "induction_strength"].isna().all()
+    for name in ("positional", "broad"):
+        assert table[f"{name}_strength"].notna().all()
+    assert table.loc["cross", "separator_strength"].notna().all()
+    assert table.loc[["decoder", "cross"], "rare_strength"].isna().all()  # the language has fewer than 500 words
+    assert table.loc["decoder", "separator_strength"].isna().all()  # nothing but the start of a target is special
+    assert any("For cross attention only positional" in sentence for sentence in finding.sentences)
+
+
+# -- folders and the command ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 60}
+    BertModel(BertConfig(max_position_embeddings=12, initializer_range=0.5, **size)).save_pretrained(path)
+    word_tokenizer([*WORDS, "The", "she", "met"], max_length=12).save_pretrained(path)
+    return path
+
+
+def call(run, out, *arguments):
+    return run_command("analyze", [str(run), "--run_dir", str(out), *arguments])
+
+
+def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    trees, pronouns = write_treebank(tmp_path, WORDS), write_pronouns(tmp_path)
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\n")
+    arguments = ["--conllu", trees, "--coref", pronouns, "--text", str(tmp_path / "texts.txt"), "--relations", "obj"]
+    assert call(folder, out, "--experiments", "roles", *arguments) == 0
+    assert {"roles.csv", "syntactic.csv", "relations.csv", "roles_by_layer.csv", "analysis.md"} <= {
+        p.name for p in out.iterdir()
+    }
+    assert list(pd.read_csv(out / "syntactic.csv").columns[4:]) == ["obj, dependent to head", "obj, head to dependent"]
+    found = json.loads((out / "metrics.json").read_text())["experiments"]["roles"]
+    assert found["figures"][0] == "plots/roles.png"
+    assert "rare is by frequency in the text given" in capsys.readouterr().out
+    again = tmp_path / "again"
+    assert call(folder, again, "--experiments", "roles", *arguments) == 0
+    assert (again / "roles.csv").read_bytes() == (out / "roles.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--experiments", "roles"], "the experiment roles needs a treebank; give one with --conllu FILE"),
+        (["--experiments", "ablate", "--conllu", "x"], "--conllu is given and nothing uses it"),
+        (["--experiments", "roles", "--conllu", "x", "--roles", "y"], "--roles is given and nothing uses it"),
+        (["--experiments", "roles", "--conllu", "x", "--sentences", "0"], "--sentences is 0; expected 1 or more"),
+        (["--experiments", "ablate"], "is a folder with a model and no run, so there is nothing to do ablate with"),
+        (["--experiments", "roles", "--conllu", "nowhere.conllu"], "the treebank file 'nowhere.conllu' does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder, tmp_path, capsys, arguments, message):
+    assert call(folder, tmp_path / "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_sentences_that_are_too_long_are_left_out_and_told(folder, tmp_path):
+    observed = observe_folder(str(folder))
+    trees = write_treebank(tmp_path, WORDS, rows=50)
+    long = "\n".join("\t".join([str(n), "w1", *"____", str(n - 1), "dep" if n > 1 else "root", "_", "_"]) for n in range(1, 21))
+    with open(trees, "a") as stream:
+        stream.write(long + "\n\n")
+    texts = read_texts(RoleFiles(trees), observed)
+    assert (len(texts.trees.pieces), texts.trees.told("sentence")) == (50, "1 sentence too long for the model")
+    (tmp_path / "long.conllu").write_text(long + "\n")
+    with pytest.raises(GateError, match=r"every sentence of .* is longer than the 12 tokens of the model"):
+        read_texts(RoleFiles(str(tmp_path / "long.conllu")), observed)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_folders_with_other_models(tmp_path, kind):
+    torch.manual_seed(0)
+    tokenizer = word_tokenizer(WORDS, max_length=64)
+    if kind == "gpt2":
+        model = GPT2Model(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, vocab_size=len(tokenizer)))
+    else:
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
+        model = T5Model(T5Config(decoder_start_token_id=0, pad_token_id=0, **sizes))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    observed = observe_folder(str(tmp_path / "model"))
+    table = roles_of_heads(observed, read_texts(RoleFiles(write_treebank(tmp_path, WORDS)), observed)).tables["roles"]
+    assert set(table["kind"]) == ({"decoder"} if kind == "gpt2" else {"encoder", "decoder", "cross"})
+    assert table["positional_strength"].notna().all()
+
+
+def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
+    config = causal_runs.write_config(tmp_path)
+    assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
+    dense = causal_runs.make_data()
+    trees = write_treebank(tmp_path, texts_of(dense))
+    assert call(tmp_path / "run", tmp_path / "out", "--experiments", "roles,survival", "--conllu", trees) == 0
+    assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
+    assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
+    capsys.readouterr()
+    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "by-kind") == 2
+    assert "the experiment by-kind works on classifiers" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""One page that needs nothing else: the map of roles, what was found, and the attention of any head in the first sentences."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from gates.sites import AttentionSite
+from training.analysis.role_maps import Shown
+from training.report.page import POLICY
+
+
+def role_page(
+    table: pd.DataFrame, figure: Figure, sentences: Sequence[str], shown: Sequence[Shown], sites: Sequence[AttentionSite]
+) -> str:
+    """The page; it loads nothing, and no script but its own runs.
+
+    Args:
+        table: of roles, a row for each head.
+        figure: the map of roles.
+        sentences: what was found.
+        shown: sentences with their attention.
+        sites: attention modules of the model.
+    """
+    environment = Environment(loader=PackageLoader("training.analysis", "template"), autoescape=True, undefined=StrictUndefined)
+    assets = resources.files("training.analysis") / "template"
+    style, script = ((assets / name).read_text(encoding="utf-8") for name in ("attention.css", "attention.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    return environment.get_template("attention.html").render(
+        name="this model",
+        policy=POLICY.format(digest=digest),
+        style=Markup(style),
+        script=Markup(script),
+        picture=base64.b64encode(picture.getvalue()).decode(),
+        sentences=sentences,
+        attention=json.dumps(_attention(table, shown, sites), separators=(",", ":")),
+    )
+
+
+def _attention(table: pd.DataFrame, shown: Sequence[Shown], sites: Sequence[AttentionSite]) -> dict[str, Any]:
+    """Weights in whole percent, with names of heads, roles and tokens."""
+    places = [(number, head) for number, site in enumerate(sites) for head in range(site.heads)]
+    rows = list(zip(table["site"], table["head"], table["kind"], table["roles"], places, strict=True))
+    specialised = table["specialised"].to_numpy()
+    return {
+        "heads": [
+            {"name": f"{site}.{head}", "kind": kind, "roles": roles, "site": place[0], "head": place[1]}
+            for site, head, kind, roles, place in rows
+        ],
+        "first": int(specialised.argmax()),
+        "sentences": [
+            {
+                "name": " ".join(next(iter(one.tokens.values()))[0])[:80],
+                "tokens": one.tokens,
+                "weights": [(100 * weights).round().int().tolist() for weights in one.weights],
+            }
+            for one in shown
+        ],
+    }

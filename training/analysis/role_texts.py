@@ -1,0 +1,213 @@
+"""What roles are measured on: trees, pronouns, pairs and repeated sequences, as batches of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gates.errors import GateError
+from gates.roles.coreference import Mentions
+from gates.roles.induction import LENGTHS, repeated_sequences
+from gates.roles.syntactic import Trees
+from training.analysis.observed import ObservedModel
+from training.data.coreference import Pronoun, read_coreference
+from training.data.text_lines import read_lines
+from training.data.treebank import Tree, read_treebank, relations_of
+from training.data.words import Pieces, encode_words
+from training.stats.numbers import counted
+
+BATCH = 32
+REPEATED = 200
+"""Random sequences that are said twice."""
+MOST_PAIRS = 1000
+"""Of a translator's test pairs."""
+LEAST_KINDS = 16
+"""Of tokens, from which random sequences are drawn."""
+
+
+@dataclass(frozen=True)
+class RoleFiles:
+    """What the command was told.
+
+    Args:
+        conllu: a treebank.
+        text: whose tokens say what is rare; None for the run's training data, or else the treebank.
+        coref: pronouns; None for none.
+        relations: that are looked at; all by default.
+        most_sentences: of the treebank and of the pronouns; None for all.
+    """
+
+    conllu: str
+    text: str | None = None
+    coref: str | None = None
+    relations: tuple[str, ...] = ()
+    most_sentences: int | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Sentences that the model takes.
+
+    Args:
+        pieces: of each.
+        golds: what is known of each, in the same order.
+        left_out: sentences that are too long or have no piece.
+        pieceless: words without a piece, which count nowhere.
+    """
+
+    pieces: list[Pieces]
+    golds: list[Any]
+    left_out: int
+    pieceless: int
+
+    def batches(self) -> Iterator[list[int]]:
+        """Numbers of sentences of similar lengths."""
+        order = sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids))
+        return (order[first : first + BATCH] for first in range(0, len(order), BATCH))
+
+    def told(self, what: str) -> str:
+        """What was left out, in words; empty if nothing was."""
+        parts = [f"{counted(self.left_out, what)} too long for the model"] if self.left_out else []
+        parts += [f"{counted(self.pieceless, 'word')} without a piece"] if self.pieceless else []
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True)
+class RoleTexts:
+    """All that roles are measured on.
+
+    Args:
+        trees: of the treebank.
+        relations: that are looked at.
+        pronouns: None where no file is given.
+        frequencies: of every token, for sources and for targets, ``[vocabulary]``.
+        frequencies_from: what they are counted in.
+        seen: tokens of the treebank, from which random sequences are drawn.
+    """
+
+    trees: Encoded
+    relations: list[str]
+    pronouns: Encoded | None
+    frequencies: dict[str, Tensor]
+    frequencies_from: str
+    seen: list[int]
+
+
+def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
+    """Everything read and encoded.
+
+    Raises:
+        GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
+    """
+    trees = read_treebank(files.conllu)[: files.most_sentences]
+    relations = relations_of(trees, files.relations)
+    encoded = _encoded(observed, trees, f"every sentence of {files.conllu!r}")
+    pronouns = None
+    if files.coref is not None:
+        pronouns = _encoded(observed, read_coreference(files.coref)[: files.most_sentences], f"every text of {files.coref!r}")
+    special = set(observed.tokenizer.all_special_ids)
+    seen = sorted({token for pieces in encoded.pieces for token in pieces.ids} - special)
+    if len(seen) < LEAST_KINDS:
+        seen = [token for token in range(len(observed.tokenizer)) if token not in special]
+    frequencies, told = _frequencies(files, observed, encoded)
+    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen)
+
+
+def _encoded(observed: ObservedModel, golds: Sequence[Tree | Pronoun], what: str) -> Encoded:
+    found = encode_words(observed.tokenizer, [gold.words for gold in golds], observed.limit)
+    kept = [(pieces, gold) for pieces, gold in zip(found, golds, strict=True) if pieces is not None]
+    if not kept:
+        raise GateError(f"{what} is longer than the {observed.limit} tokens of the model, or has no piece; give other texts")
+    pieceless = sum(len(set(range(len(gold.words))) - set(pieces.words)) for pieces, gold in kept)
+    return Encoded([pieces for pieces, _ in kept], [gold for _, gold in kept], len(found) - len(kept), pieceless)
+
+
+def _frequencies(files: RoleFiles, observed: ObservedModel, trees: Encoded) -> tuple[dict[str, Tensor], str]:
+    """How often every token occurs, and where that was counted."""
+    rows: dict[str, Iterable[Sequence[int]]]
+    if files.text is not None:
+        lines = read_lines(files.text)
+        rows, told = {"source": observed.tokenizer(lines, verbose=False)["input_ids"]}, "the text given"
+    elif observed.data is not None:
+        split = observed.data.splits["train"]
+        own = {"source": "source" if "source" in split.column_names else "input_ids"}
+        own |= {"target": "target"} if "target" in split.column_names else {}
+        rows, told = {name: split[column] for name, column in own.items()}, "the run's training data"
+    else:
+        rows, told = {"source": [pieces.ids for pieces in trees.pieces]}, "the treebank itself, as no text is given"
+    counts = {name: _count(ids, observed) for name, ids in rows.items()}
+    return {"target": counts["source"], **counts}, told
+
+
+def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
+    counts = torch.zeros(len(observed.tokenizer), dtype=torch.long)
+    for ids in rows:
+        counts += torch.bincount(torch.tensor(list(ids), dtype=torch.long), minlength=len(counts))[: len(counts)]
+    return counts
+
+
+def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Rows filled up on the right to the longest, ``[rows, longest]``."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
+
+
+def trees_of(rows: Sequence[int], texts: Encoded, relations: Sequence[str], device: torch.device) -> Trees:
+    """The gold trees of a batch."""
+    number = {relation: place for place, relation in enumerate(relations)}
+    golds: list[Tree] = [texts.golds[row] for row in rows]
+    return Trees(
+        words=padded([texts.pieces[row].words for row in rows], -1).to(device),
+        heads=padded([gold.heads for gold in golds], -1).to(device),
+        relations=padded([[number.get(relation, -1) for relation in gold.relations] for gold in golds], -1).to(device),
+    )
+
+
+def mentions_of(rows: Sequence[int], texts: Encoded, device: torch.device) -> Mentions:
+    """Pronouns and candidates of a batch."""
+    golds: list[Pronoun] = [texts.golds[row] for row in rows]
+    longest = max(len(gold.words) for gold in golds)
+
+    def marked(words: Callable[[Pronoun], list[int]]) -> Tensor:
+        marks = torch.zeros(len(golds), longest, dtype=torch.bool)
+        for mark, gold in zip(marks, golds, strict=True):
+            mark[words(gold)] = True
+        return marks.to(device)
+
+    return Mentions(
+        words=padded([texts.pieces[row].words for row in rows], -1).to(device),
+        pronouns=marked(lambda gold: [gold.pronoun]),
+        antecedents=marked(lambda gold: gold.antecedent),
+        others=marked(lambda gold: gold.other),
+    )
+
+
+def repeats(observed: ObservedModel, seen: Sequence[int]) -> Iterator[Tensor]:
+    """Batches of random sequences said twice, padded with -1."""
+    start = observed.tokenizer.bos_token_id
+    limit = observed.limit
+    longest = LENGTHS[1] if limit is None else max(2, (limit - 1) // 2)
+    rows = repeated_sequences(seen, REPEATED, start=start, longest=longest)
+    return (padded(rows[first : first + BATCH], -1) for first in range(0, len(rows), BATCH))
+
+
+def own_pairs(observed: ObservedModel) -> Iterator[Any]:
+    """Batches of the run's own test pairs, up to a number; nothing where there are none."""
+    if observed.data is None or "target" not in observed.data.splits["test"].column_names:
+        return iter(())
+    rows = 0
+
+    def limited() -> Iterator[Any]:
+        nonlocal rows
+        for batch in islice(observed.data.test_dataloader(), MOST_PAIRS):  # type: ignore[union-attr]
+            if rows >= MOST_PAIRS:
+                return
+            rows += len(batch["labels"])
+            yield batch
+
+    return limited()

@@ -1,0 +1,228 @@
+"""What each head does: its roles with strength, baseline and interval, where they lie, and the best head of each relation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
+from gates.sites import AttentionSite
+from training.analysis.model import Finding
+from training.analysis.observed import ObservedModel
+from training.analysis.role_maps import shown_sentences, strongest_maps
+from training.analysis.role_page import role_page
+from training.analysis.role_passes import Measured, RolePasses
+from training.analysis.role_plots import role_map
+from training.analysis.role_texts import RoleTexts
+from training.stats.numbers import counted, listed
+from training.stats.significance import Interval, interval
+
+BACKGROUND = "background"
+DEPTHS = ("positional", "syntactic", "coreference")
+"""Roles of which lecture notes say that they lie early, in the middle and late."""
+CAUSAL = "of causal self-attention alone"
+NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": CAUSAL}
+
+
+def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
+    """Every head's roles, with tables, pictures and what follows in words."""
+    measured = RolePasses(observed, texts).run()
+    table, relations = role_table(observed.sites, measured), best_heads(observed.sites, measured)
+    layers = by_layer(table)
+    sentences = [*_told(table, measured), *_claims(table), *_of_texts(texts, measured), *_best_told(relations)]
+    numbers = {
+        "heads": len(table),
+        "specialised": int(table["specialised"].sum()),
+        "roles": {role.rule.name: int(role.holds.sum()) for role in measured.roles},
+        "mean_depth": {name: depth_of(table, name).mean for name in DEPTHS if table[f"{name}_has"].any()},
+    }
+    figures = {"roles": role_map(table, [role.rule.name for role in measured.roles])}
+    shown = shown_sentences(observed, texts)
+    figures |= strongest_maps(observed.sites, shown[0], measured.roles)
+    page = role_page(table, figures["roles"], sentences, shown, observed.sites)
+    tables = {"roles": table, "roles_by_layer": layers, "relations": relations, "syntactic": syntactic_table(table, measured)}
+    return Finding(tables, figures, sentences, numbers, {"roles.html": page})
+
+
+def head_columns(sites: Sequence[AttentionSite]) -> pd.DataFrame:
+    """Where every head is: site, kind, layer and its number within the site."""
+    rows = [(site.label, site.kind, site.layer, head) for site in sites for head in range(site.heads)]
+    return pd.DataFrame(rows, columns=["site", "kind", "layer", "head"])
+
+
+def role_table(sites: Sequence[AttentionSite], measured: Measured) -> pd.DataFrame:
+    """A row for every head: its roles, and what is known of each; NaN where a role is not defined."""
+    found = {role.rule.name: role for role in measured.roles}
+    names = [[role.rule.name for role in measured.roles if bool(role.holds[head])] for head in range(len(measured.confidence))]
+    table = head_columns(sites).assign(
+        roles=[", ".join(own) or "none" for own in names],
+        specialised=specialised(measured.roles).cpu().numpy(),
+        confidence=measured.confidence.cpu().numpy(),
+    )
+    columns = {}
+    for rule in RULES:
+        for name, values in _columns(found.get(rule.name), len(table)).items():
+            columns[f"{rule.name}_{name}"] = values
+    return pd.concat([table, pd.DataFrame(columns)], axis=1)
+
+
+def _columns(role: Role | None, heads: int) -> dict[str, object]:
+    numbers = ("strength", "low", "high", "baseline", "p")
+    if role is None:
+        return {"has": False, "by": "", **dict.fromkeys(numbers, np.full(heads, np.nan))}
+    return {
+        "has": role.holds.cpu().numpy(),
+        "by": role.column,
+        **{name: getattr(role, name).cpu().numpy() for name in numbers},
+    }
+
+
+def by_layer(table: pd.DataFrame) -> pd.DataFrame:
+    """Heads with each role, by kind and layer; heads with several count for each."""
+    grouped = table.groupby(["kind", "layer"], sort=False)
+    counts = grouped[[f"{rule.name}_has" for rule in RULES]].sum().astype(int)
+    counts.columns = [rule.name for rule in RULES]
+    counts[BACKGROUND] = grouped["specialised"].apply(lambda own: int((~own).sum()))
+    counts.insert(0, "heads", grouped.size())
+    return counts.reset_index()
+
+
+def syntactic_table(table: pd.DataFrame, measured: Measured) -> pd.DataFrame:
+    """Shares of every head for every relation and direction."""
+    shares = pd.DataFrame(measured.syntactic.value.cpu().numpy(), columns=measured.columns)
+    return pd.concat([table[["site", "kind", "layer", "head"]], shares], axis=1)
+
+
+def best_heads(sites: Sequence[AttentionSite], measured: Measured) -> pd.DataFrame:
+    """The best head of every relation and direction that occurs often enough, against the best fixed offset.
+
+    The best head is chosen on the sentences that it is measured on, so its share is a little too high.
+    """
+    places, shares = head_columns(sites), measured.syntactic
+    passing = next(role.passing for role in measured.roles if role.rule.name == "syntactic")
+    rows = []
+    for column, name in enumerate(measured.columns):
+        values, counts = shares.value[:, column], shares.count[:, column]
+        if float(counts.max()) < LEAST_COUNT:
+            continue
+        best = int(values.nan_to_num(-1.0).argmax())
+        place, half = places.iloc[best], TWO_SIDED * float(shares.error[best, column])
+        relation, direction = name.split(", ")
+        rows.append(
+            {
+                "relation": relation,
+                "direction": direction,
+                "count": int(counts[best]),
+                "head": f"{place['site']}.{place['head']}",
+                "share": float(values[best]),
+                "low": max(0.0, float(values[best]) - half),
+                "high": min(1.0, float(values[best]) + half),
+                "offset": measured.offsets[int(shares.which[best, column])].removeprefix("offset "),
+                "baseline": float(shares.baseline[best, column]),
+                "heads_with_role": int(passing[:, column].sum()),
+            }
+        )
+    names = ["relation", "direction", "count", "head", "share", "low", "high", "offset", "baseline", "heads_with_role"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def depth_of(table: pd.DataFrame, role: str) -> Interval:
+    """Mean relative depth of the self-attention heads with a role, 0 (first layer) to 1 (last), with Student's interval."""
+    own = table[table["kind"] != "cross"]
+    last = own.groupby("kind")["layer"].transform("max").clip(lower=1)
+    return interval((own["layer"] / last)[own[f"{role}_has"]].to_numpy())
+
+
+def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
+    total, count = len(table), int(table["specialised"].sum())
+    background = total - count
+    roles = [f"{int(role.holds.sum())} {role.rule.name}" for role in measured.roles]
+    low, high = stats.binomtest(background, total).proportion_ci(method="exact")
+    several = int((table[[f"{rule.name}_has" for rule in RULES if rule.specialised]].sum(axis=1) > 1).sum())
+    sentences = [
+        f"Of {total} heads: {', '.join(roles)}; {several} have more than one specialised role.",
+        f"{background} of {total} heads ({background / total:.0%}, 95 % interval {low:.0%} to {high:.0%}) are background, with "
+        f"no specialised role; {int((table['roles'] == 'none').sum())} have no role at all, not even as sinks or broad heads. "
+        f"That about half of all heads are background is {_fits(low, high)}.",
+    ]
+    absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
+    if absent:
+        sentences.append(f"Not measured: {listed([f'{name} ({NEEDS[name]})' for name in absent])}.")
+    unknown = [role.rule.name for role in measured.roles if bool(role.strength.isnan().all())]
+    if unknown:
+        sentences.append(f"No head has enough opportunities for {listed(unknown)}, so nothing is said of it.")
+    if (table["kind"] == "cross").any():
+        sentences.append(
+            "For cross attention only positional, rare (of the source) and the sinks are defined; in an encoder-decoder trees "
+            "and pronouns are of the source."
+        )
+    return sentences
+
+
+def _fits(low: float, high: float) -> str:
+    return "within the interval" if low <= 0.5 <= high else "outside the interval"
+
+
+def _claims(table: pd.DataFrame) -> list[str]:
+    """Whether positional heads lie early, syntactic ones in the middle and coreference late."""
+    found = {name: depth_of(table, name) for name in DEPTHS if table[f"{name}_has"].any()}
+    parts = []
+    for name, depth in found.items():
+        sure = f", 95 % interval {depth.low:.2f} to {depth.high:.2f}" if depth.seeds > 1 else ""
+        parts.append(f"{name} {depth.mean:.2f} ({counted(depth.seeds, 'head')}{sure})")
+    if not parts:
+        return []
+    sentence = f"Mean depth of heads, from 0 (first layer) to 1 (last): {listed(parts)}."
+    if len(found) < len(DEPTHS):
+        return [sentence + " That positional heads lie early, syntactic ones in the middle and coreference late is not tested."]
+    means = [found[name].mean for name in DEPTHS]
+    ordered = "is the order here" if means[0] < means[1] < means[2] else "is not the order here"
+    apart = all(found[one].high < found[other].low for one, other in pairwise(DEPTHS))
+    return [f"{sentence} Positional early, syntactic in the middle, coreference late {ordered}; {_apart(apart)}."]
+
+
+def _apart(apart: bool) -> str:
+    return "the intervals are apart" if apart else "the intervals overlap or there are too few heads for one"
+
+
+def _of_texts(texts: RoleTexts, measured: Measured) -> list[str]:
+    parts = [counted(len(texts.trees.pieces), "sentence") + " of the treebank"]
+    if texts.pronouns is not None:
+        parts.append(counted(len(texts.pronouns.pieces), "text") + " with a pronoun")
+    left = [told for told in (texts.trees.told("sentence"), texts.pronouns.told("text") if texts.pronouns else "") if told]
+    sentence = f"Measured on {listed(parts)}; rare is by frequency in {texts.frequencies_from}."
+    if left:
+        sentence += f" Left out: {', '.join(left)}."
+    found = [sentence]
+    if measured.coreference is not None:
+        shares, best = measured.coreference, int(measured.coreference.value[:, 0].nan_to_num(-1.0).argmax())
+        if float(shares.count[best, 2]):
+            choice = shares.value[:, 2].nan_to_num(-1.0)
+            found.append(
+                f"The best head's maximum is on the antecedent for {100 * shares.value[best, 0]:.1f} % of the pronouns (best "
+                f"fixed offset {100 * shares.baseline[best, 0]:.1f} %, its own maximum on the wrong candidate "
+                f"{100 * shares.value[best, 1]:.1f} %); between the two candidates the best head is right for "
+                f"{100 * choice.max():.1f} % and the nearer one for {100 * shares.baseline[int(choice.argmax()), 2]:.1f} %."
+            )
+    return found
+
+
+def _best_told(relations: pd.DataFrame) -> list[str]:
+    if not len(relations):
+        return [f"No relation occurs {LEAST_COUNT} times, so that nothing is said of syntax; give a larger treebank."]
+    above = relations[relations["share"] >= relations["baseline"] + 0.1]
+    top = above.assign(gain=above["share"] - above["baseline"]).sort_values("gain", ascending=False).head(3)
+    named = [
+        f"{row['relation']}, {row['direction']} ({row['head']}: {100 * row['share']:.1f} %, offset {row['offset']}: "
+        f"{100 * row['baseline']:.1f} %)"
+        for _, row in top.iterrows()
+    ]
+    told = f"; the largest distances: {listed(named)}" if named else ""
+    return [
+        f"For {len(above)} of {len(relations)} relations and directions the best head is 10 points or more above the best "
+        f"fixed offset{told}."
+    ]

@@ -1,0 +1,201 @@
+"""Which roles survive: whether specialised heads are kept more often than others, by method and budget (Voita et al. 2019,
+figures 7 and 8)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from gates.errors import GateError, first_line
+from gates.roles.roles import RULES
+from training.analysis.model import Finding
+from training.analysis.survival_plots import survivors
+from training.runs.stored import read_json, read_text
+from training.stats.numbers import counted, listed
+from training.stats.odds import Odds, Table, exact_odds, pooled_odds, ratio_of_odds
+from training.stats.verdict import is_dense
+
+LEARNED, RIVAL = "learned", "his"
+Masks = dict[tuple[str, int], dict[int, NDArray[np.float64]]]
+"""By method and budget, by seed: 0/1 for every head."""
+
+
+def survival_of_roles(run: str, roles: str) -> Finding:
+    """What of the specialised and of the other heads every method keeps.
+
+    Args:
+        run: directory of a run or comparison, with its masks.
+        roles: ``roles.csv`` of the same model.
+
+    Raises:
+        GateError: if one of them is missing, or they are not of the same heads.
+    """
+    table, masks = read_roles(Path(roles)), read_masks(Path(run))
+    heads = len(next(iter(next(iter(masks.values())).values())))
+    if heads != len(table):
+        raise GateError(f"{roles!r} has {len(table)} heads and the masks in {run!r} {heads}; give the roles of the same model")
+    special = table["specialised"].to_numpy(dtype=bool)
+    tables = {key: {seed: cross_table(mask, special) for seed, mask in own.items()} for key, own in masks.items()}
+    kept, by_role = kept_table(tables), role_counts(table, masks)
+    sentences = [
+        f"Of {heads} heads {int(special.sum())} are specialised. Odds ratios above 1 mean that they are kept more often than "
+        "the others; intervals are exact for one seed, and Student's over seeds, which are the unit, for several.",
+        _first_seeds(kept),
+        *_told(kept),
+        *_against(tables),
+    ]
+    numbers = {"specialised": int(special.sum()), "heads": heads}
+    found = {"survival": kept, "survival_by_role": by_role}
+    return Finding(found, {"survival": survivors(table, by_role)}, sentences, numbers)
+
+
+def read_roles(path: Path) -> pd.DataFrame:
+    """A table that the experiment roles wrote."""
+    try:
+        table = pd.read_csv(io.StringIO(read_text(path, mend="find the roles again")), keep_default_na=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise GateError(
+            f"there are no roles in {str(path)!r}; find them with --experiments roles, or give --roles FILE"
+        ) from error
+    except ValueError as error:
+        raise GateError(f"{str(path)!r} is no table of roles: {first_line(error)}") from error
+    needed = {"site", "head", "roles", "specialised", *(f"{rule.name}_has" for rule in RULES)}
+    if lacking := sorted(needed - set(table.columns)):
+        raise GateError(f"{str(path)!r} has no column {lacking[0]!r}; give roles.csv of the experiment roles")
+    return table
+
+
+def read_masks(run: Path) -> Masks:
+    """The masks of a run or comparison, for every head; a gate of a group stands for all of its heads.
+
+    Raises:
+        GateError: if there are none.
+    """
+    try:
+        entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise GateError(
+            f"{str(run)!r} has no masks.json and sites.json; give the directory of a finished run or comparison"
+        ) from error
+    try:
+        repeats = [int(site["heads"]) // int(site["gates"]) for site in sites for _ in range(int(site["gates"]))]
+        found: Masks = {}
+        for entry in entries:
+            if not is_dense(entry["method"]):
+                mask = np.repeat(np.array(entry["mask"], dtype=float), repeats)
+                found.setdefault((entry["method"], int(entry["budget"])), {})[int(entry["seed"])] = mask
+    except (KeyError, TypeError, ValueError) as error:
+        raise GateError(f"masks.json and sites.json in {str(run)!r} do not belong together; make them again") from error
+    if not found:
+        raise GateError(f"{str(run)!r} has no mask but the dense one; give a run that prunes")
+    return found
+
+
+def cross_table(mask: NDArray[np.float64], special: NDArray[np.bool_]) -> Table:
+    """Kept and closed heads among the specialised and the others."""
+    kept = mask > 0
+    return Table(*(int((group & state).sum()) for group in (special, ~special) for state in (kept, ~kept)))
+
+
+def kept_table(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> pd.DataFrame:
+    """A row for every method and budget, with shares kept (means over seeds) and the odds ratio.
+
+    The interval over seeds is about other seeds of the same model. The exact one of the first seed says what the few heads of a
+    model can tell.
+    """
+    rows = []
+    for (method, budget), of_seeds in tables.items():
+        own = np.array(list(of_seeds.values()), dtype=float)
+        with np.errstate(invalid="ignore"):
+            shares = own[:, [0, 2]] / (own[:, [0, 2]] + own[:, [1, 3]])
+        odds, first = pooled_odds(list(of_seeds.values())), exact_odds(next(iter(of_seeds.values())))
+        rows.append(
+            {
+                "method": method,
+                "budget": budget,
+                "seeds": len(own),
+                "specialised_kept": shares[:, 0].mean(),
+                "others_kept": shares[:, 1].mean(),
+                "odds_ratio": odds.ratio,
+                "low": odds.low,
+                "high": odds.high,
+                "first_seed_low": first.low,
+                "first_seed_high": first.high,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def role_counts(table: pd.DataFrame, masks: Masks) -> pd.DataFrame:
+    """Heads of every role that each method keeps, means over seeds."""
+    groups = {rule.name: table[f"{rule.name}_has"].to_numpy(dtype=bool) for rule in RULES}
+    groups["none"] = (table["roles"] == "none").to_numpy()
+    rows = []
+    for (method, budget), of_seeds in masks.items():
+        kept = np.mean([mask > 0 for mask in of_seeds.values()], axis=0)
+        for name, members in groups.items():
+            if members.any():
+                rows.append(
+                    {"method": method, "budget": budget, "role": name, "heads": int(members.sum()), "kept": kept[members].sum()}
+                )
+    return pd.DataFrame(rows)
+
+
+def _told(kept: pd.DataFrame) -> list[str]:
+    sentences = []
+    for method, rows in kept.groupby("method", sort=False):
+        parts = [
+            f"at {row.budget} heads {row.specialised_kept:.0%} of the specialised and {row.others_kept:.0%} of the others, "
+            f"{_odds(Odds(*of_row))}"
+            for row, of_row in zip(rows.itertuples(), rows[["odds_ratio", "low", "high"]].to_numpy(), strict=True)
+        ]
+        sentences.append(f"{method} keeps {listed(parts)}.")
+    return sentences
+
+
+def _first_seeds(kept: pd.DataFrame) -> str:
+    """How often one seed alone shows what several do."""
+    sure = int((kept["first_seed_low"] > 1).sum())
+    return f"By the exact interval of the first seed alone, {sure} of {len(kept)} masks keep specialised heads more often."
+
+
+def _odds(odds: Odds, what: str = "odds ratio") -> str:
+    if not np.isfinite(odds.ratio):
+        return f"no {what}, as the numbers leave no choice"
+    sure = f" (95 % interval {odds.low:.2f} to {odds.high:.2f})" if np.isfinite(odds.low) else ""
+    return f"{what} {odds.ratio:.2f}{sure}"
+
+
+def _against(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> list[str]:
+    """Whether learned gates keep specialised heads more than HIS does."""
+    sentences = []
+    for (method, budget), own in tables.items():
+        rival = tables.get((RIVAL, budget))
+        if method != LEARNED or rival is None or not (seeds := sorted(own.keys() & rival.keys())):
+            continue
+        factor = ratio_of_odds([own[seed] for seed in seeds], [rival[seed] for seed in seeds])
+        sentences.append(
+            f"At {budget} heads the odds ratio of learned gates is {_times(factor)} that of HIS over "
+            f"{counted(len(seeds), 'seed')}: {_surely(factor)}."
+        )
+    return sentences
+
+
+def _times(factor: Odds) -> str:
+    if not np.isfinite(factor.ratio):
+        return "not comparable with"
+    sure = f" (95 % interval {factor.low:.2f} to {factor.high:.2f})" if np.isfinite(factor.low) else ""
+    return f"{factor.ratio:.2f} times{sure}"
+
+
+def _surely(factor: Odds) -> str:
+    if not np.isfinite(factor.low):
+        return "these seeds do not say how sure that is"
+    if factor.low > 1:
+        return "they keep specialised heads more than HIS does"
+    return "they keep specialised heads less than HIS does" if factor.high < 1 else "no difference is shown"
