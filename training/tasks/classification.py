@@ -43,8 +43,8 @@ class Classification(Task):
             "label2id": {label: index for index, label in enumerate(self.labels)},
         }
         if from_scratch is not None:
-            fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **names}
-            return from_config(AutoModelForSequenceClassification, fields)
+            tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+            return from_config(AutoModelForSequenceClassification, {**from_scratch, **names}, tokens)
         assert backbone is not None
         config = read_config(backbone, trust_remote_code=trust_remote_code)
         resized = config.num_labels != len(self.labels)
