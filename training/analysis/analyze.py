@@ -6,6 +6,7 @@ plain folder with a model, and survival needs no more than the masks and the rol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from training.runs.lock import LOCK, only_writer, refuse_file
 from training.runs.run_directory import RunDirectory
 from training.runs.stored import read_json
 from training.runs.tracking import code_version, machine, versions
-from training.setup import open_classification, quiet_libraries
+from training.setup import Setup, open_classification, quiet_libraries
 
 OTHER = "--other_data."
 EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
@@ -66,6 +67,29 @@ def other_data_options(given: Sequence[str]) -> list[str]:
     return ["--data." + part.removeprefix(OTHER) if part.startswith(OTHER) else part for part in own]
 
 
+def _as_typed(text: str) -> str:
+    """Options of other data by the names that they have on the command line."""
+    return re.sub(r"(?:(?<=--)|(?<= )|^)data\.(?=\w)", OTHER.removeprefix("--"), text)
+
+
+def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str]) -> Setup:
+    """What a run was told, with other data.
+
+    Args:
+        run: finished.
+        overrides: arguments of :mod:`training.fit` in place of the run's.
+        other: those of other data, which come after them.
+
+    Raises:
+        GateError: for an argument that :mod:`training.fit` does not take.
+    """
+    setup_of(run, overrides)  # so that what is wrong with both together lies with the other data
+    try:
+        return setup_of(run, [*overrides, *other], "the options of other data")
+    except GateError as error:
+        raise GateError(_as_typed(str(error))) from error
+
+
 def analyze(line: CommandLine) -> None:
     """Run the experiments one after the other; each is written as it ends."""
     quiet_libraries()
@@ -87,7 +111,7 @@ def _check(options: Any, chosen: Sequence[str], other: Sequence[str]) -> None:
         raise GateError(
             "the experiment domains needs other data; give it, for example with --other_data.test_file FILE"
             if DOMAINS in chosen
-            else f"other data are given ({other[0]}) and nothing uses them; add the experiment domains"
+            else f"other data are given ({_as_typed(other[0])}) and nothing uses them; add the experiment domains"
         )
     if ROLES in chosen and options.conllu is None:
         raise GateError("the experiment roles needs a treebank; give one with --conllu FILE")
@@ -110,11 +134,12 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
     options = line.options
     out = OutputDirectory.claim(Path(options.run_dir), options.run)
     dense: DenseModel | None = None
+    elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
     if any(name != SURVIVAL for name in chosen) and not is_model_folder(options.run):
         dense = load_dense(options.run, overrides)
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console = stdout()
-    for name, experiment in _experiments(options, dense, chosen, [*overrides, *other]).items():
+    for name, experiment in _experiments(options, dense, chosen, elsewhere).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         with progress.stage(TITLES[name]):
             finding = experiment()
@@ -125,7 +150,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
 
 
 def _experiments(
-    options: Any, dense: DenseModel | None, chosen: Sequence[str], other: Sequence[str]
+    options: Any, dense: DenseModel | None, chosen: Sequence[str], elsewhere: Setup | None
 ) -> dict[str, Callable[[], Finding]]:
     """What is to be done, by name; files are read here, so that what is wrong with them shows before the long part.
 
@@ -133,7 +158,7 @@ def _experiments(
         options: of the command.
         dense: model of the run; None for a folder with a model, and where nothing needs one.
         chosen: experiments.
-        other: arguments of :mod:`training.fit` for other data.
+        elsewhere: the run with other data; None without the experiment that needs them.
     """
     found: dict[str, Callable[[], Finding]] = {}
     for name in chosen:
@@ -150,7 +175,8 @@ def _experiments(
         if name not in ON_ANY_TASK:
             dense.need_classifier(name)
         if name == DOMAINS:
-            found[name] = partial(across_domains, dense, open_classification(setup_of(dense.run, other)))
+            assert elsewhere is not None
+            found[name] = partial(across_domains, dense, open_classification(elsewhere))
         else:
             found[name] = partial(EXPERIMENTS[name], dense)
     return found

@@ -149,9 +149,9 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
         GateError: if there is no such run, it has not ended, or its data cannot be read.
     """
     run = RunDirectory.finished(path)
+    setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint("dense"))
     check_identity(checkpoint, run.checkpoint("dense"), noted_identity(run), f"the run in {path!r}")
-    setup = setup_of(run, overrides)
     data = open_data(setup)
     pruner = make_pruner(setup, data)
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
@@ -165,22 +165,33 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     return DenseModel(run, setup, pruner.to(device).eval(), data, device)
 
 
-def setup_of(run: RunDirectory, overrides: Sequence[str] = ()) -> Setup:
+def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "what follows --") -> Setup:
     """What a run was told, with arguments of ``training.fit`` in place of some of it.
+
+    Args:
+        run: finished.
+        overrides: these arguments.
+        given: what they are called in errors.
 
     Raises:
         GateError: for an argument that ``training.fit`` does not take, or a configuration that has changed.
     """
     file = run.path / CONFIG
     check_unchanged(file, read_text(file, "the configuration"))
+    config = ["--config", str(file)]
+    told = _read(config, f"the run's configuration cannot be used ({str(file)!r})")
+    return Setup.of(_read([*config, *overrides], f"{given} cannot be used") if overrides else told)
+
+
+def _read(arguments: Sequence[str], wrong: str) -> Any:
+    """What arguments of ``training.fit`` say; raises :class:`GateError` that begins with what is wrong then."""
     parser = build_parser()
     parser.exit_on_error = False
     try:
-        config = parser.parse_args(["--config", str(file), *overrides])
+        return parser.parse_args(list(arguments))
     except (ArgumentError, UnicodeDecodeError, RecursionError) as error:
         reason = shortened(one_sentence(str(error), parser)) if isinstance(error, ArgumentError) else first_line(error)
-        raise GateError(f"the run's configuration cannot be used ({str(file)!r}): {reason}") from error
-    return Setup.of(config)
+        raise GateError(f"{wrong}: {reason}") from error
 
 
 def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData | None = None) -> Outcomes:

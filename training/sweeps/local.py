@@ -42,7 +42,7 @@ from training.runs.tracking import reachable
 from training.sweeps.configurations import CONFIGURATIONS, fingerprints, refuse_changed
 from training.sweeps.processes import end, end_orphan, last_error, locked, trial_environment
 from training.sweeps.results import show, sweep_table, write_report, write_table
-from training.sweeps.space import Sweep, read_sweep
+from training.sweeps.space import Sweep, check_own, read_sweep
 
 
 @dataclass
@@ -268,6 +268,7 @@ def run_sweep(line: CommandLine) -> None:
         if value is not None and not value > 0:
             raise GateError(f"{name} is {value}; expected more than 0")
     sweep = read_sweep(Path(shipped(options.file)))
+    check_own(further)
     count = sweep.count(options.trials)
     of_trials = sweep.check(further)
     for key in sweep.unused:

@@ -25,6 +25,7 @@ from training.cli.configurations import with_config
 from training.cli.line import one_sentence, shortened
 from training.cli.run_parser import build_parser
 from training.config import WandbOptions, group_of
+from training.config.run import check_name
 from training.config.yaml_text import read_yaml
 
 METHODS = ("grid", "random", "bayes")
@@ -33,6 +34,10 @@ SPEC_KEYS = ("distribution", "values", "value", "min", "max", "q")
 KEYS = ("name", "description", "project", "entity", "program", "command", "method", "metric", "parameters", "run_cap")
 ONLY_WANDB = ("early_terminate", "controller", "settings")
 """Keys of W&B's format that mean nothing here."""
+OWN = ("run_dir", "existing", "wandb.group", "wandb.name")
+"""Options that the sweep gives every trial."""
+MOST_VALUES, MOST_CELLS = 1000, 10_000
+"""Of one parameter, each of which is tried on the parser, and of a grid, which Optuna lists."""
 STARTUP_TRIALS = 10
 """Random trials with which TPE begins (Optuna's default), or a third of all where that is fewer."""
 
@@ -144,9 +149,9 @@ class Sweep:
         Raises:
             GateError: naming the option and the value that it does not take.
         """
+        parser = build_parser()
+        parser.exit_on_error = False
         for change, command in self.extremes(further):
-            parser = build_parser()
-            parser.exit_on_error = False
             try:
                 options = parser.parse_args(fit_arguments(command))
             except ArgumentError as error:
@@ -163,6 +168,14 @@ def fit_arguments(command: Sequence[str]) -> list[str]:
     place = next(i for i, part in enumerate(command) if part == "training.fit" or part.endswith("training/fit.py"))
     arguments = list(command[place + 1 :])
     return with_config(arguments)
+
+
+def check_own(arguments: Sequence[str]) -> None:
+    """Raises :class:`GateError` for an argument of a trial, or a parameter with ``--`` before it, that the sweep decides on."""
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option.startswith("--") and option.removeprefix("--") in OWN:
+            raise GateError(f"{option} is given to trials, and the sweep decides on it; leave it out")
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -187,6 +200,7 @@ def read_sweep(path: Path) -> Sweep:
     space: dict[str, BaseDistribution] = {}
     constants: dict[str, Any] = {}
     for name, spec in _flat(content.get("parameters")):
+        check_own([f"--{name}"])
         if name in space or name in constants:
             raise GateError(f"the sweep has the parameter {name!r} twice; give it once")
         if "value" in spec:
@@ -196,8 +210,10 @@ def read_sweep(path: Path) -> Sweep:
     run_cap = content.get("run_cap")
     if run_cap is not None and not (_is_int(run_cap) and run_cap > 0):
         raise GateError(f"the sweep's run_cap is {run_cap!r}; expected a number of trials")
+    name = str(content.get("name") or path.stem)
+    check_name(name, "the sweep's name")
     sweep = Sweep(
-        name=str(content.get("name") or path.stem),
+        name=name,
         method=content["method"],
         metric=metric,
         maximize=maximize,
@@ -208,8 +224,8 @@ def read_sweep(path: Path) -> Sweep:
         run_cap=run_cap,
         unused=tuple(key for key in ONLY_WANDB if key in content),
     )
-    if sweep.method == "grid":
-        sweep.grid()
+    if sweep.method == "grid" and (cells := math.prod(map(len, sweep.grid().values()))) > MOST_CELLS:
+        raise GateError(f"the grid has {cells} cells; expected at most {MOST_CELLS}: give fewer values, or method: random")
     return sweep
 
 
@@ -236,6 +252,7 @@ def _read_command(content: Mapping[str, Any]) -> tuple[str, ...]:
         )
     if sum(part in ("${args}", "${args_no_equals}") for part in command) != 1:
         raise GateError(f"the sweep's command is {command!r}; expected ${{args}} in it once, where the trial's options go")
+    check_own(command)
     return tuple(command)
 
 
@@ -265,6 +282,7 @@ def _distribution(name: str, spec: Mapping[str, Any]) -> BaseDistribution:
         values = spec["values"]
         if not isinstance(values, list) or not values:
             raise GateError(f"the values of {name!r} are {values!r}; expected a list")
+        _check_number(name, len(values))
         return CategoricalDistribution(list(dict.fromkeys(json.dumps(value) for value in values)))
     low: Any = spec.get("min")
     high: Any = spec.get("max")
@@ -299,7 +317,16 @@ def _listed(name: str, distribution: BaseDistribution) -> list[Any]:
     if distribution.step is None:
         raise GateError(f"a grid needs a list of values for {name!r}, which is continuous; give values, or method: random")
     steps = round((distribution.high - distribution.low) / distribution.step)
+    _check_number(name, steps + 1)
     return [distribution.low + step * distribution.step for step in range(steps + 1)]
+
+
+def _check_number(name: str, values: int) -> None:
+    """Raises :class:`GateError` for more values of a parameter than can be listed."""
+    if values > MOST_VALUES:
+        raise GateError(
+            f"{name!r} has {values} values; expected at most {MOST_VALUES}: give fewer, or min and max with method: random"
+        )
 
 
 def _ends(distribution: BaseDistribution) -> list[str]:

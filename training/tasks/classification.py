@@ -51,8 +51,8 @@ class Classification(Task):
             "label2id": {label: index for index, label in enumerate(self.labels)},
         }
         if from_scratch is not None:
-            fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **names}
-            model = from_config(AutoModelForSequenceClassification, fields)
+            tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+            model = from_config(AutoModelForSequenceClassification, {**from_scratch, **names}, tokens)
             if model.config.is_encoder_decoder:  # which reads its answer at the end of the text, and begins as T5 does
                 ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
                 for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gates.errors import GateError, first_line
 from gates.export.safe_load import check_pruned_config, verify_checksums
@@ -15,6 +24,11 @@ from gates.export.vocabulary import check_vocabulary
 from gates.surgery.pruned import pruned_class
 from training.config import Source
 from training.config.data import TOKENIZER_FILES
+
+MOST_PARAMETERS, MOST_LAYERS = 20_000_000_000, 1000
+"""Of a new model. Layers are limited by themselves: counting the parameters of a million takes an hour."""
+DEPTHS = ("layers", "layer", "depth")
+"""How the names of fields end that say how many layers there are."""
 
 
 def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
@@ -113,27 +127,69 @@ def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | 
         ours: further fields, which need not be ones that the config states; those of the user go before them.
 
     Raises:
-        GateError: if they are not the fields of a config, or the Auto class has no model for it.
+        GateError: if they are not the fields of a config, the Auto class has no model for it, or the model is too large.
     """
     fields = dict(fields)
     model_type = fields.pop("model_type", None)
     ours = ours or {}
-    try:
-        config = AutoConfig.for_model(model_type)
-    except Exception as error:
-        raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
-    for name in fields:
-        if name not in ours and not hasattr(config, name):  # Transformers would keep it without a word
-            near = difflib.get_close_matches(name, sorted({*config.to_dict(), *config.attribute_map}), n=1)
+    known = _config_of(model_type)
+    if ours and not hasattr(known.get_text_config(), "vocab_size"):
+        raise GateError(f"model.from_scratch is a model of type {model_type!r}, which takes no text; give one such as bert")
+    for name, value in fields.items():
+        if name not in ours and not hasattr(known, name):  # Transformers would keep it without a word
+            near = difflib.get_close_matches(name, sorted({*known.to_dict(), *known.attribute_map}), n=1)
             raise GateError(
                 f"model.from_scratch has the field {name!r}, which a config of {model_type} has not"
                 + (f"; did you mean {near[0]!r}?" if near else "; see its documentation")
             )
+        if isinstance(value, int) and name.endswith(DEPTHS) and value > MOST_LAYERS:
+            raise GateError(f"model.from_scratch has {name}: {value}; expected at most {MOST_LAYERS}")
+    parameters = None
     try:
-        model: PreTrainedModel = auto.from_config(AutoConfig.for_model(model_type, **{**ours, **fields}))
+        config = AutoConfig.for_model(model_type, **{**ours, **fields})
+        parameters = count_parameters(auto, config)
+        if parameters is None or parameters <= MOST_PARAMETERS:
+            model: PreTrainedModel = auto.from_config(config)
+            return model
     except Exception as error:  # configs and models raise errors of their own kinds
+        if parameters is None or not (isinstance(error, MemoryError) or "memory" in str(error)):
+            raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
+        raise GateError(
+            f"model.from_scratch is a model of {parameters:,} parameters, for which there is no memory here; make it smaller"
+        ) from error
+    raise GateError(
+        f"model.from_scratch is a model of {parameters:,} parameters; expected at most {MOST_PARAMETERS:,}, make it smaller"
+    )
+
+
+def _config_of(model_type: Any) -> PreTrainedConfig:
+    """The config of a type of model as it is by default; raises :class:`GateError` if there is no such type."""
+    if model_type is None:
+        raise GateError("model.from_scratch has no model_type; give one, such as model_type: bert")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type).lower(), list(CONFIG_MAPPING), n=1)
+        raise GateError(
+            f"model.from_scratch has the model_type {model_type!r}, which Transformers does not know"
+            + (f"; did you mean {near[0]!r}?" if near else "; give one such as bert")
+        )
+    try:
+        return AutoConfig.for_model(model_type)
+    except Exception as error:
         raise GateError(f"model.from_scratch is not a config of Transformers: {first_line(error)}") from error
-    return model
+
+
+def count_parameters(auto: Any, config: PreTrainedConfig) -> int | None:
+    """How many parameters a new model would have, without memory for them; None for one that cannot be made so.
+
+    Args:
+        auto: its Auto class.
+        config: which stays as it is.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return sum(parameter.numel() for parameter in auto.from_config(copy.deepcopy(config)).parameters())
+    except Exception:  # the model itself says what is wrong
+        return None
 
 
 def base_model_name(source: Source) -> str:

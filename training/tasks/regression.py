@@ -39,8 +39,8 @@ class Regression(Task):
     ) -> PreTrainedModel:
         """A pretrained backbone with one output, or a new one; see :meth:`Task.build`."""
         if from_scratch is not None:
-            fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **from_scratch, **NAMES}
-            return from_config(AutoModelForSequenceClassification, fields)
+            tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+            return from_config(AutoModelForSequenceClassification, {**from_scratch, **NAMES}, tokens)
         assert backbone is not None
         config = read_config(backbone, trust_remote_code=trust_remote_code)
         resized = config.num_labels != 1

@@ -257,7 +257,12 @@ def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
         (["--experiments", ","], "--experiments is empty"),
         (["--experiments", "domains"], "the experiment domains needs other data"),
         (["--other_data.max_distractors", "1"], "nothing uses them; add the experiment domains"),
-        (["--", "--data.nonsense", "1"], "the run's configuration cannot be used"),
+        (["--other_data.max_distractors", "1"], "(--other_data.max_distractors)"),
+        (["--", "--data.nonsense", "1"], "error: what follows -- cannot be used: there is no option data.nonsense"),
+        (
+            ["--experiments", "domains", "--other_data.nonsense", "1"],
+            "error: the options of other data cannot be used: there is no option other_data.nonsense",
+        ),
         (["--", "--data.test_rows", "1"], "test_rows is 1; expected at least 3"),
     ],
 )
@@ -268,6 +273,20 @@ def test_bad_input_is_one_sentence(run, tmp_path, capsys, arguments, message):
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--", "--data.nonsense", "1"], ["--experiments", "domains", "--other_data.nonsense", "1"]],
+)
+def test_the_command_line_is_looked_at_before_weights_and_data_are_read(run, tmp_path, monkeypatch, capsys, arguments):
+    def read(*_):
+        raise AssertionError("weights or data were read")
+
+    monkeypatch.setattr("training.analysis.model.read_checkpoint", read)
+    monkeypatch.setattr("training.analysis.model.open_data", read)
+    assert call(run, tmp_path / "out", *arguments) == 2
+    assert "data.nonsense" in capsys.readouterr().err
 
 
 def test_directories_that_do_not_fit(run, tmp_path, capsys):

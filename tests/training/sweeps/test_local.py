@@ -212,6 +212,18 @@ BAD = {
     "command without options": ({"command": ["python", "-m", "training.fit"]}, "${args}"),
     "unknown option": ({"parameters": {"model.bugdet": {"values": [3]}}}, "--model.bugdet=3"),
     "value of a wrong kind": ({"parameters": {"model.temperature": {"values": [0.3, "warm"]}}}, "warm"),
+    "name that leaves the folder": ({"name": "../../esc"}, "the sweep's name is '../../esc'"),
+    "name that is a path": ({"name": "/esc"}, "the sweep's name is '/esc'"),
+    "grid beyond all time": (
+        {"method": "grid", "parameters": {f"model.{name}": {"values": [*range(30)]} for name in ("price", "retrain", "swaps")}},
+        "the grid has 27000 cells; expected at most 10000: give fewer values, or method: random",
+    ),
+    "many values": ({"parameters": {"seed": {"values": [*range(1001)]}}}, "'seed' has 1001 values"),
+    "long range in a grid": ({"method": "grid", "parameters": {"seed": {"min": 0, "max": 10**15}}}, "at most 1000"),
+    "directory of trials": ({"parameters": PRICE | {"run_dir": {"values": ["a", "b"]}}}, "--run_dir is given to trials"),
+    "existing runs": ({"parameters": PRICE | {"existing": {"value": "overwrite"}}}, "--existing is given to trials"),
+    "group": ({"parameters": PRICE | {"wandb": {"parameters": {"group": {"value": "x"}}}}}, "--wandb.group is given to trials"),
+    "name in W&B": ({"command": [*COMMAND, "--wandb.name=x"]}, "--wandb.name is given to trials"),
     "null by the agent": ({"parameters": {"model.budget": {"values": [None]}}}, "--model.budget=null"),
 }  # fmt: skip
 
@@ -244,6 +256,15 @@ def test_a_sweep_file_is_read_within_limits(text, tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: cannot read the sweep file: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("argument", ["--run_dir=x", "--existing=overwrite", "--wandb.group=x", "--wandb.name=x"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_arguments_of_trials_leave_what_the_sweep_decides_on(argument, apart, tmp_path, capsys):
+    given = argument.split("=") if apart else [argument]
+    assert main([str(write_sweep(tmp_path)), "--run_dir", str(tmp_path / "run"), "--", *given]) == 2
+    assert f"error: {argument.split('=')[0]} is given to trials, and the sweep decides on it" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("option", ["--jobs", "--trials", "--timeout_minutes"])

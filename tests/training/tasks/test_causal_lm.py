@@ -216,7 +216,7 @@ def test_training_ends_when_perplexity_does_not_fall():
         (BLOOM, r"--data\.packing false"),
         ({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24}, r"--data\.max_length 24"),
         ({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 9}, "embeddings of 9"),
-        ({"model_type": "vit"}, "is not a config"),
+        ({"model_type": "vit"}, "takes no text"),
     ],
 )
 def test_models_that_would_be_wrong_without_a_word_are_refused(data, fields, said):
