@@ -209,3 +209,9 @@ def test_a_length_that_leaves_nothing_of_a_text_is_refused(tmp_path, data, pair,
     with pytest.raises(GateError, match=said):
         data(**named, max_length=special + texts - 1).build(None)
     data(**named, max_length=special + texts).build(None)
+
+
+def test_the_sentence_is_no_second_sentence(tmp_path, data):
+    write(tmp_path / "train.tsv")
+    with pytest.raises(GateError, match="one column in two roles"):
+        data(test="train.tsv", pair_column="sentence").build(None)
