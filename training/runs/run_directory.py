@@ -138,7 +138,10 @@ class RunDirectory:
         holds_run = _holds_run(chosen)
         if existing == "resume":
             if not holds_run or _is_comparison(chosen):
-                raise GateError(f"there is nothing to resume in {str(chosen)!r}: it has no config.yaml; check --run_dir")
+                missing = "" if (chosen / CONFIG).is_file() else f" (it has no {CONFIG})"
+                raise GateError(
+                    f"there is nothing to resume in {str(chosen)!r}: it does not hold a run{missing}; check --run_dir"
+                )
             return cls(chosen, resumes=True)
         if taken and not holds_run:
             raise GateError(

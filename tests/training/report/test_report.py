@@ -455,7 +455,9 @@ def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
     out = tmp_path / "report.html"
     assert main([str(DEFAULT), "--output", str(out)]) == 0
     page, table = Page(out), pd.read_csv(DEFAULT / "comparison.csv")
-    for (_, expected), row in zip(table.iterrows(), page.table("experiments"), strict=True):
+    *rows, majority = page.table("experiments")
+    assert majority["method"]["text"] == "majority class"
+    for (_, expected), row in zip(table.iterrows(), rows, strict=True):
         assert row["method"]["text"] == expected["method"]
         for name in ("heads", "test_accuracy", "test_matthews", "select_f1", "test_loss"):
             assert float(row[name]["value"]) == expected[name]
