@@ -6,6 +6,7 @@ at once.
 """
 
 from training.config.comparison import ComparisonOptions
+from training.config.launcher import LauncherOptions
 from training.config.model import (
     BudgetOption,
     Decay,
@@ -33,6 +34,7 @@ __all__ = [
     "EndOfRun",
     "Existing",
     "Gating",
+    "LauncherOptions",
     "Optimisation",
     "Phases",
     "PriceOption",

@@ -131,6 +131,8 @@ class Synthetic(Generated, ClassificationOptions):
         test_rows: test examples.
         max_distractors: nouns between subject and verb, at most.
         text_seed: of the generated text. Runs with other seeds see the same text, so that their results can be compared.
+        interchange: in a comparison, whether the heads that carry the facts behind the answers are found on each dense model by
+            interchange interventions, and every mask is measured against them (``interchange.csv``).
     """
 
     reader: ClassVar[str] = "training.data.synthetic:SyntheticData"
@@ -140,6 +142,7 @@ class Synthetic(Generated, ClassificationOptions):
     test_rows: int = 3072
     max_distractors: int = 3
     text_seed: int = 0
+    interchange: bool = False
     batch_size: int = 64
     score_rows: int = 1024
 

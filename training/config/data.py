@@ -20,6 +20,8 @@ from training.config.classification import (
 from training.config.data_base import Data, DataOptions
 from training.config.documents import DocumentOptions, Documents, SyntheticDocuments
 from training.config.glue import Glue
+from training.config.images import Images
+from training.config.tags import Tags
 from training.config.translation import (
     BleuTokenizer,
     ParallelText,
@@ -40,6 +42,7 @@ __all__ = [
     "DocumentOptions",
     "Documents",
     "Glue",
+    "Images",
     "KnownTruth",
     "ParallelText",
     "RatingMetric",
@@ -51,6 +54,7 @@ __all__ = [
     "Synthetic",
     "SyntheticDocuments",
     "SyntheticTranslation",
+    "Tags",
     "Text",
     "TranslationOptions",
 ]
@@ -62,6 +66,18 @@ TOKENIZER_FILES = (
 """One of which a folder with a tokenizer has."""
 KINDS = {
     kind.__name__: kind
-    for kind in (Text, Ratings, Glue, ParallelText, Documents, Synthetic, SyntheticTranslation, SyntheticDocuments, KnownTruth)
+    for kind in (
+        Text,
+        Ratings,
+        Glue,
+        Tags,
+        Images,
+        ParallelText,
+        Documents,
+        Synthetic,
+        SyntheticTranslation,
+        SyntheticDocuments,
+        KnownTruth,
+    )
 }
 """The kinds of data that come with the product, by name."""

@@ -52,7 +52,9 @@ class Gating:
     """What is gated, how gates are learned, and how many stay.
 
     Args:
-        budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}).
+        budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}). Then ``hard-concrete``
+            gates pay a price for each expected open head, which is solved for after every step, so that their number is on
+            its way from all heads to the budget.
         price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
             or one per kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget
             too, 0.01 by default.
@@ -64,18 +66,13 @@ class Gating:
             head with all its query heads, whose closing shrinks the cache.
         minimum_per_layer: heads that every layer keeps, whatever their gates say.
         gate_learning_rate: of log_alpha.
-        steering: how ``hard-concrete`` gates come to the budget. ``price``: the loss is the task loss plus a price times the
-            expected number of open heads, and after every step the price is solved for, so that this number is on its way
-            from all heads to the budget; ``projection``: all log_alpha are shifted by one number instead; ``multipliers``:
-            the augmented Lagrangian of Wang et al. 2020.
-        multiplier_learning_rate: of the Lagrangian's multipliers, which ascend.
         draw_per: ``example``: every example of a batch has gates of its own; ``batch``: one draw for the whole batch, as
             in the papers.
         temperature: of the Hard-Concrete distribution.
         anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
             gates become hard; null: it stays.
         initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
-        start_apart: with a budget, but for multipliers and clamped gates, the prune phase starts with gates that a score on
+        start_apart: with a budget, but for clamped gates, the prune phase starts with gates that a score on
             training data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a
             head's score; 0 starts them equal, so that what is learned owes nothing to a score. By default 0, and 1 for the
             top-k families.
@@ -91,8 +88,6 @@ class Gating:
     unit: Unit = "head"
     minimum_per_layer: int = 0
     gate_learning_rate: float = 0.05
-    steering: Literal["price", "projection", "multipliers"] = "price"
-    multiplier_learning_rate: float = 0.1
     draw_per: DrawPer = "example"
     temperature: float = 0.33
     anneal: float | None = None
@@ -103,7 +98,7 @@ class Gating:
     straight_through_from: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "multiplier_learning_rate", "start_apart")
+        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "start_apart")
         above_0(self, "temperature", "anneal")
         if self.start_apart is None:
             object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
@@ -113,8 +108,6 @@ class Gating:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
         if self.gate == "hard-concrete":
             return
-        if self.steering == "multipliers":
-            raise GateError(f"multipliers steer hard-concrete gates, not {self.gate} ones; leave out --model.steering")
         for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
             if (value := getattr(self, name)) != rests_at:
                 raise GateError(f"{name} is {value}, but it is of hard-concrete gates, not of {self.gate} ones; leave it out")

@@ -11,6 +11,9 @@ from training.config.checks import at_least_0, at_least_1, at_most
 MOST_DEVICES = 4096
 """Of a machine, and machines: Lightning makes a list of them."""
 
+SHARDING = ("fsdp", "deepspeed", "model_parallel")
+"""What strategies of Lightning that spread a model over devices begin with."""
+
 
 @dataclass(frozen=True)
 class TrainerOptions:
@@ -82,6 +85,11 @@ class TrainerOptions:
         at_least_1(self, "num_nodes", "accumulate_grad_batches", "log_every_n_steps", prefix="--trainer.")
         at_least_0(self, "gradient_clip_val", prefix="--trainer.")
         at_most(self, MOST_DEVICES, "num_nodes", *["devices"] * isinstance(self.devices, int), prefix="--trainer.")
+        if self.strategy.startswith(SHARDING):
+            raise GateError(
+                f"--trainer.strategy is {self.strategy}, which spreads a model over devices, but here each holds a "
+                "whole one; use ddp, or gates with a loop of your own (gates.replicate_)"
+            )
         for name in ("limit_train_batches", "val_check_interval"):
             if getattr(self, name) == 0:
                 raise GateError(

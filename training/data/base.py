@@ -70,6 +70,11 @@ class TaskData(pl.LightningDataModule, ABC):
         self.seed += seed
 
     @property
+    def processor(self) -> Any:
+        """What makes a model's inputs of texts or images, once the data are built: the tokenizer, where there are texts."""
+        return self.tokenizer
+
+    @property
     @abstractmethod
     def score_batch_size(self) -> int:
         """Examples per batch when heads are scored."""

@@ -30,17 +30,30 @@ class ClassificationData(SentenceData):
 
     def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
         """The number of each class, in the order that a fine-tuned model states, where it states the same ones."""
-        classes = _classes(labels)
-        position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
-        are_stated = {label.lower() for label in classes} == set(position)
-        self.labels = sorted(classes, key=lambda label: position[label.lower()]) if are_stated else classes
-        if self.options.metric == "binary_f1":
-            self.labels = _positive_last(self.labels, self.options.positive, are_stated=are_stated)
-        return {label: position for position, label in enumerate(self.labels)}
+        numbers, self.labels = ordered_classes(_classes(labels), stated_labels, self.options)
+        return numbers
 
     @property
     def task(self) -> Classification:
         return Classification(self.labels, self.options.metric)
+
+
+def ordered_classes(
+    classes: list[str], stated_labels: list[str] | None, options: ClassificationOptions
+) -> tuple[dict[str, float], list[str]]:
+    """The number of each class, and the classes in their order: that of a fine-tuned model, where it states the same ones.
+
+    Args:
+        classes: sorted.
+        stated_labels: names of the classes of a fine-tuned model, in its order.
+        options: which class is the positive one.
+    """
+    position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
+    are_stated = {label.lower() for label in classes} == set(position)
+    labels = sorted(classes, key=lambda label: position[label.lower()]) if are_stated else classes
+    if options.metric == "binary_f1":
+        labels = _positive_last(labels, options.positive, are_stated=are_stated)
+    return {label: position for position, label in enumerate(labels)}, labels
 
 
 def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool) -> list[str]:

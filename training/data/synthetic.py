@@ -16,10 +16,16 @@ Gold dependency heads are kept with every example, for the analysis of head role
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from training.config.data import Synthetic
@@ -36,6 +42,8 @@ METALS = ("iron", "copper", "zinc", "tin", "nickel", "cobalt", "silver", "lead",
 QUESTIONS = ("agree?", "order?", "rare?")
 MARKER = "indeed"
 LABELS = ("no", "yes")
+FRESH = 2**20
+"""Beyond all seeds of the splits."""
 
 
 def plural(noun: str) -> str:
@@ -47,6 +55,9 @@ def singular_verb(verb: str) -> str:
 
 
 PLURALS = frozenset(map(plural, NOUNS)) | frozenset(VERBS)
+_PAIRS = [*((noun, plural(noun)) for noun in NOUNS), *((verb, singular_verb(verb)) for verb in VERBS)]
+OTHER_NUMBER = dict(_PAIRS) | {second: first for first, second in _PAIRS}
+OTHER_KIND = dict(zip(HERBS, METALS, strict=True)) | dict(zip(METALS, HERBS, strict=True))
 
 
 @dataclass
@@ -83,6 +94,28 @@ def generate(rows: int, *, seed: int, max_distractors: int = 3) -> Dataset:
     random = np.random.default_rng(seed)
     questions = random.permutation([QUESTIONS[row % len(QUESTIONS)] for row in range(rows)])
     return Dataset.from_list([_example(random, str(question), max_distractors) for question in questions])
+
+
+def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> list[str]:
+    """The same sentence with one other word in the same place, so that the answer is the opposite.
+
+    The word is the one that the question hangs on: the subject in the other number, the word before ``indeed`` in the other
+    number, or a metal for a herb and a herb for a metal.
+
+    Args:
+        words: of the whole example, with the question.
+        question: of :data:`QUESTIONS`.
+        heads: the index of each word's dependency head, -1 for the root and the question.
+    """
+    if question == "rare?":
+        place = next(index for index, word in enumerate(words) if word in OTHER_KIND)
+        return [*words[:place], OTHER_KIND[words[place]], *words[place + 1 :]]
+    if question == "order?":
+        place = words.index(MARKER) - 1
+    else:
+        verb = next(index for index, head in enumerate(heads) if head == -1 and index > 0)
+        place = next(index for index, head in enumerate(heads) if head == verb and words[index] in OTHER_NUMBER)
+    return [*words[:place], OTHER_NUMBER[words[place]], *words[place + 1 :]]
 
 
 def _example(random: np.random.Generator, question: str, max_distractors: int) -> dict[str, object]:
@@ -158,3 +191,29 @@ class SyntheticData(ClassificationData):
             split: generate(rows, seed=3 * self.options.text_seed + offset, max_distractors=self.options.max_distractors)
             for offset, (split, rows) in enumerate(self.options.rows.items())
         }
+
+    def counterparts(self, rows: int) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
+        """Fresh examples of each question with their counterparts, see :func:`counterpart`, in batches of one length each.
+
+        Args:
+            rows: examples, of all questions together.
+
+        Returns:
+            Batches: the question, the examples with their labels, and the counterparts with theirs.
+        """
+        tokenizer: Any = self.tokenizer
+        encode = partial(tokenizer, return_tensors="pt")
+        generated = generate(rows, seed=FRESH + self.options.text_seed, max_distractors=self.options.max_distractors)
+
+        def kind(row: dict[str, Any]) -> tuple[int, int]:
+            return QUESTIONS.index(row["question"]), len(row["heads"])
+
+        for (question, _), group in groupby(sorted(generated.to_list(), key=kind), kind):
+            members = list(group)
+            others = [" ".join(counterpart(row["text"].split(), row["question"], row["heads"])) for row in members]
+            labels = torch.tensor([self.labels.index(row["label"]) for row in members])
+            yield (
+                QUESTIONS[question],
+                {**encode([row["text"] for row in members]), "labels": labels},
+                {**encode(others), "labels": 1 - labels},
+            )

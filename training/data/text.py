@@ -30,15 +30,7 @@ class SentenceReader(SentenceData):
     options: SentenceFiles
 
     def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
-        name = self.options.tokenizer or backbone
-        if name is None:
-            raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
-        tokenizer = read_tokenizer(name)
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-        if tokenizer.pad_token is None:
-            raise GateError(no_padding(name))
-        return tokenizer
+        return padding_tokenizer(self.options.tokenizer or backbone)
 
     def load_splits(self) -> dict[str, Dataset]:
         raw = self._read_files() if self.options.dataset is None else self._read_hub()
@@ -110,6 +102,22 @@ class TextData(SentenceReader, ClassificationData):
     """
 
     options: Text
+
+
+def padding_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a hub name or local folder, which can fill up batches.
+
+    Raises:
+        GateError: if there is none, or it has no token for that.
+    """
+    if name is None:
+        raise GateError("no tokenizer: give --model.backbone or --data.tokenizer")
+    tokenizer = read_tokenizer(name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token is None:
+        raise GateError(no_padding(name))
+    return tokenizer
 
 
 def set_aside(split: Dataset, share: float) -> dict[str, Dataset]:

@@ -3,15 +3,19 @@
 from training.tasks.base import Task
 from training.tasks.causal_lm import CausalLM
 from training.tasks.classification import Classification, stated_labels
+from training.tasks.image_classification import ImageClassification
 from training.tasks.loading import base_model_name, from_config, read_config
 from training.tasks.regression import Regression
+from training.tasks.token_classification import TokenClassification
 from training.tasks.translation import Translation
 
 __all__ = [
     "CausalLM",
     "Classification",
+    "ImageClassification",
     "Regression",
     "Task",
+    "TokenClassification",
     "Translation",
     "base_model_name",
     "from_config",

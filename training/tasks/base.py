@@ -83,9 +83,9 @@ class Task(ABC):
             logits: as :meth:`losses` returned them.
         """
 
-    def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What statistics keep of each example ``[batch]``: what is predicted, and what would have been right; by default
-        classes."""
+    def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor | list[str], Tensor | list[str]]:
+        """What statistics keep of each example ``[batch]``, numbers or texts: what is predicted, and what would have been
+        right; by default classes."""
         return logits.argmax(-1), batch["labels"]
 
     def outputs(self, metrics: MetricCollection) -> dict[str, list[str]]:

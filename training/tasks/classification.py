@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from training.tasks.base import Batch
 from training.tasks.loading import read_config
-from training.tasks.sentences import SentenceTask
+from training.tasks.sentences import SentenceTask, label_names
 
 
 class F1OfSecondClass(BinaryF1Score):
@@ -39,11 +39,7 @@ class Classification(SentenceTask):
 
     @property
     def label_fields(self) -> dict[str, Any]:
-        return {
-            "num_labels": len(self.labels),
-            "id2label": dict(enumerate(self.labels)),
-            "label2id": {label: index for index, label in enumerate(self.labels)},
-        }
+        return label_names(self.labels)
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of every example ``[batch]``, float32, and the logits ``[batch, classes]``."""

@@ -57,6 +57,19 @@ def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
         raise GateError(f"cannot load a model from {backbone!r}: its config.json is damaged ({first_line(error)})") from error
 
 
+def check_class(auto: Any, config: Any, name: str, purpose: str) -> None:
+    """Raises :class:`GateError` if an Auto class has no model of this config, called ``name``.
+
+    Args:
+        auto: Auto class of the task.
+        config: of a model, perhaps with code of its own.
+        name: hub name or folder.
+        purpose: what the model cannot do then, and what can.
+    """
+    if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):
+        raise GateError(f"{name!r} is a {config.model_type} model, which does not {purpose}")
+
+
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a hub name or local folder. No code from it is run.
 
@@ -133,7 +146,12 @@ def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | 
     model_type = fields.pop("model_type", None)
     ours = ours or {}
     known = _config_of(model_type)
-    if ours and not hasattr(known.get_text_config(), "vocab_size"):
+    if "image_size" in ours:
+        if not hasattr(known, "image_size"):
+            raise GateError(
+                f"model.from_scratch is a model of type {model_type!r}, which takes no images; give one such as vit"
+            )
+    elif ours and not hasattr(known.get_text_config(), "vocab_size"):
         raise GateError(f"model.from_scratch is a model of type {model_type!r}, which takes no text; give one such as bert")
     for name, value in fields.items():
         if name not in ours and not hasattr(known, name):  # Transformers would keep it without a word

@@ -1,9 +1,9 @@
-"""What a label for each sentence has in common, be it a class or a number: the model, and what goes into it."""
+"""What labels of sentences have in common, classes, numbers or a tag for each word: the model, and what goes into it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -14,12 +14,14 @@ from training.tasks.loading import from_config, load_pretrained, read_config
 
 
 class SentenceTask(Task):
-    """A label for each sentence, by an ``AutoModelForSequenceClassification``.
+    """Labels of sentences, by default by an ``AutoModelForSequenceClassification``.
 
     Attributes:
+        auto: Auto class of the model.
         what: the model as errors call it.
     """
 
+    auto: ClassVar[Any] = AutoModelForSequenceClassification
     what: ClassVar[str]
 
     @property
@@ -40,7 +42,7 @@ class SentenceTask(Task):
         told = self.label_fields
         if from_scratch is not None:
             tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-            model = from_config(AutoModelForSequenceClassification, {**from_scratch, **told}, tokens)
+            model = from_config(self.auto, {**from_scratch, **told}, tokens)
             if model.config.is_encoder_decoder:  # which reads its answer at the end of the text, and begins as T5 does
                 ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
                 for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
@@ -54,7 +56,7 @@ class SentenceTask(Task):
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
         return load_pretrained(
-            AutoModelForSequenceClassification,
+            self.auto,
             backbone,
             config,
             what=self.what,
@@ -69,3 +71,12 @@ class SentenceTask(Task):
     def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
         mask = batch.get("attention_mask")
         return {"encoder": mask, "decoder": mask, "cross": mask}
+
+
+def label_names(labels: Sequence[str]) -> dict[str, Any]:
+    """Config fields of classes by their names, whose positions are their numbers."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }

@@ -1,10 +1,12 @@
 from collections import Counter
 
 import pytest
+import torch
 
+from tests.training.runs import make_data
 from training.config.data import Synthetic
 from training.data import synthetic
-from training.data.synthetic import SyntheticData, build_tokenizer, generate
+from training.data.synthetic import QUESTIONS, SyntheticData, build_tokenizer, counterpart, generate
 
 ROWS = list(generate(900, seed=0))
 NUMBER = {synthetic.plural(noun): "plural" for noun in synthetic.NOUNS} | dict.fromkeys(synthetic.NOUNS, "singular")
@@ -96,3 +98,24 @@ def test_splits_differ_and_depend_on_the_text_seed():
 def test_distractors_are_limited(most):
     for row in generate(60, seed=0, max_distractors=most):
         assert sum(word in synthetic.PREPOSITIONS for word in row["text"].split()) <= most
+
+
+def test_a_counterpart_differs_in_one_word_and_has_the_opposite_answer():
+    for row in generate(300, seed=5):
+        words = row["text"].split()
+        other = counterpart(words, row["question"], row["heads"])
+        assert answer(" ".join(other)) == {"yes": "no", "no": "yes"}[row["label"]]
+        assert sum(one != two for one, two in zip(words, other, strict=True)) == 1
+        assert counterpart(other, row["question"], row["heads"]) == words
+
+
+def test_batches_of_counterparts_are_of_one_question_and_length_and_none_of_a_split():
+    data = make_data()
+    seen = dict.fromkeys(QUESTIONS, 0)
+    for question, batch, other in data.counterparts(60):
+        seen[question] += len(batch["labels"])
+        assert batch["input_ids"].shape == other["input_ids"].shape
+        assert bool((batch["attention_mask"] == 1).all())
+        assert torch.equal(batch["labels"] + other["labels"], torch.ones_like(batch["labels"]))
+        assert ((batch["input_ids"] != other["input_ids"]).sum(1) == 1).all()
+    assert set(seen.values()) == {20}

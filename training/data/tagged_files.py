@@ -1,0 +1,219 @@
+"""Words with tags from CoNLL columns, CoNLL-U, jsonl and parquet files, gzip included. Nothing here loads PyTorch, so that a
+wrong file is told at once."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gates.errors import GateError
+from training.config.data import Tags
+from training.data.files import check_text, check_there, read_table
+
+COLUMN_FILES = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
+LIST_FILES = (".jsonl", ".parquet")
+CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+TAGS_OF_CONLLU = ("upos", "xpos", "deprel")
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("tags", "ner_tags", "upos", "pos_tags", "labels")
+DOCUMENT = "-DOCSTART-"
+"""What stands in the place of a sentence where a document of CoNLL-2003 begins."""
+SHOWN = 12
+"""Tags in a message."""
+
+
+class Tagged(NamedTuple):
+    """A sentence: its words with their tags."""
+
+    words: list[str]
+    tags: list[str]
+
+
+def read_tagged(file: str, options: Tags) -> list[Tagged]:
+    """The sentences of a local file, by its ending.
+
+    Args:
+        file: path; see :class:`training.config.tags.Tags`.
+        options: which columns are meant.
+
+    Raises:
+        GateError: for a file that is missing, empty, not UTF-8 or not what its ending says, with the line.
+    """
+    check_there(file)
+    ending = Path(file.removesuffix(".gz")).suffix.lower()
+    if ending in LIST_FILES:
+        table = read_table(file)
+        words, tags = choose_lists(repr(file), [str(name) for name in table.columns], options)
+        return tagged_lists(table[words].tolist(), table[tags].tolist(), repr(file))
+    if ending not in (*COLUMN_FILES, ".conllu"):
+        known = ", ".join((*COLUMN_FILES, ".conllu", *LIST_FILES))
+        raise GateError(f"the data file {file!r} has the ending {ending!r}; expected one of {known}, or one of these with .gz")
+    check_text(Path(file), "text")
+    found = list(_conllu(file, options) if ending == ".conllu" else _columns(file, options))
+    if not found:
+        raise GateError(f"the data file {file!r} has no sentence; expected a line for each word, with its tag")
+    return found
+
+
+def choose_lists(where: str, columns: Sequence[str], options: Tags) -> tuple[str, str]:
+    """The names of the columns of words and of tags.
+
+    Raises:
+        GateError: for a column that is not there, or if it is not sure which one is meant.
+    """
+    wanted = {"words": (options.words_column, WORD_COLUMNS), "tags": (options.tags_column, TAG_COLUMNS)}
+    found = []
+    for role, (name, usual) in wanted.items():
+        fitting = [column for column in columns if column == name or (name is None and column.lower() in usual)]
+        if len(fitting) != 1:
+            which = f"no column {name!r}" if name is not None else "no column" if not fitting else "several columns"
+            raise GateError(
+                f"{where} has {which} for the {role}; it has {', '.join(map(repr, columns))}. Give --data.{role}_column"
+            )
+        found.append(fitting[0])
+    return found[0], found[1]
+
+
+def tagged_lists(words: Sequence[Any], tags: Sequence[Any], where: str) -> list[Tagged]:
+    """Sentences from lists of words and of tags.
+
+    Raises:
+        GateError: for what is no list of texts, is empty, or has another length than its words.
+    """
+    found = []
+    for row, (own, theirs) in enumerate(zip(words, tags, strict=True), 1):
+        place = f"example {row} of {where}"
+        for values, what in ((own, "words"), (theirs, "tags")):
+            if not isinstance(values, (list, tuple, np.ndarray)):
+                raise GateError(f"the {what} of {place} are {str(values)[:60]!r}; expected a list")
+        if len(own) != len(theirs) or not len(own):
+            raise GateError(f"{place} has {len(own)} words and {len(theirs)} tags; expected a tag for each word")
+        for word in own:
+            if not isinstance(word, str):
+                raise GateError(f"{place} has the word {word!r}; expected a text")
+        for tag in theirs:
+            if isinstance(tag, (bool, float)) or tag is None or not str(tag).strip():
+                raise GateError(f"{place} has the tag {tag!r}; expected a name")
+        found.append(Tagged(list(own), [str(tag) for tag in theirs]))
+    return found
+
+
+def _columns(file: str, options: Tags) -> Iterator[Tagged]:
+    """The sentences of CoNLL columns, which stand between tabs, or spaces in lines without any. A line that begins with ``#``
+    and has not the columns of the others is a comment."""
+    blocks = list(_blocks(file))
+    width = next((len(_fields(line)) for block in blocks for _, line in block if not line.startswith("#")), 0)
+    words, tags = _places(file, width, options)
+    for block in blocks:
+        own = Tagged([], [])
+        for number, line in block:
+            fields = _fields(line)
+            if line.startswith("#") and len(fields) != width:
+                continue
+            if len(fields) != width:
+                raise GateError(
+                    f"line {number} of {file!r} has {len(fields)} columns and the file {width}; expected equally many in every "
+                    "line, and a blank line between sentences"
+                )
+            own.words.append(fields[words])
+            own.tags.append(_named(fields[tags], number, file))
+        if own.words and own.words[0] != DOCUMENT:
+            yield own
+
+
+def _fields(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
+
+
+def _places(file: str, width: int, options: Tags) -> tuple[int, int]:
+    """Where words and tags stand in a file of so many columns, from 0."""
+    if width < 2:
+        raise GateError(f"{file!r} has {width} columns; expected words and tags, with tabs or spaces between them")
+    found = []
+    for role, given, usual in (("words", options.words_column, 1), ("tags", options.tags_column, width)):
+        if given is not None and not (given.isdecimal() and 1 <= int(given) <= width):
+            raise GateError(
+                f"{role}_column is {given!r}, and {file!r} has {width} columns; expected a number from 1 to {width}"
+            )
+        found.append(int(given or usual) - 1)
+    if found[0] == found[1]:
+        raise GateError(f"words and tags are both column {found[0] + 1} of {file!r}; name different ones")
+    return found[0], found[1]
+
+
+def _conllu(file: str, options: Tags) -> Iterator[Tagged]:
+    """The sentences of CoNLL-U: its syntactic words; tokens of several words and empty nodes are passed over."""
+    wanted = options.tags_column or "upos"
+    if wanted not in TAGS_OF_CONLLU or options.words_column not in (None, "form"):
+        given = f"tags_column is {wanted!r}" if wanted not in TAGS_OF_CONLLU else f"words_column is {options.words_column!r}"
+        raise GateError(f"{given}, and {file!r} is CoNLL-U; expected tags {', '.join(TAGS_OF_CONLLU)}, and words form")
+    for block in _blocks(file):
+        own = Tagged([], [])
+        for number, line in block:
+            if line.startswith("#"):
+                continue
+            fields = line.split("\t")
+            if len(fields) != len(CONLLU):
+                raise GateError(
+                    f"line {number} of {file!r} has {len(fields)} columns; expected the {len(CONLLU)} of CoNLL-U, with tabs "
+                    "between them"
+                )
+            if fields[0].isdecimal():
+                tag = fields[CONLLU.index(wanted)]
+                own.words.append(fields[1])
+                own.tags.append(_named("" if tag == "_" else tag, number, file))
+        if own.words:
+            yield own
+
+
+def _blocks(file: str) -> Iterator[list[tuple[int, str]]]:
+    """The lines between blank ones, with their numbers."""
+    block: list[tuple[int, str]] = []
+    opener = gzip.open if file.endswith(".gz") else open
+    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                block.append((number, line.rstrip("\r\n")))
+            elif block:
+                yield block
+                block = []
+    if block:
+        yield block
+
+
+def _named(tag: str, number: int, file: str) -> str:
+    if not tag.strip():
+        raise GateError(f"line {number} of {file!r} has no tag; expected one for each word")
+    return tag.strip()
+
+
+def check_tags(sentences: Mapping[str, Sequence[Tagged]], stated: Sequence[str] | None = None) -> list[str]:
+    """The tags of the training split, in the order in which a fine-tuned model states them if it states all of them; otherwise
+    sorted.
+
+    Args:
+        sentences: of each split, ``train`` among them.
+        stated: tags of a fine-tuned model, which may be more.
+
+    Raises:
+        GateError: for one tag alone, a tag with a space in it, and a tag of another split that is not among them.
+    """
+    own = sorted({tag for sentence in sentences["train"] for tag in sentence.tags})
+    if spaced := next((tag for tag in own if len(tag.split()) > 1), None):
+        raise GateError(f"the train split has the tag {spaced!r}; expected tags without spaces")
+    if len(own) < 2:
+        raise GateError(f"all training words have the tag {own[0]!r}; expected at least two tags")
+    for name, split in sentences.items():
+        for row, sentence in enumerate(split, 1):
+            if not set(sentence.tags) <= set(own):
+                place = next(place for place, tag in enumerate(sentence.tags) if tag not in own)
+                more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+                raise GateError(
+                    f"the {name} split has the tag {sentence.tags[place]!r} (sentence {row}, word {place + 1}), which is not "
+                    f"among the tags of the training split ({', '.join(own[:SHOWN])}{more}); correct the file or the column"
+                )
+    return list(stated) if stated is not None and set(own) <= set(stated) else own
