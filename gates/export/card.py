@@ -74,6 +74,8 @@ def card_text(
     parameters: int,
     has_tokenizer: bool,
     files: Sequence[str] = (),
+    zero_heads: int = 0,
+    unpadded: int | None = None,
 ) -> str:
     """The text of the README.
 
@@ -86,6 +88,8 @@ def card_text(
         parameters: number of parameters of the export.
         has_tokenizer: whether a tokenizer lies beside the export.
         files: the ONNX graphs in it.
+        zero_heads: heads of zeros that it was padded with.
+        unpadded: number of parameters of the export without them; None if it was not padded.
     """
     sites = find_attention(dense)
     sizes = [site.heads for site in sites]
@@ -114,11 +118,18 @@ def card_text(
         f"- Mask found by: {' '.join(card.method.split()) or 'not stated'} (the heads kept are in `mask.json`)",
         f"- Parameters: {parameters:,} (dense: {count_parameters(dense):,})",
         f"- Form: {FORMS[form]}",
+        *(_padded(zero_heads, parameters, unpadded) if unpadded is not None else ()),
         "",
         "```python",
         *usage,
         "```",
     ]
+    if form == "pruned":
+        lines += [
+            "",
+            "Where head-gates is installed, `import gates; gates.register()` comes first, and the model loads without "
+            "`trust_remote_code`, so that no code of this folder runs.",
+        ]
     if card.metrics:
         lines += ["", *_results(card.metrics, card.dense_metrics)]
     lines += [
@@ -132,6 +143,17 @@ def card_text(
     if card.versions:
         lines += ["", "| package | |", "| --- | --: |", *(f"| {name} | {value} |" for name, value in card.versions.items())]
     return "\n".join(lines) + "\n"
+
+
+def _padded(zero_heads: int, parameters: int, unpadded: int) -> list[str]:
+    """What heads of zeros cost."""
+    if not zero_heads:
+        return ["- Padded: with no head, since all layers of a stack keep equally many"]
+    share = parameters / unpadded - 1
+    return [
+        f"- Padded: {zero_heads} heads of zeros (`--pad_heads`) beside those kept make all layers of a stack equally large. "
+        f"They change no output, and they cost {parameters - unpadded:,} parameters ({share:.1%} of {unpadded:,} without them)"
+    ]
 
 
 def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics) -> None:

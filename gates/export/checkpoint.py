@@ -13,7 +13,6 @@ import inspect
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, get_args
 
@@ -23,6 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
+from gates.export import padding
 from gates.export.card import ModelCard, card_text
 from gates.export.cost import count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
@@ -34,7 +34,7 @@ from gates.files import written_whole
 from gates.sites import AttentionSite, find_attention
 from gates.surgery import pruned
 from gates.surgery.masks import save_mask
-from gates.surgery.modeling_file import auto_classes, save_pruned_shape
+from gates.surgery.modeling_file import auto_classes, saves_pruned_shape_
 from gates.surgery.remove import check_removable, remove_heads_, zero_heads_
 
 Form = Literal["pruned", "stock", "masked"]
@@ -53,6 +53,7 @@ def save_pruned(
     *,
     values: Tensor | None = None,
     form: Form = "pruned",
+    pad_heads: bool = False,
     tokenizer: SavesPretrained | None,
     card: ModelCard | None = None,
     check_batch: Mapping[str, Tensor] | None = None,
@@ -69,6 +70,8 @@ def save_pruned(
         mask: 0/1 per head, ``[heads]``; None for a model whose heads were removed already, which keeps those it has.
         values: gate values to fold into the output projection, ``[heads]``.
         form: form of the weights: ``pruned``, ``stock`` or ``masked``.
+        pad_heads: for the form ``stock``, whether heads of zeros make all layers of a stack equally large, where a mask leaves
+            different numbers; see :func:`gates.export.padding.pad_heads`.
         tokenizer: tokenizer or processor to save beside the model, so that the directory is all a user needs; None for a model
             that has none.
         card: contents of the README.
@@ -92,6 +95,8 @@ def save_pruned(
     refuse_taken(directory)
     if form not in get_args(Form):
         raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
+    if pad_heads and form != "stock":
+        raise GateError(f"pad_heads is for the form 'stock', and the form is {form!r}; leave it out or use form='stock'")
     if form != "pruned" and getattr(model.config, "pruned_attention", None):
         raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
     own_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
@@ -107,13 +112,16 @@ def save_pruned(
     if form != "masked":
         check_removable(sites)
     check_batch = of_dtype(example_inputs(model) if check_batch is None else check_batch, model.dtype)
-    cut = copy.deepcopy(model).eval()
+    cut, kept, unpadded = copy.deepcopy(model).eval(), mask, None
+    if pad_heads:
+        kept, values = padding.pad_heads(model, mask), mask if values is None else mask * values
+        unpadded = count_parameters(remove_heads_(copy.deepcopy(model).eval(), mask, example=check_batch))
     if form == "masked":
         zero_heads_(cut, mask, values=values)
     else:
-        remove_heads_(cut, mask, values=values, example=check_batch)
+        remove_heads_(cut, kept, values=values, example=check_batch)
     if form == "stock":
-        cut = stock_model(cut, model, check_batch, tolerance=tolerance_of(model.dtype))
+        cut = stock_model(cut, model, kept, check_batch, tolerance=tolerance_of(model.dtype))
     with written_whole(directory) as partial:
         cut.save_pretrained(partial)
         if tokenizer is not None:
@@ -135,6 +143,8 @@ def save_pruned(
             card,
             auto=own_auto_class(model),
             parameters=count_parameters(cut),
+            zero_heads=int((kept - mask).sum()),
+            unpadded=unpadded,
             has_tokenizer=isinstance(tokenizer, PreTrainedTokenizerBase),
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
@@ -189,7 +199,7 @@ def load_pruned(
     _check_complete(model, report["missing_keys"], directory, saved_as=str(name), new_heads=new_heads)
     _check_counts(model, directory, whole=issubclass(stock, own))
     if hasattr(config, "pruned_attention"):
-        model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
+        saves_pruned_shape_(model)
     return model
 
 

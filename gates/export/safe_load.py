@@ -32,7 +32,7 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*(\.[A-Za-z0-9][A-Za-z0-9_]*)*"
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 LARGEST_NUMBER = 2**24
 """In the shape of a model; wider than any."""
-HEAD_COUNT = re.compile(r"(^|_)(heads|n_head)$")
+HEAD_COUNT = re.compile(r"(^|_)(heads|n_head)(_per_layer)?$")
 
 
 def read_weights(directory: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Tensor]:

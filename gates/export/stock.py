@@ -1,15 +1,17 @@
 """A pruned model as a stock Transformers class: possible where every layer keeps the same number of heads.
 
-Stock classes state one head count for all layers of a stack, so different counts per layer have no stock form.
-(Transformers 5.23 knows ``per_layer_config``, but the attention of hardly any family reads it.) Whether a class can
-hold the pruned weights is not looked up but tried: set its config, build it, load the weights, compare outputs.
+Most stock classes state one head count for all layers of a stack, so different counts per layer have no stock form there. Some
+read a count for each layer: from a list beside the field (Laguna), or from Transformers' ``per_layer_config`` (the key/value
+heads of Gemma 4). Whether a class can hold the pruned weights is not looked up but tried: set its config, build it, load the
+weights, compare outputs.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from gates.errors import GateError
 from gates.export.reloaded import relative_difference
 from gates.sites import AttentionSite, find_attention
 from gates.surgery.labels import site_labels
+from gates.surgery.slices import cut_site
 
 STACK_FIELDS = {
     "encoder": ("encoder_attention_heads", "num_encoder_attention_heads"),
@@ -32,16 +35,18 @@ KEY_FIELDS = ("num_key_value_heads", "num_kv_heads")
 WIDTH_FIELD = "head_dim"  # d_kv in T5
 
 INSTEAD = "use the pruned form (remote code), which has no such limit"
+EVEN = "a mask with the same number in every layer, or layers padded to it (pad_heads, --pad_heads)"
 
 
 def stock_model(
-    cut: PreTrainedModel, dense: PreTrainedModel, inputs: Mapping[str, Tensor], *, tolerance: float
+    cut: PreTrainedModel, dense: PreTrainedModel, mask: Tensor, inputs: Mapping[str, Tensor], *, tolerance: float
 ) -> PreTrainedModel:
     """The pruned model rebuilt as the stock class of the dense one, with a config of its own; neither is changed.
 
     Args:
         cut: model after :func:`gates.surgery.remove.remove_heads_`.
         dense: the model it was cut from, as it was before.
+        mask: 0/1 per head, ``[heads]``, by which it was cut.
         inputs: inputs of a forward pass, to compare the rebuilt model with ``cut``.
         tolerance: largest difference, relative to the largest output.
 
@@ -50,13 +55,10 @@ def stock_model(
             numbers of heads or none, its config refuses the count, it derives the head size from the hidden size
             (BERT, GPT-2, BART), or its layers share something that has an axis of heads (T5's position bias).
     """
-    config, settings = _stock_config(cut, dense)
-    named = f"{type(dense).__name__} with {settings}"
-    try:
-        config.validate()
-        stock = type(dense)(config)
-    except Exception as error:  # configs and models refuse in many ways
-        raise GateError(f"{named} is refused by Transformers: {_last_line(error)}; {INSTEAD}") from error
+    stated = config_of(dense, mask)
+    named = f"{type(dense).__name__} with {stated.settings}"
+    with _refused_in_one_sentence(dense, stated):
+        stock = type(dense)(stated.config)
     stock = torch.nn.Module.to(stock.eval(), cut.device, cut.dtype)
     weights = cut.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in stock.state_dict().items()}
@@ -78,40 +80,121 @@ def stock_model(
     return stock
 
 
-def _stock_config(cut: PreTrainedModel, dense: PreTrainedModel) -> tuple[Any, str]:
-    """The dense model's config with the pruned model's head counts, and what was set in it, as text."""
+@dataclass(frozen=True)
+class StockConfig:
+    """A stock config for a pruned model.
+
+    Args:
+        config: the dense model's, with the head counts of the pruned one.
+        settings: what was set in it, as text.
+        uneven: the first field that states one number for each layer where the dense model's states one for all, as text;
+            empty if there is none.
+    """
+
+    config: Any
+    settings: str
+    uneven: str
+
+
+def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:
+    """The config that states the heads which stay, by layer where they differ; no model is built with it.
+
+    Raises:
+        GateError: if a layer keeps no head, or no config of this class takes the numbers.
+    """
     config = copy.deepcopy(dense.config)
-    left = {site.name: site for site in find_attention(cut)}
-    values: dict[tuple[str, str], dict[str, int]] = {}
     sites = find_attention(dense)
-    for site, label in zip(sites, site_labels(sites), strict=True):
+    fields: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for site, keep, label in zip(sites, mask.cpu().split([site.heads for site in sites]), site_labels(sites), strict=True):
         part = _part(dense, site)
-        for field, value in _fields(getattr(config, part, config), site, left.get(site.name)).items():
-            values.setdefault((part, field), {})[label] = value
-    settings = []
-    for (part, field), counts in values.items():
-        low, high = (pick(counts.items(), key=lambda item: item[1]) for pick in (min, max))
-        if low[1] != high[1]:
-            raise GateError(
-                f"{type(dense).__name__} has one {field} for all its layers, but this mask leaves {low[1]} in {low[0]} and "
-                f"{high[1]} in {high[0]}; {INSTEAD}, or a mask with the same number in every layer"
-            )
+        for field, value in _fields(getattr(config, part, config), site, keep).items():
+            fields.setdefault((part, field), {})[label] = (site.layer, value)
+    settings, uneven = [], ""
+    for (part, field), counts in fields.items():
+        own = getattr(config, part, config)
+        (low, (_, least)), (high, (_, most)) = (pick(counts.items(), key=lambda item: item[1][1]) for pick in (min, max))
+        by_layer, were_known = dict(counts.values()), field in _known_by_layer(own)
+        several = f"one {field} for all its layers, but this mask leaves {least} in {low} and {most} in {high}"
+        is_one_each = all(by_layer[layer] == count for layer, count in counts.values())  # not another in cross-attention
+        if least != most and not (is_one_each and _by_layer_(own, field, by_layer)):
+            raise GateError(f"{type(dense).__name__} has {several}; {INSTEAD}, or {EVEN}")
+        uneven = uneven or (several if least != most and not were_known else "")
         with suppress(AttributeError):  # Falcon derives its head_dim; the weights' shapes tell whether that fits
-            setattr(getattr(config, part, config), field, low[1])
-            settings.append(f"{part}{'.' if part else ''}{field}={low[1]}")
-    return config, ", ".join(settings)
+            if least == most and not _by_layer_(own, field, by_layer, only_known=True):
+                setattr(own, field, most)
+            settings.append(f"{part}{'.' if part else ''}{field}={most if least == most else list(by_layer.values())}")
+    stated = StockConfig(config, ", ".join(settings), uneven)
+    with _refused_in_one_sentence(dense, stated):
+        config.validate()
+    return stated
 
 
-def _fields(config: Any, site: AttentionSite, left: AttentionSite | None) -> dict[str, int]:
-    """What a config has to say for one site; ``left`` is the site after pruning, None if no head stayed."""
-    if left is None:
+@contextmanager
+def _refused_in_one_sentence(dense: PreTrainedModel, stated: StockConfig) -> Iterator[None]:
+    """Configs and models refuse in many ways what a config states."""
+    try:
+        yield
+    except Exception as error:
+        if stated.uneven:
+            why = "" if isinstance(error, RuntimeError) else f" ({_last_line(error)})"  # it reads one number for all
+            raise GateError(f"{type(dense).__name__} has {stated.uneven}{why}; {INSTEAD}, or {EVEN}") from error
+        settings = f"{type(dense).__name__} with {stated.settings}"
+        raise GateError(f"{settings} is refused by Transformers: {_last_line(error)}; {INSTEAD}") from error
+
+
+def _by_layer_(config: Any, field: str, counts: Mapping[int, int], *, only_known: bool = False) -> bool:
+    """State a number for each layer in a config, where it can; returns whether it could.
+
+    Args:
+        config: of the stack that the layers are in.
+        field: that states the number for all layers.
+        counts: the numbers by layer.
+        only_known: only where the config states them by layer already.
+    """
+    listed = getattr(config, f"{field}_per_layer", None)
+    if isinstance(listed, list):
+        setattr(config, f"{field}_per_layer", [counts.get(layer, count) for layer, count in enumerate(listed)])
+        return True
+    if not hasattr(type(config), "per_layer_config") or (only_known and field not in _known_by_layer(config)):
+        return False
+    known = {int(layer): values for layer, values in config.to_dict().get("per_layer_config", {}).items()}
+    for layer, count in counts.items():
+        known[layer] = {**known.get(layer, {}), field: count}
+    config.per_layer_config = known
+    return True
+
+
+def _fields(config: Any, site: AttentionSite, keep: Tensor) -> dict[str, int]:
+    """What a config has to say for one site of which the heads ``keep`` stay, 0/1 ``[heads]``."""
+    left = cut_site(site, keep)
+    if not left.queries:
         raise GateError(f"no stock class has a layer without heads, but this mask leaves none in {site.label}; {INSTEAD}")
-    heads = next((field for field in STACK_FIELDS[site.kind] if hasattr(config, field)), HEAD_FIELD)
-    found = {heads: left.heads, WIDTH_FIELD: site.head_dim}
-    keys = next((field for field in KEY_FIELDS if hasattr(config, field)), None)
+    found = {_head_field(config, site): len(left.queries), WIDTH_FIELD: site.head_dim}
+    keys = next((field for field in KEY_FIELDS if _states(config, field)), None)
     if keys is not None:
-        found[keys] = left.kv_heads
+        found[keys] = len(left.keys)
     return found
+
+
+def _head_field(config: Any, site: AttentionSite) -> str:
+    return next((field for field in STACK_FIELDS[site.kind] if _states(config, field)), HEAD_FIELD)
+
+
+def _states(config: Any, field: str) -> bool:
+    """Whether a config has a field; one that differs by layer cannot be read from it as a whole."""
+    return field in _known_by_layer(config) or hasattr(config, field)
+
+
+def _known_by_layer(config: Any) -> Collection[str]:
+    """The fields of which a config states a number for each layer."""
+    return getattr(config, "per_layer_attributes", None) or ()
+
+
+def stacks(dense: PreTrainedModel) -> list[tuple[str, str]]:
+    """For every site of a model what states its number of heads: the part of the config and the field. Sites with the same one
+    need equally many heads in a stock class."""
+    parts = [(_part(dense, site), site) for site in find_attention(dense)]
+    return [(part, _head_field(getattr(dense.config, part, dense.config), site)) for part, site in parts]
 
 
 def _part(model: PreTrainedModel, site: AttentionSite) -> str:

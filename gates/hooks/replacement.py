@@ -89,6 +89,31 @@ def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None
 
 
 @contextmanager
+def given_replacement(gates: HeadGates, outputs: Sequence[Tensor]) -> Iterator[None]:
+    """Replace closed heads by given outputs, such as those on other examples, for the length of a ``with`` block.
+
+    Args:
+        gates: attached gates.
+        outputs: of the heads of each site, of the shape that they have in the passes to come,
+            ``[batch, query, heads * head_dim]``.
+
+    Raises:
+        GateError: for gates that are not attached; in a pass, where the heads have another shape.
+    """
+
+    def of_call(site: int, heads: Tensor) -> Tensor:
+        if outputs[site].shape != heads.shape:
+            raise GateError(
+                f"the heads of {gates.sites[site].name} have the shape {list(heads.shape)}, and what is to replace them "
+                f"{list(outputs[site].shape)}; give outputs for this batch"
+            )
+        return outputs[site].to(heads)
+
+    with _replaced(gates, of_call):
+        yield
+
+
+@contextmanager
 def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[None]:
     """Replace closed heads by uniform attention over the keys each query sees, for the length of a ``with`` block.
 

@@ -347,7 +347,9 @@ BY_NAME: dict[str, Architecture] = {architecture.name: architecture for architec
 def build(architecture: Architecture, *, seed: int = 0) -> PreTrainedModel:
     """The tiny model with weights large enough that every head matters and biases that are not zero, in evaluation mode."""
     torch.manual_seed(seed)
-    config_class = getattr(transformers, architecture.model + ("TextConfig" if architecture.model == "Gemma3" else "Config"))
+    config_class = getattr(
+        transformers, architecture.model + ("TextConfig" if architecture.model in ("Gemma3", "Gemma4") else "Config")
+    )
     model: PreTrainedModel = getattr(transformers, architecture.model + architecture.head)(config_class(**architecture.config))
     return randomise_(model).eval()
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from gates.errors import GateError
-from gates.export.checkpoint import own_auto_class, save_pruned
+from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from training.coverage import architectures as zoo
@@ -111,3 +111,78 @@ def test_an_unknown_form_is_refused(tmp_path):
     _, model, _ = make("Bert")
     with pytest.raises(GateError, match="'squashed'"):
         save_pruned(model, tmp_path / "out", torch.ones(8), form="squashed", tokenizer=None)
+
+
+TINY = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 40, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GEMMA4 = {"global_head_dim": 16, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 50}
+LAGUNA = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+
+
+def per_layer(family):
+    """A tiny model of a family that reads numbers of heads or of key/value heads by layer."""
+    torch.manual_seed(0)
+    if family == "Laguna":
+        return transformers.LagunaForCausalLM(transformers.LagunaConfig(**TINY, **LAGUNA)).eval()
+    types = ["sliding_attention"] * 3 + ["full_attention"]
+    return transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**TINY, **GEMMA4, layer_types=types)).eval()
+
+
+@pytest.mark.parametrize(
+    ("family", "kept", "left", "stated"),
+    [
+        ("Laguna", [[1, 3], [0, 2], [0, 1, 2, 3], [0, 2]], [(2, 2), (2, 2), (4, 2), (2, 2)], [2, 2, 4, 2]),
+        (
+            "Gemma4",
+            [[2, 3], [0, 1], [2, 3], [1, 2]],
+            [(2, 1), (2, 1), (2, 1), (2, 2)],
+            {**{str(layer): {"num_key_value_heads": 1} for layer in range(3)}, "3": {"head_dim": 16}},
+        ),
+    ],
+)
+def test_what_a_family_reads_by_layer_may_differ_by_layer(tmp_path, family, kept, left, stated):
+    model, mask = per_layer(family), torch.zeros(4, 4)
+    for row, heads in zip(mask, kept, strict=True):
+        row[heads] = 1.0
+    save_pruned(model, tmp_path / "out", mask.flatten(), form="stock", tokenizer=None)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert type(loaded) is type(model)
+    assert [(site.heads, site.kv_heads) for site in find_attention(loaded)] == left
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["num_attention_heads_per_layer" if family == "Laguna" else "per_layer_config"] == stated
+    ids = torch.randint(3, 50, (2, 7))
+    torch.testing.assert_close(loaded(ids)[0], masked_output(model, mask.flatten(), {"input_ids": ids}), atol=5e-6, rtol=2e-5)
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask.flatten()):
+        expected = model.generate(ids, **options)
+    for cache in ("dynamic", "static"):
+        assert torch.equal(loaded.generate(ids, cache_implementation=cache, **options), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "kept", "reason"),
+    [
+        ("Laguna", [[0, 1], [0, 2], [0, 2], [0, 2]], "one num_key_value_heads for all its layers, but this mask leaves 1"),
+        ("Gemma4", [[0, 2], [0, 1, 2, 3], [0, 2], [0, 2]], "one num_attention_heads for all its layers"),
+        ("Gemma4", [[0, 1], [0, 2], [0, 2], [0, 2]], "Layer type 'sliding_attention' is not homogeneous"),
+    ],
+)
+def test_what_a_family_does_not_read_by_layer_is_refused(tmp_path, family, kept, reason):
+    mask = torch.zeros(4, 4)
+    for row, heads in zip(mask, kept, strict=True):
+        row[heads] = 1.0
+    with pytest.raises(GateError, match=reason) as caught:
+        save_pruned(per_layer(family), tmp_path / "out", mask.flatten(), form="stock", tokenizer=None)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["Laguna", "Gemma4"])
+def test_they_can_be_pruned_unevenly_by_remote_code(tmp_path, family):
+    model, mask = per_layer(family), torch.ones(16)
+    mask[[0, 1, 2, 5, 10]] = 0.0
+    save_pruned(model, tmp_path / "out", mask, tokenizer=None)
+    assert [site.heads for site in find_attention(load_pruned(tmp_path / "out"))] == [1, 3, 3, 4]

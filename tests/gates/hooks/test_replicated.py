@@ -1,0 +1,177 @@
+"""Gates of a model that two processes share, in two real processes: those of one process with all examples."""
+
+import os
+import time
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+from gates import GateConfig, GateError, get_gated_model, replicate_
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
+    "max_position_embeddings": 48, "pad_token_id": 0,
+}  # fmt: skip
+STEPS, BUDGET, SEED = 8, 3, 5
+FORKED = "ignore:.*multi-threaded, use of fork.*:DeprecationWarning"
+
+
+def build(kind):
+    torch.manual_seed(0)
+    if kind == "bert":
+        return BertForSequenceClassification(BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **SIZES))
+    return LlamaForCausalLM(LlamaConfig(num_key_value_heads=2, **SIZES))
+
+
+def shard_(model, world):
+    mesh = distributed.init_device_mesh("cpu", (world,))
+    layers = model.bert.encoder.layer if hasattr(model, "bert") else model.model.layers
+    for part in (*layers, model):
+        fully_shard(part, mesh=mesh)
+
+
+def batch(kind, step, rank, world):
+    """This process's share of a batch."""
+    noise = torch.Generator().manual_seed(step)
+    ids = torch.randint(1, 50, (8, 7), generator=noise)
+    labels = ids if kind == "llama" else torch.randint(2, (8,), generator=noise)
+    return {"input_ids": ids[rank::world], "labels": labels[rank::world]}
+
+
+def train(kind, rank, world, *, shard_first=False, stops_at=None):
+    """The gates' gradients of each step, and how they end."""
+    model = build(kind)
+    if world > 1 and shard_first:
+        shard_(model, world)
+    gated = get_gated_model(model, GateConfig(budget=BUDGET, initial_log_alpha=0.0)).train()
+    if world > 1 and not shard_first:
+        shard_(gated.base_model, world)
+    if world > 1:
+        replicate_(gated.gates, seed=SEED)
+    else:
+        gated.gates.generator = torch.Generator().manual_seed(SEED)
+    optimizer = torch.optim.AdamW(gated.parameter_groups(1e-2, gate_learning_rate=0.05))
+    gradients = []
+    for step in range(STEPS):
+        if step == stops_at and rank == 1:
+            os._exit(9)
+        for part in range(2):  # of what one optimiser step accumulates
+            (gated(**batch(kind, 2 * step + part, rank, world)).loss / 2).backward()
+        gradients.append(gated.gates.log_alpha.grad.clone())
+        optimizer.step()
+        optimizer.zero_grad()
+        gated.step_((step + 1) / STEPS, optimizer)
+    gated.fix_mask_()
+    kept = {"gradients": torch.stack(gradients), "log_alpha": gated.gates.log_alpha.detach(), "mask": gated.gates.mask}
+    whole = StateDictOptions(full_state_dict=True)
+    weights = get_model_state_dict(gated.base_model, options=whole) if world > 1 else gated.base_model.state_dict()
+    return kept | {"sharded": type(next(gated.base_model.parameters()).data).__name__, "weights": weights}
+
+
+def in_one_of_two(rank, folder, kind, shard_first):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(train(kind, rank, 2, shard_first=shard_first), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings(FORKED)
+@pytest.mark.parametrize(("kind", "shard_first"), [("bert", False), ("bert", True), ("llama", False)])
+def test_a_sharded_model_has_the_gates_of_one_process(tmp_path, kind, shard_first):
+    """The same gradients in every step, with accumulation, the same log_alpha and the same mask, up to the order of sums."""
+    whole = train(kind, 0, 1)
+    torch.multiprocessing.start_processes(in_one_of_two, (str(tmp_path), kind, shard_first), nprocs=2, start_method="fork")
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert [one["sharded"] for one in (whole, *found)] == ["Tensor", "DTensor", "DTensor"]
+    for name in ("gradients", "log_alpha", "mask"):
+        assert torch.equal(found[0][name], found[1][name])
+    scale = whole["gradients"].abs().max()
+    assert scale > 1e-6
+    assert (whole["gradients"] != 0).float().mean() > 0.1
+    torch.testing.assert_close(found[0]["gradients"], whole["gradients"], atol=float(scale) * 1e-3, rtol=1e-3)
+    torch.testing.assert_close(found[0]["log_alpha"], whole["log_alpha"], atol=1e-4, rtol=1e-4)
+    assert torch.equal(found[0]["mask"], whole["mask"])
+    assert whole["mask"].sum() == BUDGET
+    model = build(kind)
+    model.load_state_dict(found[0]["weights"])  # gathered, and as good as those of one process
+    before = build(kind).state_dict()
+    change = max((weight - before[name]).abs().max() for name, weight in whole["weights"].items())
+    for name, weight in whole["weights"].items():
+        torch.testing.assert_close(found[0]["weights"][name], weight, atol=float(change) * 0.01, rtol=1e-3)
+
+
+def draws_in_one_of_two(rank, folder):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    drawn = {}
+    for draw_per in ("batch", "example"):
+        gated = get_gated_model(build("bert"), GateConfig(draw_per=draw_per, initial_log_alpha=0.0)).train()
+        replicate_(gated.gates, seed=SEED)
+        drawn[draw_per] = torch.rand(5, generator=gated.gates.generator)
+    gated = get_gated_model(build("bert"), GateConfig(initial_log_alpha=float(rank)))
+    for name, seed in (("gates", SEED), ("seed", rank)):
+        try:
+            replicate_(gated.gates, seed=seed)
+        except GateError as error:
+            drawn[name] = str(error)
+        gated = get_gated_model(build("bert"))
+    torch.save(drawn, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings(FORKED)
+def test_a_draw_for_the_batch_is_shared_draws_per_example_are_not_and_gates_that_differ_are_refused(tmp_path):
+    torch.multiprocessing.start_processes(draws_in_one_of_two, (str(tmp_path),), nprocs=2, start_method="fork")
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first["batch"], second["batch"])
+    assert not torch.equal(first["example"], second["example"])
+    for found in (first, second):  # both say so, and neither waits for the other
+        assert found["gates"] == found["seed"]
+        assert "gates, masks or seeds of the processes differ" in found["gates"]
+
+
+def survives(rank, folder):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        train("bert", rank, 2, stops_at=3)
+    except RuntimeError as error:
+        torch.save(str(error), f"{folder}/error.pt")
+        os._exit(3)
+
+
+@pytest.mark.filterwarnings(FORKED)
+def test_a_process_that_dies_ends_the_others_with_an_error(tmp_path):
+    """Nobody waits in vain for its gradients."""
+    context = torch.multiprocessing.get_context("fork")
+    both = [context.Process(target=survives, args=(rank, str(tmp_path))) for rank in range(2)]
+    for process in both:
+        process.start()
+    deadline = time.monotonic() + 120
+    for process in both:
+        process.join(max(0.0, deadline - time.monotonic()))
+    ended = [process.exitcode for process in both]
+    for process in both:
+        process.kill()
+    assert ended == [3, 9]
+    assert torch.load(tmp_path / "error.pt", weights_only=True)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------
+
+
+def test_one_process_has_nobody_to_share_with():
+    with pytest.raises(GateError, match=r"there is one process.*init_process_group\(\) comes first"):
+        replicate_(get_gated_model(build("bert")).gates, seed=0)
+
+
+def test_gates_that_are_sharded_too_are_refused():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        gated = get_gated_model(build("bert"))
+        fully_shard(gated, mesh=distributed.init_device_mesh("cpu", (1,)))
+        with pytest.raises(GateError, match="log_alpha of these gates is a DTensor, so the gates are sharded too"):
+            replicate_(gated.gates, seed=0)
+    finally:
+        distributed.destroy_process_group()

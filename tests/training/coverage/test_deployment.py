@@ -1,0 +1,44 @@
+import pytest
+
+from training.commands.table import run_command
+from training.coverage import deployment, routes
+
+
+def test_the_page(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    assert run_command("deployment", ["--tables", "[routes]", "--only", "[T5]", "--output", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith(deployment.HEADING)
+    assert "T5" in text.splitlines()[-1]
+    assert text.splitlines()[0] in capsys.readouterr().out
+    assert run_command("deployment", ["--tables", "[routes]", "--only", "[NomicBert]", "--output", str(page)]) == 0  # again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "[Perceptron]"], "--only names 'Perceptron', which is part of no architecture's name"),
+        (["--tables", "[]"], "--tables is empty"),
+        (["--tables", "[speeds]"], "--tables is speeds, which it does not take; expected a list of routes, runtimes, speed"),
+        (["--batch_sizes", "[]"], "--batch_sizes is empty"),
+        (["--batch_sizes", "[0]"], "a batch size is 0"),
+        (["--repeats", "0"], "--repeats is 0"),
+        (["--output", "no/such/folder/page.md"], "its folder does not exist or is read-only"),
+    ],
+)
+def test_a_line_that_makes_no_sense(capsys, arguments, message):
+    assert run_command("deployment", arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_other_files_are_not_written_over(tmp_path, capsys):
+    (tmp_path / "notes.md").write_text("mine\n")
+    assert run_command("deployment", ["--tables", "[routes]", "--only", "[Bert]", "--output", str(tmp_path / "notes.md")]) == 2
+    assert (tmp_path / "notes.md").read_text() == "mine\n"
+
+
+def test_other_outputs_end_with_an_error_once_the_page_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(routes, "routes_of", lambda row: {route.name: "FAILED: differs by 1" for route in routes.ROUTES})
+    arguments = ["--tables", "[routes]", "--only", "[Llama]", "--output", str(tmp_path / "page.md")]
+    assert run_command("deployment", arguments) == 2
+    assert "FAILED" in (tmp_path / "page.md").read_text()

@@ -1,0 +1,62 @@
+import copy
+
+import pytest
+import torch
+
+from gates.sites import is_attention
+from gates.surgery.pruned import Headless
+from training.coverage.runtimes import RUNTIMES, Runtime, packages, runtime_table, subjects, try_runtime
+
+COSTLY = ("torch.compile", "Transformers' exporter", "--format onnx")
+"""Seconds each, more than these tests may take; the command runs them."""
+QUICK = [runtime for runtime in RUNTIMES if not any(part in runtime.name for part in COSTLY) and not runtime.missing]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return subjects()
+
+
+def test_the_models_are_what_the_page_says(models):
+    heads = [len([module for module in model.modules() if is_attention(module)]) for model in models.values()]
+    assert heads == [3, 3, 2]
+    assert sum(isinstance(module, Headless) for module in models["a layer without heads"].modules()) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("runtime", QUICK, ids=lambda runtime: runtime.name)
+@pytest.mark.parametrize("name", ["dense", "uneven heads", "a layer without heads"])
+def test_what_runs_a_pruned_model(models, runtime, name):
+    """Everything that runs the dense model, but for continuous batching, which is refused in one sentence."""
+    found = try_runtime(runtime, models[name])
+    if "continuous" in runtime.name and name != "dense":
+        assert found.startswith("no: ValueError: continuous batching keeps as many key/value heads for every layer")
+    elif "int4" in runtime.name:  # whose kernels need packages of their own
+        assert found.split(",")[0].split(":")[0] in ("yes", "no")
+    else:
+        assert found.startswith("yes"), found
+
+
+def test_the_model_is_left_as_it_was(models):
+    before = copy.deepcopy(models["uneven heads"].state_dict())
+    for runtime in QUICK[:5]:
+        try_runtime(runtime, models["uneven heads"])
+    after = models["uneven heads"].state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
+
+
+def test_what_is_missing_and_what_fails_is_said():
+    def fail(model, ids):
+        raise RuntimeError("it does not | run\nat all")
+
+    absent, failing = Runtime("one", fail, ("no_such_package",)), Runtime("two", fail)
+    lines = runtime_table([absent, failing], {"dense": torch.nn.Linear(1, 1)})
+    assert lines[2:] == [
+        "| one | not tried: no_such_package is not installed |",
+        "| two | no: RuntimeError: it does not / run |",
+    ]
+
+
+def test_versions_of_what_is_installed():
+    assert "peft" in packages()
+    assert "no_such_package" not in packages()
