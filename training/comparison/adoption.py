@@ -50,7 +50,9 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
     model; of a run that prunes nothing the dense model and its evaluation."""
 
     def cost(phase: Phase) -> dict[str, Any]:
-        return run.costs.get(phase, NOTHING).as_row() | {"steps": run.steps[phase]}
+        spent = run.costs.get(phase, NOTHING)
+        taught = pruner.options.distils and phase != "finetune"
+        return (spent.with_teacher() if taught else spent).as_row() | {"steps": run.steps[phase]}
 
     def dense(folder: Path) -> dict[str, Any]:
         if processes.is_first():
@@ -64,13 +66,11 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
 
     def swap(folder: Path) -> dict[str, Any]:
         assert pruner.search is not None
-        found = {name: value for name, value in pruner.search.items() if name not in ("search", "seconds")}
-        return found | Cost(pruner.search["seconds"]).as_row()
+        return {name: value for name, value in pruner.search.items() if name != "search"}
 
     def refit(folder: Path) -> dict[str, Any]:
         assert pruner.refitted is not None
-        found = pruner.refitted
-        return {"ridge": found["ridge"], "tried": found["tried"]} | Cost(found["seconds"]).as_row()
+        return {name: value for name, value in pruner.refitted.items() if name != "search"}
 
     def evaluated(folder: Path) -> dict[str, Any]:
         write_predictions(folder, run.predictions)
@@ -79,7 +79,8 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
         spent = cost("retrain")
         for part in (pruner.search, pruner.refitted):
             if part is not None and spent["steps"] > 0:  # they began the retrain phase, and are counted by themselves
-                spent["seconds"] = max(0.0, round(spent["seconds"] - part["seconds"], 2))
+                for name in ("seconds", "forward_examples", "backward_examples"):
+                    spent[name] = max(0, round(spent[name] - part[name], 2))
         return dict(run.metrics) | spent
 
     makers = {"dense": dense, "learn": learn, "swap": swap, "refit": refit, "retrain": evaluated, "post hoc": evaluated}

@@ -201,9 +201,14 @@ class ScoreFiles(MutableMapping[str, Tensor]):
     def __setitem__(self, name: str, scores: Tensor) -> None:
         def write() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self._file(name)) as partial:
-                content = {"scores": scores.tolist()}
-                partial.write_text(json.dumps(content | {"checksum": key_of(content)}) + "\n", encoding="utf-8")
+            # Another machine's process would seem to be gone, and what it is writing to be left behind.
+            lock = self.folder / f".{name}.lock"
+            with FileLock(lock):
+                with replacing(self._file(name)) as partial:
+                    content = {"scores": scores.tolist()}
+                    partial.write_text(json.dumps(content | {"checksum": key_of(content)}) + "\n", encoding="utf-8")
+                with suppress(OSError):  # Windows keeps open files
+                    lock.unlink()  # whoever comes later writes the same
 
         processes.in_first(write)
 

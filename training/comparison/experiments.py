@@ -133,7 +133,7 @@ class Experiments:
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(start, changes)
-            with measured(subject.device) as cost:
+            with measured(subject.device, subject.gates) as cost:
                 found = draw(subject, mask, scores, search, budget=budget, minimum_per_layer=minimum, seed=self.seed)
             return {"mask": found.mask.tolist(), "losses": found.losses, "passes": found.passes} | cost.as_row()
 
@@ -152,7 +152,7 @@ class Experiments:
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(dense, {})
-            with measured(subject.device) as cost:
+            with measured(subject.device, subject.gates) as cost:
                 aim = backbone_of(read_weights(weights_of(dense)))
                 losses = losses_behind_refits(subject, masks, aim, search, refits)
             return cost.as_row() | {"losses": losses}
@@ -177,7 +177,7 @@ class Experiments:
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.subject(start, changes)
-            with measured(subject.device) as cost:
+            with measured(subject.device, subject.gates) as cost:
                 minimum = self.options.minimum_per_layer
                 found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=minimum)
             return found | cost.as_row()
@@ -206,10 +206,9 @@ class Experiments:
                 state, result = {f"backbone.{name}": tensor for name, tensor in backbone.items()}, dict(of_dense.result)
             else:
                 subject = self.subject(start, changes)
-                with measured(subject.device) as cost:
-                    best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(dense))))
+                best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(dense))))
                 state = {name: tensor.cpu() for name, tensor in subject.backbone.state_dict(prefix="backbone.").items()}
-                result = cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
+                result = best.cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
             if processes.is_first():
                 content = read_checkpoint(weights_of(start))
                 write_checkpoint(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
@@ -332,19 +331,20 @@ class Experiments:
         # Nothing is validated.
         trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None)
         before = CostInCheckpoints.read(last, key) if goes_on else NOTHING
-        with measured(trainer.strategy.root_device, before) as cost:
+        with measured(trainer.strategy.root_device, pruner.gates, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if goes_on else checked(start), weights_only=True)
         if processes.is_first():
             last.unlink(missing_ok=True)
         first = 0 if start is None else read_checkpoint(start)["global_step"]
-        return cost.as_row() | {"steps": trainer.global_step - first}
+        taught = pruner.options.distils and start is not None
+        return (cost.cost.with_teacher() if taught else cost.cost).as_row() | {"steps": trainer.global_step - first}
 
     def _evaluate(self, pruner: HeadPruner, folder: Path, values: Tensor, splits: Sequence[str]) -> dict[str, Any]:
         """Metrics on the splits; the predictions go into ``predictions.npz``."""
         predictions = Predictions()
         trainer = self.trainer(predictions)
         pruner.gates.set_mask_(values.to(pruner.device))
-        with measured(trainer.strategy.root_device) as cost:
+        with measured(trainer.strategy.root_device, pruner.gates) as cost:
             metrics = evaluate(trainer, pruner, self.data, splits)
         write_predictions(folder, predictions)
         return metrics | cost.as_row()

@@ -18,18 +18,17 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from gates.budget import Budget
 from gates.errors import GateError
 from gates.files import is_partial
 from training.cli.comparison_parser import OF_A_RUN
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
-from training.comparison.cache import DETERMINED_BY, ExperimentCache
-from training.comparison.experiments import Experiments
+from training.comparison.cache import DETERMINED_BY
+from training.comparison.carriers import carried_rows, without_facts
+from training.comparison.each_seed import Comparison
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, Learned, Method, Outside, parse_methods
-from training.comparison.options import check_budgets
-from training.comparison.plan import plan_of_comparison, run_seed
-from training.comparison.selection import MaskSelector
+from training.comparison.on_ray import do_on_ray
+from training.comparison.plan import run_seed
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
 from training.comparison.to_wandb import send_comparison
 from training.comparison.truth import truth_rows
@@ -38,6 +37,7 @@ from training.config import (
     ComparisonOptions,
     DistilWeights,
     DrawSearch,
+    LauncherOptions,
     PrunerOptions,
     RefitSearch,
     RestartSearch,
@@ -46,6 +46,7 @@ from training.config import (
     group_at,
     group_of,
 )
+from training.config.launcher import alone
 from training.config.setup import data_of
 from training.config.stages import FROM_SCRATCH
 from training.report.captions import warning
@@ -56,11 +57,12 @@ from training.report.reading import read_contents
 from training.runs import processes, progress
 from training.runs.going_on import check_same_comparison
 from training.runs.lock import LOCK, only_writer
+from training.runs.ray_cluster import connected
 from training.runs.run_directory import CONFIG, METRICS, UNFINISHED, RunDirectory, remove_partials
 from training.runs.stored import read_table
 from training.runs.tracking import reachable
 from training.scoring.scorers import SCORERS, Scorer
-from training.setup import make_trainer, open_data, quiet_libraries
+from training.setup import make_trainer, quiet_libraries
 from training.truth.tables import as_markdown
 
 INSTEAD = {
@@ -81,8 +83,9 @@ def compare(line: CommandLine) -> RunDirectory | None:
     if config.list_methods:
         show_methods(stdout())
         return None
-    parts = data_of(config.data).parts
-    with claimed(config.run_dir or f"runs/{config.name}-comparison") as run:
+    parts, launcher = data_of(config.data).parts, group_of(LauncherOptions, config)
+    cluster = connected(launcher, config.trainer.accelerator) if launcher.launcher == "ray" else nullcontext()
+    with claimed(config.run_dir or f"runs/{config.name}-comparison") as run, cluster:
         return compare_parts(line, run, parts) if parts else compare_on_one(line, run)
 
 
@@ -132,37 +135,36 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     distil = group_at(DistilWeights, config, "distil.").changes
     check_methods(setup.model, methods, budgets, distil)
     check_kinds(methods, budgets)
-    if setup.model.steering == "multipliers":
-        raise GateError(
-            "--model.steering multipliers keeps multipliers with the dense model, from which all methods start; a comparison "
-            "needs --model.steering price"
-        )
     searches: dict[str, Any] = {
         "swaps": group_at(SwapSearch, config, "swap."),
         "restarts": group_at(RestartSearch, config, "restarts."),
         "draws": group_at(DrawSearch, config, "draws."),
         "refits": group_at(RefitSearch, config, "refit."),
     }
-    cache = ExperimentCache(Path(options.experiments) if options.experiments else run.path / "experiments")
+    launcher = group_of(LauncherOptions, config)
+    comparison = Comparison(
+        setup=alone(setup) if launcher.launcher == "ray" else setup,
+        methods=methods,
+        budgets=budgets,
+        seeds=seeds,
+        stages=stages,
+        experiments=Path(options.experiments) if options.experiments else run.path / "experiments",
+        searches={**searches, "distil": distil, "prices": options.all_prices},
+    )
     resolved = line.parser.dump(config, skip_unset=False)
     wandb_options = reachable(setup.wandb)  # before hours of work
     check_own_folder(run.path / FIGURES)  # before hours of work too
     check_same_comparison(run, resolved)
-    processes.start(make_trainer(setup))
-    results = Results()
-    plan = list(plan_of_comparison(methods, budgets, stages))
+    processes.start(make_trainer(comparison.setup))
+    results, plan = Results(), comparison.plan
     with progress.stage("comparison", len(seeds) * sum(len(planned.stages) for planned in plan)) as shown:
         for seed in seeds:
-            of_seed = setup.with_seed(seed)
-            experiments = Experiments(of_seed, open_data(of_seed), cache=cache)
-            selector = MaskSelector(experiments, budgets, **searches, distil=distil, prices=options.all_prices)
-            check_budgets(budgets, selector.sizes)
-            for budget in budgets:  # raises where the minimum per layer does not fit
-                experiments.pruner.steering.mask_within(
-                    experiments.pruner.gates.log_alpha.detach(), Budget.parse(budget, selector.sizes)
-                )
-            if seed == seeds[0] and processes.is_first() and not (run.path / METRICS).is_file():
-                run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
+            experiments, selector = comparison.of_seed(seed)
+            if seed == seeds[0]:  # whose data and model fit what is asked for
+                if processes.is_first() and not (run.path / METRICS).is_file():
+                    run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
+                if launcher.launcher == "ray":
+                    do_on_ray(comparison, launcher)
             for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():
@@ -170,6 +172,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
             results.scores.append(score_columns(experiments, selector, results.rankings))
             results.prices.append(price_rows(experiments, selector))
             results.truth += truth_rows(experiments, results)
+            results.carried += carried_rows(experiments, results)
             results.pruner, results.data = experiments.pruner, experiments.data
     if processes.is_first():
         run.withdraw()
@@ -180,6 +183,8 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
         console = stdout()
         show_summary(console, contents)
+        if said := without_facts(setup, seeds, results):
+            console.print(said, soft_wrap=True)
         for name in ("report.html", "verdict.md", "comparison.csv"):
             console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
     return run

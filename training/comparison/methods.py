@@ -52,7 +52,7 @@ RESTING: dict[str, Any] = {"gate": "hard-concrete", "pipelined": True}
 JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
 """A method is what its name says, whatever a configuration has for single runs."""
 PLAIN: dict[str, Any] = {
-    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "steering": "price", "pipelined": False,
+    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "pipelined": False,
 }  # fmt: skip
 """Options of Hard-Concrete gates alone, as other families have to have them."""
 

@@ -24,6 +24,7 @@ from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
 from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, WITH_CONSTANTS, WITH_MEANS, WITH_UNIFORM, is_post_hoc
 from training.runs import progress
+from training.runs.cost import Cost
 from training.runs.stored import read_table
 from training.stats.numbers import CACHE
 
@@ -117,13 +118,18 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
             raise GateError(f"unknown method {name!r}; expected some of {', '.join(known)}")
 
 
+def uses_of(plan: Sequence[Planned]) -> tuple[bool, ...]:
+    """For which weights masks are chosen, as :meth:`MaskSelector.select` takes it; training on comes before none."""
+    return tuple(sorted({is_post_hoc(stage) for planned in plan for stage in planned.stages}))
+
+
 def run_seed(
     experiments: Experiments, selector: MaskSelector, plan: Sequence[Planned], results: Results, shown: progress.Stage
 ) -> Iterator[dict[str, Any]]:
     """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results. Each row is a
     piece of the stage in which they are shown."""
     check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
-    uses = sorted({is_post_hoc(stage) for planned in plan for stage in planned.stages})  # training on comes before none
+    uses = uses_of(plan)
     for planned in plan:
         method = planned.method
         named = method.name if method.base == "dense" else f"{method.name} at {selector.total(planned.budget)} heads"
@@ -230,11 +236,5 @@ def row_of(
 
 
 def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:
-    """Steps, seconds and peak memory of finding the mask and training on with it; evaluation costs nothing."""
-    trained = not is_post_hoc(stage)
-    peaks = [selection.peak_memory_mb, found.result["peak_memory_mb"] if trained else None]
-    return {
-        "steps": selection.steps + (found.result["steps"] if trained else 0),
-        "seconds": round(selection.seconds + (found.result["seconds"] if trained else 0.0), 2),
-        "peak_memory_mb": max((peak for peak in peaks if peak is not None), default=None),
-    }
+    """The cost of finding the mask and training on with it; evaluation costs nothing."""
+    return (selection.cost if is_post_hoc(stage) else selection.cost.then(Cost.of(found.result))).as_row()

@@ -54,7 +54,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
             run.export,
             gates.to_heads(gates.mask).cpu(),
             form="masked" if why_not_removable(gates.sites) else "pruned",
-            tokenizer=data.tokenizer,
+            tokenizer=data.processor,
             card=ModelCard(
                 base_model=base_model_name(options),
                 method=options.mask_found_by,
@@ -190,7 +190,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
             *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
         )
     majority = run.read_json("metrics.json").get("majority", {})
-    if majority:
+    if main in majority:
         scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
         table.add_row(*(scored.get(name, "") for name in names))
     console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from training.comparison.experiments import Experiments
 from training.comparison.given_mask import given_mask, own_budget
 from training.comparison.methods import LEARNED, Learned, Method
 from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, RestartSearch, SwapSearch
-from training.runs.cost import Cost, measured
+from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.outputs import rescale
 from training.scoring.own_score import own_score, run_own_score
 from training.scoring.scorers import SCORERS, Scores
@@ -39,7 +40,7 @@ class Selection:
         start: whose weights retraining starts from: the dense experiment or a learned one.
         changes: of the options of the module.
         ranking: scores behind the mask ``[gates]``, higher kept first; None for a search without a ranking.
-        steps, seconds, peak_memory_mb: what deciding cost.
+        cost: of deciding.
         alpha: weight of HIS, of a method that has it.
         refit: whose weights are refitted to the mask; None where the weights stay as they are.
     """
@@ -49,9 +50,7 @@ class Selection:
     start: Experiment
     changes: Mapping[str, Any]
     ranking: Tensor | None
-    steps: int = 0
-    seconds: float = 0.0
-    peak_memory_mb: float | None = None
+    cost: Cost = NOTHING
     alpha: float | None = None
     refit: Experiment | None = None
 
@@ -177,7 +176,7 @@ class MaskSelector:
         experiment = self.experiments.learn(changes)
         ranking = torch.tensor(experiment.result["log_alpha"])
         mask = self.mask_of(ranking, budget)
-        return Selection(mask, mask, experiment, changes, ranking, *_cost(experiment))
+        return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result))
 
     def _priced(self, base: str, changes: Mapping[str, Any], budget: BudgetOption) -> Selection:
         """The mask that a price leaves, where it is of the budget, and otherwise heads rank by when they closed. Of several
@@ -198,8 +197,8 @@ class MaskSelector:
             rankings.append(closing_ranking(closed, log_alpha))
             mask = self.mask_of(rankings[-1], budget)
             masks.append(own if Budget.parse(budget, self.sizes).is_met(own, self.kinds) else mask)
-        best, seconds = self._best(masks)
-        selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], seconds=seconds)
+        best, cost = self._best(masks)
+        selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], cost)
         for experiment in trained:
             selection = _with_cost(selection, experiment)
         return selection
@@ -207,10 +206,10 @@ class MaskSelector:
     # -- scored methods ----------------------------------------------------------------------------------------
 
     def _scored(self, base: str, budget: BudgetOption, changes: Mapping[str, Any]) -> Selection:
-        alpha, seconds = None, 0.0
+        alpha, cost = None, NOTHING
         if SCORERS[base].is_weighted:
             masks = [torch.tensor(self._score(base, budget, tried).result["mask"]) for tried in ALPHAS]
-            best, seconds = self._best(masks)
+            best, cost = self._best(masks)
             alpha = ALPHAS[best]
         scored = self._score(base, budget, alpha)
         mask, ranking = torch.tensor(scored.result["mask"]), scored.result["ranking"]
@@ -220,8 +219,7 @@ class MaskSelector:
             self.experiments.dense(),
             changes,
             None if ranking is None else torch.tensor(ranking, dtype=torch.float64),
-            seconds=scored.result["seconds"] + seconds,
-            peak_memory_mb=scored.result["peak_memory_mb"],
+            cost=Cost.of(scored.result).then(cost),
             alpha=alpha,
         )
 
@@ -236,7 +234,7 @@ class MaskSelector:
         def make(folder: Path) -> dict[str, Any]:
             scores = Scores(self.experiments.subject(self.experiments.dense(), {}), self._score_files())
             passes = scores.cost_of(base)
-            with measured(scores.subject.device, before=passes) as cost:
+            with measured(scores.subject.device, scores.subject.gates, passes) as cost:
                 how: dict[str, Any] = {"seed": seed} if alpha is None else {"seed": seed, "alpha": alpha}
                 mask = scores.mask(base, Budget.parse(budget, self.sizes), minimum_per_layer=self.minimum, **how)
                 ranking = scores.ranking(base, **how).tolist() if SCORERS[base].ranks else None
@@ -251,27 +249,27 @@ class MaskSelector:
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.experiments.subject(dense, {})
-            with measured(subject.device) as cost:
+            with measured(subject.device, subject.gates) as cost:
                 scores = run_own_score(own, subject, seed=seed)
             return cost.as_row() | {"scores": scores.tolist()}
 
         scored = self.experiments.do(f"scoring by {base}", determined_by, make)
         ranking = torch.tensor(scored.result["scores"], dtype=torch.float64)
         mask = self.mask_of(ranking, budget)
-        return Selection(mask, mask, dense, changes, ranking, *_cost(scored))
+        return Selection(mask, mask, dense, changes, ranking, Cost.of(scored.result))
 
     def _score_files(self) -> ScoreFiles:
         return ScoreFiles(self.experiments.cache.path / f"scores-{self.experiments.dense().key}")
 
-    def _best(self, masks: Sequence[Tensor]) -> tuple[int, float]:
-        """Which of several masks has the best post hoc result on the selection split, the first of equals, and the seconds that
-        it took to find; a single one is not tried."""
+    def _best(self, masks: Sequence[Tensor]) -> tuple[int, Cost]:
+        """Which of several masks has the best post hoc result on the selection split, the first of equals, and what it cost to
+        find; a single one is not tried."""
         if len(masks) == 1:
-            return 0, 0.0
+            return 0, NOTHING
         task = self.experiments.pruner.task
         tried = [self.experiments.post_hoc(mask, splits=("select",)).result for mask in masks]
         best = max(range(len(masks)), key=lambda index: task.gain(tried[index][f"select_{task.main_metric}"]))
-        return best, sum(result["seconds"] for result in tried)
+        return best, reduce(Cost.then, map(Cost.of, tried))
 
     # -- modifiers ---------------------------------------------------------------------------------------------
 
@@ -300,7 +298,7 @@ class MaskSelector:
 
         def make(folder: Path) -> dict[str, Any]:
             subject = self.experiments.subject(dense, {})
-            with measured(subject.device) as cost:
+            with measured(subject.device, subject.gates) as cost:
                 values = rescale(subject, selection.mask)
             return cost.as_row() | {"values": values.tolist()}
 
@@ -339,10 +337,4 @@ def _searched(selection: Selection, experiment: Experiment) -> Selection:
 
 def _with_cost(selection: Selection, experiment: Experiment) -> Selection:
     """The selection with the cost of a further experiment."""
-    steps, seconds, peak = _cost(experiment)
-    cost = Cost(selection.seconds, selection.peak_memory_mb).then(Cost(seconds, peak))
-    return replace(selection, steps=selection.steps + steps, seconds=cost.seconds, peak_memory_mb=cost.peak_memory_mb)
-
-
-def _cost(experiment: Experiment) -> tuple[int, float, float | None]:
-    return experiment.result["steps"], experiment.result["seconds"], experiment.result["peak_memory_mb"]
+    return replace(selection, cost=selection.cost.then(Cost.of(experiment.result)))

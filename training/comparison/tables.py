@@ -17,7 +17,6 @@ from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector
 from training.config import BudgetOption
 from training.data.base import TaskData
-from training.data.classification import ClassificationData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
 from training.runs import progress
@@ -25,9 +24,10 @@ from training.runs.checksums import write_checksums
 from training.runs.run_directory import METRICS, RunDirectory
 from training.runs.stored import read_arrays
 from training.runs.tracking import code_version, machine, versions
-from training.stats.bootstrap import bleu_metric, majority_class
+from training.stats.bootstrap import bleu_metric, majority_class, majority_tag
 from training.stats.statistics import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
+from training.tasks import Classification, TokenClassification
 from training.tasks.translation_metrics import signatures
 
 SAMPLES = 20
@@ -44,6 +44,7 @@ class Results:
         rankings: scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
         truth: rows of ``truth.csv``, where the necessary heads are known.
+        carried: rows of ``interchange.csv``, where the facts behind the answers are.
         alphas: weight of HIS, of methods that have it, by budget, method and seed.
         predictions: file with the predictions behind each row, by experiment.
         pruner, data: of the last seed.
@@ -57,6 +58,7 @@ class Results:
     gates: list[pd.DataFrame] = field(default_factory=list)
     prices: list[pd.DataFrame] = field(default_factory=list)
     truth: list[dict[str, Any]] = field(default_factory=list)
+    carried: list[dict[str, Any]] = field(default_factory=list)
     predictions: dict[str, Path] = field(default_factory=dict)
     pruner: HeadPruner | None = None
     data: TaskData | None = None
@@ -124,10 +126,14 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
 
 
 def majority_of(results: Results, predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """By metric, what always answering the most frequent class of the test split would score; empty for other tasks."""
-    if not isinstance(results.data, ClassificationData):
+    """By metric, what always answering the most frequent class or tag of the test split would score; empty for other
+    tasks."""
+    assert results.pruner is not None
+    task = results.pruner.task
+    if not isinstance(task, (Classification, TokenClassification)):
         return {}
-    return majority_class(next(iter(predictions.values()))["test_target"])
+    targets = next(iter(predictions.values()))["test_target"]
+    return majority_class(targets) if isinstance(task, Classification) else majority_tag(targets)
 
 
 @progress.stage("tables and tests")
@@ -188,6 +194,7 @@ def write_tables(
         "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
         "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
         "truth.csv": pd.DataFrame(results.truth) if results.truth else None,
+        "interchange.csv": pd.DataFrame(results.carried) if results.carried else None,
         "samples.tsv": sample_translations(results, predictions),
     }
     for file, held in tables.items():

@@ -18,6 +18,7 @@ from training.runs.run_directory import RunDirectory
 from training.runs.stored import read_table
 from training.runs.tracking import resolved_mode, run_id, start
 from training.stats.numbers import slug
+from training.stats.statistics import COSTS
 from training.stats.verdict import are_dense, is_dense
 
 TABLES = ("comparison", "summary", "statistics", "agreement")
@@ -74,7 +75,7 @@ def summary_of_run(rows: pd.DataFrame, described: Mapping[str, Any], main_metric
     sizes = rows.loc[are_dense(rows["method"]), "heads"]
     kept = {"heads/kept": described["kept"]} | ({"heads/all": int(sizes.iloc[0])} if len(sizes) else {})
     by_site = {f"heads/kept/{site}": count for site, count in described["by_site"].items()}
-    costs = {f"cost/{name}": result[name] for name in ("steps", "seconds", "peak_memory_mb") if result.get(name) is not None}
+    costs = {f"cost/{name}": result[name] for name in COSTS if result.get(name) is not None}
     costs["cost/train_seconds"] = described["train_seconds"]
     return summary | kept | by_site | costs | {"main_metric": main_metric, "method": own}
 
@@ -137,7 +138,7 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
 def summary_of_experiment(row: Mapping[Any, Any]) -> dict[str, Any]:
     """A row of ``comparison.csv`` by flat names: ``test/accuracy``, ``heads``, ``cost/seconds``."""
     splits = {f"{name.replace('_', '/', 1)}": value for name, value in row.items() if name.startswith(("test_", "select_"))}
-    costs = {f"cost/{name}": row[name] for name in ("steps", "seconds", "peak_memory_mb") if name in row}
+    costs = {f"cost/{name}": row[name] for name in COSTS if name in row}
     return splits | costs | {"heads": row["heads"], "budget": row["budget"]}
 
 

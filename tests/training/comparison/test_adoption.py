@@ -78,6 +78,10 @@ def test_a_refit_is_one_too_and_costs_nothing_twice(tmp_path):
     assert found["retrain"][0]["start"] == found["refit"][2].name
     assert found["refit"][1]["tried"] == pruner.refitted["tried"]
     assert found["refit"][1]["seconds"] == pruner.refitted["seconds"] > 0
+    assert found["refit"][1]["forward_examples"] == pruner.refitted["forward_examples"] > 0
+    phase = run.costs["retrain"]
+    for name, whole in (("forward_examples", phase.forward_examples), ("backward_examples", phase.backward_examples)):
+        assert found["refit"][1][name] + found["retrain"][1][name] == pytest.approx(whole, abs=1)
     apart = found["refit"][1]["seconds"] + found["retrain"][1]["seconds"]
     assert apart == pytest.approx(max(run.costs["retrain"].seconds, found["refit"][1]["seconds"]), abs=0.05)
     again = make_pruner(experiments.setup, experiments.data)

@@ -114,17 +114,24 @@ def test_a_stopped_experiment_reports_its_whole_cost(tmp_path):
     content = torch.load(last, weights_only=True)
     assert content["global_step"] == 8 - 2  # the last one whose next loss was seen
     assert CostInCheckpoints.read(last, last.parent.name.removeprefix(".")).seconds > 0
-    content[CostInCheckpoints.KEY] = {"seconds": 1000.0, "peak_memory_mb": 1e6}
+    content[CostInCheckpoints.KEY] = {
+        "seconds": 1000.0,
+        "peak_memory_mb": 1e6,
+        "forward_examples": 5e4,
+        "backward_examples": 4e4,
+    }
     torch.save(content, last)
     result = experiments.dense().result
     assert 1000 < result["seconds"] < 1000 + 300
     assert result["peak_memory_mb"] == 1e6
+    assert result["forward_examples"] - result["backward_examples"] == 1e4
+    assert 0 < result["backward_examples"] - 4e4 < 16 * 32
     assert result["steps"] == 16
 
 
 def test_checkpoints_of_before_have_cost_nothing_yet(tmp_path):
     torch.save({"state_dict": {}, "identity": "ab"}, tmp_path / "last.ckpt")
-    assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab") == Cost()
+    assert CostInCheckpoints.read(tmp_path / "last.ckpt", "ab") == Cost(forward_examples=None, backward_examples=None)
 
 
 def test_each_training_ends_where_its_phase_does_and_is_done_once(experiments, monkeypatch):

@@ -95,7 +95,7 @@ def test_the_price_is_chosen_at_each_budget_on_the_selection_split_and_all_are_p
     assert found.start.key == "price 0.1"
     assert kept(found.mask) == [0, 4]
     assert found.changes["price"] == 0.1
-    assert (found.steps, found.seconds, found.peak_memory_mb) == (48, 111 + 3 * 0.5, 100)
+    assert (found.cost.steps, found.cost.seconds, found.cost.peak_memory_mb) == (48, 111 + 3 * 0.5, 100)
     assert torch.equal(found.ranking.argsort(descending=True)[:2].sort().values, torch.tensor([0, 4]))
     experiments.quality = lambda mask: mask[7]
     assert select(experiments, 4, [0.01, 0.1, 1.0]).start.key == "price 0.01"
@@ -123,7 +123,7 @@ def test_a_given_mask_is_taken_as_it_is_at_its_own_budget(tmp_path):
     found = selector.select(Method(f"mask:{tmp_path / 'mask.json'}"), 4)
     assert (kept(found.mask), kept(found.values)) == ([1, 4], [1, 4])
     assert (found.start.key, found.changes, found.ranking) == ("dense", {"pipelined": False}, None)
-    assert (found.steps, found.seconds) == (0, 0.0)
+    assert (found.cost.steps, found.cost.seconds) == (0, 0.0)
     swapped = selector.select(Method.parse(f"mask:{tmp_path / 'mask.json'}+swap+distil"), 4)
     assert kept(swapped.mask) == [2, 5]
     assert experiments.searched == [("swap", [1, 4], None, "dense")]
@@ -134,7 +134,7 @@ def test_one_price_is_not_tried(prices):
     experiments = GivenExperiments(lambda mask: pytest.fail("tried"))
     found = select(experiments, 4, prices)
     assert kept(found.mask) == [4, 5, 6, 7]
-    assert (found.steps, found.seconds) == (16, 1.0)
+    assert (found.cost.steps, found.cost.seconds) == (16, 1.0)
 
 
 def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
@@ -160,7 +160,11 @@ def test_draws_are_around_log_alpha_where_it_is_a_logit_and_else_around_ranks(me
     torch.testing.assert_close(scores, torch.tensor(LOG_ALPHA) if logits else spread_ranks(plain.ranking))
     assert torch.equal(found.mask, plain.mask.roll(1))
     assert found.ranking is None
-    assert (found.steps, found.seconds, found.peak_memory_mb) == (plain.steps, plain.seconds + 5.0, 500.0)
+    assert (found.cost.steps, found.cost.seconds, found.cost.peak_memory_mb) == (
+        plain.cost.steps,
+        plain.cost.seconds + 5.0,
+        500.0,
+    )
 
 
 def test_swaps_start_from_the_best_draw():
@@ -212,7 +216,7 @@ def test_weights_are_refitted_to_the_final_mask(post_hoc):
     assert (found.refit.key, plain.refit) == ("refitted", None)
     assert torch.equal(found.mask, plain.mask)
     assert found.start.key == plain.start.key
-    assert found.seconds == plain.seconds + 7
+    assert found.cost.seconds == plain.cost.seconds + 7
 
 
 OF_OBS = [4, 5, 6, 7]
@@ -229,7 +233,7 @@ def test_of_several_times_of_learning_the_mask_of_lowest_loss_is_taken_and_all_a
     assert found.ranking is None
     assert experiments.learned[-2:] == [(0, 0.0, None), (1, 1.0, "obs")]
     assert experiments.searched == [("judge", 3, 6, None)]
-    assert (found.steps, found.seconds, found.peak_memory_mb) == (32, 1.0 + 1.0 + 3.0 + 11.0, 50.0)
+    assert (found.cost.steps, found.cost.seconds, found.cost.peak_memory_mb) == (32, 1.0 + 1.0 + 3.0 + 11.0, 50.0)
 
 
 def test_masks_are_judged_behind_refits_where_they_are_used_behind_one():

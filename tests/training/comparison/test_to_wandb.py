@@ -1,6 +1,7 @@
 """What W&B gets of results, read back from its own offline files."""
 
 import json
+import time
 
 import pandas as pd
 import pytest
@@ -14,11 +15,20 @@ from training.config import WandbOptions
 from training.runs.run_directory import RunDirectory
 
 
+def written(file):
+    """The records of an offline run, once W&B's own process has written the last one."""
+    for _ in range(600):
+        records = [wandb_internal_pb2.Record.FromString(data) for data in wandb_records(file.read_bytes())]
+        if {"run", "exit"} <= {record.WhichOneof("record_type") for record in records}:
+            return records
+        time.sleep(0.1)
+    pytest.fail(f"{file.name} has no end")
+
+
 def read_back(file):
     """Run, summary, logged keys and types of artifacts of an offline run."""
     run, summary, keys, artifacts = None, {}, set(), set()
-    for data in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(data)
+    for record in written(file):
         kind = record.WhichOneof("record_type")
         if kind == "run":
             run = record.run

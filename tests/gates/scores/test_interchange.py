@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.hooks.replacement import given_replacement
+from gates.scores.interchange import effects, interchange
+from tests.models import FAMILIES, build, inputs, logits
+
+NAMES = ["bert", "llama", "marian"]
+
+
+def batches(name):
+    return inputs(name, padding=False), inputs(name, padding=False, seed=7)
+
+
+def head_outputs(model, name, batch):
+    """What each output projection reads, by its path."""
+    seen, handles = {}, []
+    for path in FAMILIES[name].output_paths:
+        hook = lambda module, args, path=path: seen.update({path: args[0].clone()})  # noqa: E731
+        handles.append(model.get_submodule(path).register_forward_pre_hook(hook))
+    found = logits(model, batch)
+    for handle in handles:
+        handle.remove()
+    return seen, found
+
+
+def exchanged_by_hand(model, name, batch, outputs, gate):
+    """The logits on a batch, with one head's part of one projection's input from another."""
+    path, head = FAMILIES[name].output_paths[gate // 4], gate % 4
+
+    def hook(module, args):
+        heads = args[0].clone()
+        heads[..., 8 * head : 8 * head + 8] = outputs[path][..., 8 * head : 8 * head + 8]
+        return (heads,)
+
+    handle = model.get_submodule(path).register_forward_pre_hook(hook)
+    found = logits(model, batch)
+    handle.remove()
+    return found
+
+
+def margin_of(values):
+    return values.flatten(1)[:, 0] - values.flatten(1)[:, -1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_head_is_exchanged_alone(name):
+    model, (batch, other) = build(name).eval(), batches(name)
+    gates = HeadGates(model)
+    outputs, of_other = head_outputs(model, name, other)
+    own = margin_of(logits(model, batch))
+    found = interchange(gates, batch, other, lambda one: margin_of(logits(model, one)))
+    for gate in range(gates.size):
+        expected = own - margin_of(exchanged_by_hand(model, name, batch, outputs, gate))
+        torch.testing.assert_close(found.moved[:, gate], expected.detach().double(), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.apart, (own - margin_of(of_other)).detach().double())
+    assert found.moved.abs().sum() > 0
+    assert not gates.is_attached
+
+
+def test_gates_and_model_are_as_they_were():
+    model, (batch, other) = build("bert").train(), batches("bert")
+    gates = HeadGates(model).attach()
+    gates.set_mask_((torch.arange(gates.size) % 2).float())
+    mask = gates.mask.clone()
+    interchange(gates, batch, other, lambda one: margin_of(logits(model, one)))
+    assert model.training
+    assert gates.is_attached
+    assert gates.mode == "masked"
+    assert torch.equal(gates.mask, mask)
+
+
+def test_a_batch_exchanged_with_itself_moves_nothing():
+    model, (batch, _) = build("bert").eval(), batches("bert")
+    found = interchange(HeadGates(model), batch, batch, lambda one: margin_of(logits(model, one)))
+    assert float(found.moved.abs().max()) == 0
+    with pytest.raises(GateError, match="lie 0 apart; expected more than 0"):
+        effects(found.moved.sum(0), found.apart.sum())
+
+
+def test_effects_are_a_ratio_of_sums():
+    moved = torch.tensor([[1.0, 0.0], [2.0, 3.0]], dtype=torch.float64)
+    assert effects(moved.sum(0), torch.tensor(6.0)).tolist() == [0.5, 0.5]
+
+
+def test_outputs_of_another_shape_are_refused():
+    model, (batch, _) = build("bert").eval(), batches("bert")
+    gates, shorter = HeadGates(model), inputs("bert", padding=False, length=5)
+    with pytest.raises(GateError, match=r"have the shape \[3, 7, 32\], and what is to replace them \[3, 5, 32\]"):
+        interchange(gates, batch, shorter, lambda one: margin_of(logits(model, one)))
+    with pytest.raises(GateError, match="not attached"), given_replacement(gates, []):
+        pass
+    assert not gates.is_attached

@@ -1,0 +1,87 @@
+"""The graph of a comparison's tasks: each behind what it needs, and together they leave nothing to do."""
+
+import random
+
+import pytest
+import pytorch_lightning as pl
+
+from tests.training.runs import make_setup
+from training.comparison.cache import ExperimentCache
+from training.comparison.each_seed import Comparison
+from training.comparison.methods import parse_methods
+from training.comparison.plan import run_seed, uses_of
+from training.comparison.tables import Results
+from training.comparison.tasks import do, tasks_of
+from training.config.stages import STAGES
+from training.runs import progress
+
+NAMES = [
+    "learned", "learned+swap", "learned+distil", "learned+refit", "lambda", "dsp", "learned-once", "his", "his+rescale", "hies",
+    "leave-one-out", "random", "dense+distil",
+]  # fmt: skip
+
+
+def comparison(folder, names, *, budgets=(3, 2), stages=("post hoc", "retrained"), seeds=(0,), **settings):
+    return Comparison(
+        setup=make_setup(**settings),
+        methods=parse_methods(names),
+        budgets=list(budgets),
+        seeds=list(seeds),
+        stages=list(stages),
+        experiments=folder / "experiments",
+        searches={"distil": {"distil": 0.5}},
+    )
+
+
+def test_every_task_stands_behind_those_it_needs(tmp_path):
+    tasks = tasks_of(comparison(tmp_path, NAMES, stages=STAGES).plan, seeds=[5, 7])
+    for place, task in enumerate(tasks):
+        assert all(need < place and tasks[need].seed == task.seed for need in task.needs)
+    assert [task.seed for task in tasks if not task.needs] == [5, 7]  # the dense models
+    assert len({task.name for task in tasks}) == len(tasks)
+
+
+def test_every_row_of_the_tables_is_a_task(tmp_path):
+    asked = comparison(tmp_path, ["learned", "his+swap", "dense+distil", "learned+refit"], stages=STAGES)
+    rows = [(planned.method, planned.budget, stage) for planned in asked.plan for stage in planned.stages]
+    of_tasks = [(task.method, task.budget, task.stage) for task in tasks_of(asked.plan, [0]) if task.stage is not None]
+    assert of_tasks == rows
+
+
+def test_what_methods_share_is_made_before_they_need_it(tmp_path):
+    """Gates that are learned for each budget by both relatives of a method, scores for all budgets, but nothing that nobody
+    asked for: what +distil learns is learned with distillation alone."""
+    tasks = tasks_of(comparison(tmp_path, ["learned+swap", "learned+refit", "his", "learned+distil"]).plan, [0])
+
+    def of(name, budget):
+        return [
+            place for place, task in enumerate(tasks) if (task.method.name, task.budget, task.stage) == (name, budget, None)
+        ]
+
+    for budget in (3, 2):
+        (learned,), (swap,), (refit,), (distil,) = (of(f"learned{more}", budget) for more in ("", "+swap", "+refit", "+distil"))
+        assert tasks[swap].needs == tasks[refit].needs == (learned,)
+        assert tasks[distil].needs == tasks[learned].needs == (0,)
+    assert [tasks[place].needs for place in of("his", 2)] == [(of("his", 3)[0],)]  # which scores for both
+
+
+def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch):
+    """In any order that their needs allow, each on an opened comparison of its own, as in a process of its own."""
+    names = ["learned+swap", "lambda", "his+rescale", "hies", "learned+refit"]
+    asked = comparison(tmp_path, names, budgets=(3,), stages=["post hoc", "retrained"], finetune=0.5, prune=0.5, retrain=0.5)
+    waiting, done = list(enumerate(tasks_of(asked.plan, asked.seeds))), set()
+    chance = random.Random(0)
+    workers = [asked.of_seed(0), asked.of_seed(0)]
+    while waiting:
+        ready = [item for item in waiting if set(item[1].needs) <= done]
+        place, task = chance.choice(ready)
+        do(task, *chance.choice(workers))
+        waiting.remove((place, task))
+        done.add(place)
+
+    monkeypatch.setattr(pl.Trainer, "fit", lambda *args, **more: pytest.fail("something is trained"))
+    monkeypatch.setattr(ExperimentCache, "_make", lambda self, determined_by, make: pytest.fail(f"{determined_by} is made"))
+    with progress.stage("comparison") as shown:
+        rows = list(run_seed(*asked.of_seed(0), asked.plan, Results(), shown))
+    assert len(rows) == 2 * (1 + len(names))
+    assert uses_of(asked.plan) == (False, True)

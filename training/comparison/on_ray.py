@@ -1,0 +1,182 @@
+"""The experiments of a comparison on a cluster of Ray. Tasks leave them in the folder of experiments, which all machines share;
+the comparison then finds every one finished, so its tables are those of one process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gates.errors import GateError, first_line
+from training.comparison.each_seed import Comparison
+from training.comparison.experiments import Experiments
+from training.comparison.selection import MaskSelector
+from training.comparison.tasks import Task, do, tasks_of
+from training.config import LauncherOptions
+from training.runs import progress
+from training.runs.own_code import folders_fingerprint, import_from_here
+from training.runs.ray_cluster import gpus_per_task
+from training.runs.tracking import versions
+from training.setup import quiet_libraries
+
+TRIES = 3
+"""How often a task whose worker is lost is done again."""
+LOOK = 1.0
+"""Seconds after which Ctrl+C is noticed."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every worker needs to know.
+
+    Args:
+        comparison: pickled, since the user's own data can be imported only from the directory of the command.
+        directory: of the command; paths count from there.
+        mark: a file that lies in the folder of experiments for as long as the command runs.
+        software: versions and code that results depend on, by name.
+        threads: of each task.
+        on_gpu: whether tasks get a share of a GPU.
+    """
+
+    comparison: bytes
+    directory: Path
+    mark: Path
+    software: Mapping[str, str]
+    threads: int
+    on_gpu: bool
+
+
+def do_on_ray(comparison: Comparison, options: LauncherOptions) -> None:
+    """All experiments of a comparison, several at a time, on the cluster that this process is connected to. What a lost worker
+    had under way is done again by another one, from the last checkpoint on.
+
+    Raises:
+        GateError: if an experiment fails in a way that the user can mend, or its workers are lost again and again.
+    """
+    import ray
+
+    gpus = gpus_per_task(options, comparison.setup.trainer.accelerator)
+    torch.set_num_threads(options.ray_cpus_per_task)  # what is said of this machine holds for the tasks too
+    tasks = tasks_of(comparison.plan, comparison.seeds)
+    remote = ray.remote(work).options(num_cpus=options.ray_cpus_per_task, num_gpus=gpus, max_retries=TRIES)
+    with marked(comparison.experiments) as mark, progress.stage("experiments on Ray", len(tasks)) as shown:
+        terms = Terms(
+            comparison=pickle.dumps(comparison),
+            directory=Path.cwd(),
+            mark=mark,
+            software=software(),
+            threads=options.ray_cpus_per_task,
+            on_gpu=gpus > 0,
+        )
+        told, promised = ray.put(terms), list[Any]()
+        for task in tasks:
+            promised.append(remote.remote(told, task, *(promised[place] for place in task.needs)))
+        under_way = dict(zip(promised, tasks, strict=True))
+        while under_way:
+            for done in ray.wait(list(under_way), timeout=LOOK)[0]:
+                check_done(done, under_way.pop(done))
+                shown.advance()
+
+
+def check_done(promised: Any, task: Task) -> None:
+    """Raises whatever ended a task: :class:`GateError` for what its user can mend, the error itself for anything else."""
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        complaint = ray.get(promised)
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayError as error:
+        raise GateError(
+            f"the worker of an experiment ({task.name}) was lost {TRIES + 1} times: {first_line(error).rstrip('.')}; start the "
+            "same command again, which goes on where it was"
+        ) from error
+    if complaint is not None:
+        raise GateError(complaint)
+
+
+def work(terms: Terms, task: Task, *before: str | None) -> str | None:
+    """A task, in a worker.
+
+    Args:
+        terms: of all tasks.
+        task: to do.
+        before: what the tasks that it needs complained of.
+
+    Returns:
+        A complaint for the user in one sentence; None if all went well.
+    """
+    complaint = next(filter(None, before), None)
+    if complaint is not None:
+        return complaint
+    try:
+        take_place(terms)
+        do(task, *opened(terms.comparison, task.seed))
+    except GateError as error:
+        return str(error)
+    return None
+
+
+def take_place(terms: Terms) -> None:
+    """Work from now on where the command does, and as it does.
+
+    Raises:
+        GateError: if this machine has not the command's directory, its experiments or its software.
+    """
+    here = f"the machine {platform.node()} of the cluster"
+    if not terms.directory.is_dir():
+        raise GateError(
+            f"{here} has no directory {str(terms.directory)!r}; start the command in one that all its machines share"
+        )
+    os.chdir(terms.directory)
+    if not terms.mark.is_file():
+        raise GateError(
+            f"the experiments in {str(terms.mark.parent)!r} are not those that {here} has there; give --experiments a "
+            "directory that all machines share"
+        )
+    for name, version in software().items():
+        if version != terms.software.get(name):
+            raise GateError(
+                f"{here} has {name} {version}, but this one {terms.software.get(name)}, so results could differ; install the "
+                "same on both"
+            )
+    import_from_here()
+    torch.set_num_threads(terms.threads)
+    if not terms.on_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # which belong to others
+    quiet_libraries()
+
+
+@lru_cache(maxsize=1)
+def opened(comparison: bytes, seed: int) -> tuple[Experiments, MaskSelector]:
+    """The data and the model of a seed, which the next task of a worker mostly needs again."""
+    found: Comparison = pickle.loads(comparison)
+    return found.of_seed(seed)
+
+
+def software() -> dict[str, str]:
+    """What results depend on: packages by their versions, and the code of this project."""
+    folders = [Path(__file__).parents[2] / name for name in ("gates", "training")]
+    return {**versions(), "code of head-gates": folders_fingerprint(*folders)}
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[Path]:
+    """A file in the folder by which other machines can tell that it is this very one, for the length of a ``with`` block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / f".shared-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
