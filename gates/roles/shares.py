@@ -74,6 +74,10 @@ class Shares:
         chosen = list(columns)
         return Shares(**{name: values[..., chosen] for name, values in vars(self).items()})
 
+    def of_heads(self, heads: Tensor) -> Shares:
+        """Some of the heads, by their places."""
+        return Shares(**{name: values.index_select(-2, heads) for name, values in vars(self).items()})
+
     def against_column(self, column: int, other: int) -> Shares:
         """The same with the heads' own share in another column as the baseline of a column, where that is larger."""
         larger = self.value[:, other] > self.baseline[:, column].nan_to_num(-1.0)

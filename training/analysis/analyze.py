@@ -1,7 +1,7 @@
 """``python -m training analyze RUN --experiments LIST --run_dir DIR``: what the heads of a trained model do.
 
 Reads a finished run's directory and its data; the model is the dense one, at the end of fine-tuning. Roles are also found in a
-plain folder with a model, and survival needs no more than the masks and the roles.
+plain folder with a model, and the experiments about known roles need no more than the tables of a run or comparison.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from rich.markup import escape
+from torch import Tensor
 
 from gates.errors import GateError
 from training.analysis.causal import causal_classes
+from training.analysis.changes import changes_of_roles
+from training.analysis.closing import closing_of_roles
+from training.analysis.disagreement import disagreement
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.model import DenseModel, Finding, load_dense, setup_of
+from training.analysis.known_roles import known_roles
+from training.analysis.model import DenseModel, Finding, load_dense, load_pruned, setup_of
 from training.analysis.observed import is_model_folder, observe_folder, observe_run
 from training.analysis.relevance import relevance_of_heads
 from training.analysis.role_texts import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.analysis.survival import survival_of_roles
+from training.analysis.to_wandb import send_pictures, tracking_of
 from training.analysis.training import through_training
 from training.cli.configurations import split_options
 from training.cli.ending import stdout
@@ -44,7 +50,16 @@ EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense mode
     "relevance": relevance_of_heads,
     "through-training": through_training,
 }
-DOMAINS, ROLES, SURVIVAL = "domains", "roles", "survival"
+DOMAINS, ROLES, CHANGES, KNOWN = "domains", "roles", "changes", "known-roles"
+FROM_TABLES: dict[str, Callable[[str, str], Finding]] = {  # of a run's or comparison's directory and roles.csv
+    "survival": survival_of_roles,
+    "disagreement": disagreement,
+    "closing": closing_of_roles,
+}
+KNOW_ROLES = (*FROM_TABLES, CHANGES)
+"""Experiments that read ``roles.csv``."""
+NO_MODEL = (*KNOW_ROLES, KNOWN)
+"""Experiments that load no model of a run."""
 ON_ANY_TASK = ("causal", "relevance", ROLES)
 OF_ROLES = ("conllu", "relations", "text", "coref", "sentences")
 """Options that nothing else uses."""
@@ -55,7 +70,11 @@ TITLES = {
     "causal": "Facilitating, irrelevant and interfering heads",
     "relevance": "Relevance of heads",
     ROLES: "Roles of heads",
-    SURVIVAL: "Which roles survive",
+    "survival": "Which roles survive",
+    "disagreement": "Importance against entropy",
+    "closing": "In which order heads close",
+    CHANGES: "Which heads keep their roles",
+    KNOWN: "Roles where the truth is known",
     DOMAINS: "The same heads on other data",
     "through-training": "Through training",
 }
@@ -118,11 +137,23 @@ def _check(options: Any, chosen: Sequence[str], other: Sequence[str]) -> None:
     for name in OF_ROLES:
         if ROLES not in chosen and getattr(options, name) is not None:
             raise GateError(f"--{name} is given and nothing uses it; add the experiment roles")
-    if SURVIVAL not in chosen and options.roles is not None:
-        raise GateError("--roles is given and nothing uses it; add the experiment survival")
+    if options.roles is not None and not any(name in KNOW_ROLES for name in chosen):
+        raise GateError(f"--roles is given and nothing uses it; add one of the experiments {', '.join(KNOW_ROLES)}")
+    if (CHANGES in chosen) != (options.before is not None):
+        raise GateError(
+            "the experiment changes needs the roles of the model before; give them with --before FILE"
+            if CHANGES in chosen
+            else "--before is given and nothing uses it; add the experiment changes"
+        )
+    if options.weights != "dense" and [name for name in chosen if name not in NO_MODEL] != [ROLES]:
+        raise GateError(
+            f"--weights {options.weights} is for the experiment roles alone; leave it away, or analyze roles by itself"
+        )
+    if options.weights != "dense" and is_model_folder(options.run):
+        raise GateError(f"--weights {options.weights} needs a run, and {options.run!r} is a folder with a model; leave it away")
     if options.sentences is not None and options.sentences < 1:
         raise GateError(f"--sentences is {options.sentences}; expected 1 or more")
-    if is_model_folder(options.run) and (others := [name for name in chosen if name != ROLES]):
+    if is_model_folder(options.run) and (others := [name for name in chosen if name not in (ROLES, CHANGES)]):
         raise GateError(
             f"{options.run!r} is a folder with a model and no run, so there is nothing to do {others[0]} with; give a run, or "
             "--experiments roles"
@@ -135,40 +166,58 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
     out = OutputDirectory.claim(Path(options.run_dir), options.run)
     dense: DenseModel | None = None
     elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
-    if any(name != SURVIVAL for name in chosen) and not is_model_folder(options.run):
-        dense = load_dense(options.run, overrides)
+    mask: Tensor | None = None
+    if any(name not in NO_MODEL for name in chosen) and not is_model_folder(options.run):
+        if options.weights == "pruned":
+            dense, mask = load_pruned(options.run, overrides)
+        else:
+            dense = load_dense(options.run, overrides)
+    tracking = tracking_of(Path(options.run))
+    pictures: dict[str, Path] = {}
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console = stdout()
-    for name, experiment in _experiments(options, dense, chosen, elsewhere).items():
+    for name, experiment in _experiments(options, dense, mask, chosen, elsewhere).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         with progress.stage(TITLES[name]):
             finding = experiment()
         out.write(name, finding, about)
+        pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in finding.figures}
         for sentence in finding.sentences:
             console.print(escape(sentence), soft_wrap=True)
+    if tracking is not None and pictures:
+        send_pictures(tracking, Path(options.run), pictures)
     console.print(f"written: {escape(str(out.path))}", soft_wrap=True)
 
 
 def _experiments(
-    options: Any, dense: DenseModel | None, chosen: Sequence[str], elsewhere: Setup | None
+    options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
 ) -> dict[str, Callable[[], Finding]]:
     """What is to be done, by name; files are read here, so that what is wrong with them shows before the long part.
 
     Args:
         options: of the command.
-        dense: model of the run; None for a folder with a model, and where nothing needs one.
+        dense: model of the run, with its dense weights or those of its end; None for a folder with a model, and where nothing
+            needs one.
+        mask: of the gates, with the weights of the end.
         chosen: experiments.
         elsewhere: the run with other data; None without the experiment that needs them.
     """
     found: dict[str, Callable[[], Finding]] = {}
     for name in chosen:
-        if name == SURVIVAL:
-            found[name] = partial(survival_of_roles, options.run, options.roles or str(Path(options.run_dir) / "roles.csv"))
+        roles = options.roles or str(Path(options.run_dir) / "roles.csv")
+        if name in FROM_TABLES:
+            found[name] = partial(FROM_TABLES[name], options.run, roles)
+            continue
+        if name == KNOWN:
+            found[name] = partial(known_roles, options.run)
+            continue
+        if name == CHANGES:
+            found[name] = partial(changes_of_roles, options.before, roles)
             continue
         if name == ROLES:
             relations = tuple(part.strip() for part in (options.relations or "").split(",") if part.strip())
             files = RoleFiles(options.conllu, options.text, options.coref, relations, options.sentences)
-            observed = observe_folder(options.run) if dense is None else observe_run(dense)
+            observed = observe_folder(options.run) if dense is None else observe_run(dense, mask)
             found[name] = partial(roles_of_heads, observed, read_texts(files, observed))
             continue
         assert dense is not None

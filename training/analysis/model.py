@@ -148,10 +148,28 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
     Raises:
         GateError: if there is no such run, it has not ended, or its data cannot be read.
     """
+    return _load(path, overrides, "dense")[0]
+
+
+def load_pruned(path: str, overrides: Sequence[str] = ()) -> tuple[DenseModel, Tensor]:
+    """The same with the weights of the end of the run, and the mask ``[gates]`` that it trained them with.
+
+    Raises:
+        GateError: as above, or if the run has no mask.
+    """
+    found, state = _load(path, overrides, "final")
+    mask = state.get("gates.mask")
+    if mask is None or mask.shape != (found.gates.size,) or not 0 < int((mask > 0).sum()) < found.gates.size:
+        raise GateError(f"the run in {path!r} pruned no head, so that it has no pruned weights; use --weights dense")
+    return found, (mask > 0).to(found.device, torch.float32)
+
+
+def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, dict[str, Tensor]]:
+    """A run's model with the weights of one of its checkpoints, and all that the checkpoint holds."""
     run = RunDirectory.finished(path)
     setup = setup_of(run, overrides)
-    checkpoint = read_checkpoint(run.checkpoint("dense"))
-    check_identity(checkpoint, run.checkpoint("dense"), noted_identity(run), f"the run in {path!r}")
+    checkpoint = read_checkpoint(run.checkpoint(name))
+    check_identity(checkpoint, run.checkpoint(name), noted_identity(run), f"the run in {path!r}")
     data = open_data(setup)
     pruner = make_pruner(setup, data)
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
@@ -159,10 +177,10 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
         pruner.backbone.load_state_dict(state)  # alone: all gates are open here
     except RuntimeError as error:
         raise GateError(
-            f"dense.ckpt in {path!r} is not of the model in its config.yaml; give the run that wrote both"
+            f"{name}.ckpt in {path!r} is not of the model in its config.yaml; give the run that wrote both"
         ) from error
     device = make_trainer(setup, **ONE_DEVICE).strategy.root_device
-    return DenseModel(run, setup, pruner.to(device).eval(), data, device)
+    return DenseModel(run, setup, pruner.to(device).eval(), data, device), checkpoint["state_dict"]
 
 
 def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "what follows --") -> Setup:

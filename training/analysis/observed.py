@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
@@ -34,6 +35,7 @@ class ObservedModel:
         device: to compute on.
         gates: on the model; None for a folder's.
         data: of the run; None for a folder's.
+        mask: of the gates in force, ``[gates]``; None for all open.
     """
 
     backbone: PreTrainedModel
@@ -42,6 +44,20 @@ class ObservedModel:
     device: torch.device
     gates: HeadGates | None = None
     data: TaskData | None = None
+    mask: Tensor | None = None
+
+    @property
+    def kept(self) -> Tensor:
+        """Places of the heads that are not pruned, in the order of all heads."""
+        if self.gates is None or self.mask is None:
+            return torch.arange(sum(site.heads for site in self.sites), device=self.device)
+        return self.gates.to_heads(self.mask).nonzero().flatten()
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """The number of its site, and its number there, of every head that is not pruned."""
+        places = [(number, head) for number, site in enumerate(self.sites) for head in range(site.heads)]
+        return [places[place] for place in self.kept.tolist()]
 
     @property
     def limit(self) -> int | None:
@@ -56,12 +72,12 @@ class ObservedModel:
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """No gradients, and every gate open."""
+        """No gradients, and every gate open, but for those that are pruned."""
         with torch.no_grad():
             if self.gates is None:
                 yield
                 return
-            with self.gates.use(torch.ones(self.gates.size, device=self.device)):
+            with self.gates.use(torch.ones(self.gates.size, device=self.device) if self.mask is None else self.mask):
                 yield
 
 
@@ -71,11 +87,12 @@ def is_model_folder(path: str) -> bool:
     return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
 
 
-def observe_run(dense: DenseModel) -> ObservedModel:
-    """The dense model of a run."""
-    assert dense.data.tokenizer is not None
+def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
+    """The dense model of a run, or that at its end under its mask ``[gates]``."""
+    if dense.data.tokenizer is None:
+        raise GateError("the experiment roles is of words, and these data have no tokenizer; choose among causal and relevance")
     backbone, gates = dense.pruner.backbone, dense.gates
-    return ObservedModel(backbone, gates.sites, dense.data.tokenizer, dense.device, gates, dense.data)
+    return ObservedModel(backbone, gates.sites, dense.data.tokenizer, dense.device, gates, dense.data, mask)
 
 
 def observe_folder(path: str) -> ObservedModel:

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from gates.sites import KINDS, AttentionSite
-from training.plotting import COLOURS, MARKERS, styled
+from training.plotting import COLOURS, MAP, MARKERS, styled
 
 
 @styled
@@ -150,4 +150,23 @@ def quality_through_training(table: pd.DataFrame, *, metric: str) -> Figure:
     axes.set(xlabel="heads pruned (%)", ylabel=f"test {metric}, % of the same epoch's with all heads", title="Pruned by HIS")
     axes.legend(fontsize=8)
     axes.grid()
+    return figure
+
+
+@styled
+def attention_map(weights: Any, queries: Sequence[str], keys: Sequence[str], title: str) -> Figure:
+    """One head's attention in one sentence.
+
+    Args:
+        weights: ``[query, key]``.
+        queries, keys: tokens.
+        title: of the picture.
+    """
+    side = 1.6 + 0.22 * max(len(keys), len(queries))
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(np.asarray(weights), cmap=MAP, vmin=0, vmax=1)
+    axes.set_xticks(range(len(keys)), keys, rotation=90)
+    axes.set_yticks(range(len(queries)), queries)
+    axes.set(title=title, xlabel="attended to", ylabel="attending")
     return figure

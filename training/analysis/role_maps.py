@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gates.roles.observe import observe_weights
 from gates.roles.roles import Role
-from gates.sites import KINDS, AttentionSite
+from gates.sites import KINDS
 from training.analysis.observed import ObservedModel
-from training.analysis.role_plots import attention_map
+from training.analysis.plots import attention_map
 from training.analysis.role_texts import RoleTexts, padded
 from training.tasks.encoding import shifted_right
 
@@ -64,10 +64,9 @@ def _names(observed: ObservedModel, ids: Tensor) -> list[str]:
     return [str(token) for token in observed.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
 
 
-def strongest_maps(sites: Sequence[AttentionSite], shown: Shown, roles: Sequence[Role]) -> dict[str, Figure]:
+def strongest_maps(observed: ObservedModel, shown: Shown, roles: Sequence[Role]) -> dict[str, Figure]:
     """The strongest head of every role that some head has, in one sentence, by file name."""
-    places = [(site, head) for site, one in enumerate(sites) for head in range(one.heads)]
-    figures = {}
+    places, sites, figures = observed.heads, observed.sites, {}
     for role in roles:
         if not bool(role.holds.any()):
             continue

@@ -15,13 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from gates.sites import AttentionSite
 from training.analysis.role_maps import Shown
 from training.report.page import POLICY
 
 
 def role_page(
-    table: pd.DataFrame, figure: Figure, sentences: Sequence[str], shown: Sequence[Shown], sites: Sequence[AttentionSite]
+    table: pd.DataFrame, figure: Figure, sentences: Sequence[str], shown: Sequence[Shown], places: Sequence[tuple[int, int]]
 ) -> str:
     """The page; it loads nothing, and no script but its own runs.
 
@@ -30,7 +29,7 @@ def role_page(
         figure: the map of roles.
         sentences: what was found.
         shown: sentences with their attention.
-        sites: attention modules of the model.
+        places: of every head the number of its site, and its number there.
     """
     environment = Environment(loader=PackageLoader("training.analysis", "template"), autoescape=True, undefined=StrictUndefined)
     assets = resources.files("training.analysis") / "template"
@@ -45,13 +44,12 @@ def role_page(
         script=Markup(script),
         picture=base64.b64encode(picture.getvalue()).decode(),
         sentences=sentences,
-        attention=json.dumps(_attention(table, shown, sites), separators=(",", ":")),
+        attention=json.dumps(_attention(table, shown, places), separators=(",", ":")),
     )
 
 
-def _attention(table: pd.DataFrame, shown: Sequence[Shown], sites: Sequence[AttentionSite]) -> dict[str, Any]:
+def _attention(table: pd.DataFrame, shown: Sequence[Shown], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Weights in whole percent, with names of heads, roles and tokens."""
-    places = [(number, head) for number, site in enumerate(sites) for head in range(site.heads)]
     rows = list(zip(table["site"], table["head"], table["kind"], table["roles"], places, strict=True))
     specialised = table["specialised"].to_numpy()
     return {

@@ -28,7 +28,7 @@ from gates.roles.roles import (
     Role,
     assign,
 )
-from gates.roles.shares import Shares
+from gates.roles.shares import SentenceShares, Shares
 from gates.roles.sinks import CONFIDENCE, SinkShares
 from gates.roles.syntactic import SyntacticShares
 from gates.roles.view import View
@@ -44,7 +44,7 @@ class Measured:
     """What came of all passes.
 
     Args:
-        roles: of every head.
+        roles: of every head that is not pruned.
         syntactic: shares of all relations and directions.
         columns: their names.
         offsets: names of the fixed offsets they are compared with.
@@ -212,17 +212,21 @@ class RolePasses:
             "decoder": View(sentences, text, ids >= 0, text, causal=True),
         }
 
+    def _shares(self, metric: SentenceShares) -> Shares:
+        """Of the heads that are not pruned."""
+        return metric.compute().of_heads(self.observed.kept)
+
     def _measured(self) -> Measured:
-        positional, sinks, rare = self.positional.compute(), self.sinks.compute(), self.rare.compute()
-        syntactic = self.syntactic.compute()
-        coreference = self.coreference.compute() if self.texts.pronouns is not None else None
+        positional, sinks, rare = (self._shares(metric) for metric in (self.positional, self.sinks, self.rare))
+        syntactic = self._shares(self.syntactic)
+        coreference = self._shares(self.coreference) if self.texts.pronouns is not None else None
         roles = [assign(POSITIONAL, positional, self.positional.names)]
         roles += [assign(SYNTACTIC, syntactic, self.syntactic.names), assign(RARE, rare, self.rare.names)]
         if coreference is not None:
             compared = coreference.against_column(0, 1).of(0, 2)
             roles.append(assign(COREFERENCE, compared, [self.coreference.names[0], self.coreference.names[2]]))
         if self.has_decoder:
-            copies = self.copies.compute()
+            copies = self._shares(self.copies)
             roles += [assign(rule, copies.of(column), [rule.name]) for column, rule in enumerate((INDUCTION, DUPLICATE))]
         for column, rule in enumerate((SEPARATOR, FIRST_TOKEN, BROAD)):
             roles.append(assign(rule, sinks.of(column), [rule.name]))

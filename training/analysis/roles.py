@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,14 +9,13 @@ import pandas as pd
 from scipy import stats
 
 from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
-from gates.sites import AttentionSite
 from training.analysis.model import Finding
 from training.analysis.observed import ObservedModel
 from training.analysis.role_maps import shown_sentences, strongest_maps
 from training.analysis.role_page import role_page
 from training.analysis.role_passes import Measured, RolePasses
-from training.analysis.role_plots import role_map
 from training.analysis.role_texts import RoleTexts
+from training.report.role_plots import role_map
 from training.stats.numbers import counted, listed
 from training.stats.significance import Interval, interval
 
@@ -31,9 +29,15 @@ NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": 
 def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     """Every head's roles, with tables, pictures and what follows in words."""
     measured = RolePasses(observed, texts).run()
-    table, relations = role_table(observed.sites, measured), best_heads(observed.sites, measured)
+    table, relations = role_table(observed, measured), best_heads(observed, measured)
     layers = by_layer(table)
-    sentences = [*_told(table, measured), *_claims(table), *_of_texts(texts, measured), *_best_told(relations)]
+    sentences = [
+        *_left_out(observed),
+        *_told(table, measured),
+        *_claims(table),
+        *_of_texts(texts, measured),
+        *_best_told(relations),
+    ]
     numbers = {
         "heads": len(table),
         "specialised": int(table["specialised"].sum()),
@@ -42,23 +46,24 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     }
     figures = {"roles": role_map(table, [role.rule.name for role in measured.roles])}
     shown = shown_sentences(observed, texts)
-    figures |= strongest_maps(observed.sites, shown[0], measured.roles)
-    page = role_page(table, figures["roles"], sentences, shown, observed.sites)
+    figures |= strongest_maps(observed, shown[0], measured.roles)
+    page = role_page(table, figures["roles"], sentences, shown, observed.heads)
     tables = {"roles": table, "roles_by_layer": layers, "relations": relations, "syntactic": syntactic_table(table, measured)}
     return Finding(tables, figures, sentences, numbers, {"roles.html": page})
 
 
-def head_columns(sites: Sequence[AttentionSite]) -> pd.DataFrame:
-    """Where every head is: site, kind, layer and its number within the site."""
-    rows = [(site.label, site.kind, site.layer, head) for site in sites for head in range(site.heads)]
+def head_columns(observed: ObservedModel) -> pd.DataFrame:
+    """Where every head that is not pruned is: site, kind, layer and its number within the site."""
+    sites = observed.sites
+    rows = [(sites[site].label, sites[site].kind, sites[site].layer, head) for site, head in observed.heads]
     return pd.DataFrame(rows, columns=["site", "kind", "layer", "head"])
 
 
-def role_table(sites: Sequence[AttentionSite], measured: Measured) -> pd.DataFrame:
+def role_table(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
     """A row for every head: its roles, and what is known of each; NaN where a role is not defined."""
     found = {role.rule.name: role for role in measured.roles}
     names = [[role.rule.name for role in measured.roles if bool(role.holds[head])] for head in range(len(measured.confidence))]
-    table = head_columns(sites).assign(
+    table = head_columns(observed).assign(
         roles=[", ".join(own) or "none" for own in names],
         specialised=specialised(measured.roles).cpu().numpy(),
         confidence=measured.confidence.cpu().numpy(),
@@ -97,12 +102,12 @@ def syntactic_table(table: pd.DataFrame, measured: Measured) -> pd.DataFrame:
     return pd.concat([table[["site", "kind", "layer", "head"]], shares], axis=1)
 
 
-def best_heads(sites: Sequence[AttentionSite], measured: Measured) -> pd.DataFrame:
+def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
     """The best head of every relation and direction that occurs often enough, against the best fixed offset.
 
     The best head is chosen on the sentences that it is measured on, so its share is a little too high.
     """
-    places, shares = head_columns(sites), measured.syntactic
+    places, shares = head_columns(observed), measured.syntactic
     passing = next(role.passing for role in measured.roles if role.rule.name == "syntactic")
     rows = []
     for column, name in enumerate(measured.columns):
@@ -135,6 +140,15 @@ def depth_of(table: pd.DataFrame, role: str) -> Interval:
     own = table[table["kind"] != "cross"]
     last = own.groupby("kind")["layer"].transform("max").clip(lower=1)
     return interval((own["layer"] / last)[own[f"{role}_has"]].to_numpy())
+
+
+def _left_out(observed: ObservedModel) -> list[str]:
+    if observed.mask is None:
+        return []
+    total = sum(site.heads for site in observed.sites)
+    return [
+        f"The weights are those of the end of the run; of {total} heads it kept {len(observed.kept)}, and these alone count."
+    ]
 
 
 def _told(table: pd.DataFrame, measured: Measured) -> list[str]:

@@ -3,7 +3,6 @@ figures 7 and 8)."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gates.errors import GateError, first_line
-from gates.roles.roles import RULES
+from gates.errors import GateError
 from training.analysis.model import Finding
-from training.analysis.survival_plots import survivors
-from training.runs.stored import read_json, read_text
+from training.report.role_plots import survivors
+from training.report.role_table import read_roles, role_counts
+from training.runs.stored import read_json
 from training.stats.numbers import counted, listed
-from training.stats.odds import Odds, Table, exact_odds, pooled_odds, ratio_of_odds
+from training.stats.odds import Odds, Table, cross_table, exact_odds, pooled_odds, ratio_of_odds
 from training.stats.verdict import is_dense
 
 LEARNED, RIVAL = "learned", "his"
@@ -54,52 +53,41 @@ def survival_of_roles(run: str, roles: str) -> Finding:
     return Finding(found, {"survival": survivors(table, by_role)}, sentences, numbers)
 
 
-def read_roles(path: Path) -> pd.DataFrame:
-    """A table that the experiment roles wrote."""
-    try:
-        table = pd.read_csv(io.StringIO(read_text(path, mend="find the roles again")), keep_default_na=True)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise GateError(
-            f"there are no roles in {str(path)!r}; find them with --experiments roles, or give --roles FILE"
-        ) from error
-    except ValueError as error:
-        raise GateError(f"{str(path)!r} is no table of roles: {first_line(error)}") from error
-    needed = {"site", "head", "roles", "specialised", *(f"{rule.name}_has" for rule in RULES)}
-    if lacking := sorted(needed - set(table.columns)):
-        raise GateError(f"{str(path)!r} has no column {lacking[0]!r}; give roles.csv of the experiment roles")
-    return table
-
-
 def read_masks(run: Path) -> Masks:
     """The masks of a run or comparison, for every head; a gate of a group stands for all of its heads.
 
     Raises:
         GateError: if there are none.
     """
+    sites, masks = read_gate_masks(run)
+    repeats = [heads // gates for _, gates, heads in sites for _ in range(gates)]
+    return {key: {seed: np.repeat(mask, repeats) for seed, mask in own.items()} for key, own in masks.items()}
+
+
+def read_gate_masks(run: Path) -> tuple[list[tuple[str, int, int]], Masks]:
+    """Label, gates and heads of every site, and the masks of a run or comparison, for every gate.
+
+    Raises:
+        GateError: if there are none.
+    """
     try:
-        entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
+        entries, listed_sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(
             f"{str(run)!r} has no masks.json and sites.json; give the directory of a finished run or comparison"
         ) from error
+    found: Masks = {}
     try:
-        repeats = [int(site["heads"]) // int(site["gates"]) for site in sites for _ in range(int(site["gates"]))]
-        found: Masks = {}
+        sites = [(str(site["label"]), int(site["gates"]), int(site["heads"])) for site in listed_sites]
         for entry in entries:
             if not is_dense(entry["method"]):
-                mask = np.repeat(np.array(entry["mask"], dtype=float), repeats)
-                found.setdefault((entry["method"], int(entry["budget"])), {})[int(entry["seed"])] = mask
+                mask = np.array(entry["mask"], dtype=float).reshape(sum(gates for _, gates, _ in sites))
+                found.setdefault((str(entry["method"]), int(entry["budget"])), {})[int(entry["seed"])] = mask
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(f"masks.json and sites.json in {str(run)!r} do not belong together; make them again") from error
     if not found:
         raise GateError(f"{str(run)!r} has no mask but the dense one; give a run that prunes")
-    return found
-
-
-def cross_table(mask: NDArray[np.float64], special: NDArray[np.bool_]) -> Table:
-    """Kept and closed heads among the specialised and the others."""
-    kept = mask > 0
-    return Table(*(int((group & state).sum()) for group in (special, ~special) for state in (kept, ~kept)))
+    return sites, found
 
 
 def kept_table(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> pd.DataFrame:
@@ -128,21 +116,6 @@ def kept_table(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> pd.Data
                 "first_seed_high": first.high,
             }
         )
-    return pd.DataFrame(rows)
-
-
-def role_counts(table: pd.DataFrame, masks: Masks) -> pd.DataFrame:
-    """Heads of every role that each method keeps, means over seeds."""
-    groups = {rule.name: table[f"{rule.name}_has"].to_numpy(dtype=bool) for rule in RULES}
-    groups["none"] = (table["roles"] == "none").to_numpy()
-    rows = []
-    for (method, budget), of_seeds in masks.items():
-        kept = np.mean([mask > 0 for mask in of_seeds.values()], axis=0)
-        for name, members in groups.items():
-            if members.any():
-                rows.append(
-                    {"method": method, "budget": budget, "role": name, "heads": int(members.sum()), "kept": kept[members].sum()}
-                )
     return pd.DataFrame(rows)
 
 

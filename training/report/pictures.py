@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,33 +13,10 @@ from training.plotting import agreement_matrix
 from training.report import captions, figures, quality, truth
 from training.report.contents import Contents, Course, Values
 from training.report.film import film_strip
+from training.report.picture import Picture
 from training.report.reading import read_contents
+from training.report.role_pictures import pictures_of_roles
 from training.stats.numbers import counted, listed, slug
-
-SECTIONS = ("truth", "quality", "heads", "training", "agreement", "scores")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture of a report.
-
-    Args:
-        name: of its files.
-        section: one of :data:`SECTIONS`.
-        figure: the picture.
-        caption: what it shows, with its result.
-        alt: what it looks like, for who does not see it.
-        shown: whether it is open from the start; others are one click away.
-        wide: whether it has several panels side by side and scrolls on a narrow screen.
-    """
-
-    name: str
-    section: str
-    figure: Figure
-    caption: str
-    alt: str
-    shown: bool = True
-    wide: bool = False
 
 
 def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
@@ -54,8 +30,8 @@ def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
 
 def pictures_of(contents: Contents) -> list[Picture]:
     """The pictures that the contents suffice for, in the order of a report."""
-    found = [*_truth(contents), *_quality(contents), *_heads(contents), *_training(contents)]
-    return [*found, *_agreement(contents), *_scores(contents)]
+    found = [*_truth(contents), *_quality(contents), *_heads(contents), *pictures_of_roles(contents)]
+    return [*found, *_training(contents), *_agreement(contents), *_scores(contents)]
 
 
 def main_pictures(contents: Contents) -> list[Picture]:

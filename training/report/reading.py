@@ -13,6 +13,7 @@ import pandas as pd
 
 from gates.errors import GateError, first_line
 from training.report.contents import COMBINATION, Contents, Course, Site, by_kind, group_labels
+from training.report.role_table import read_roles
 from training.report.truth import recoveries
 from training.runs.run_directory import UNFINISHED
 from training.runs.stored import AGAIN, damaged, read_json, read_table, read_text
@@ -40,8 +41,12 @@ T = TypeVar("T")
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path, roles: Path | None = None) -> Contents:
     """Read a directory of ``training compare`` or ``training.fit``.
+
+    Args:
+        path: of the directory.
+        roles: a table of the experiment roles about the same model; by default the directory's own ``roles.csv``, if any.
 
     Raises:
         GateError: if it is neither, or one of its files is damaged.
@@ -75,6 +80,7 @@ def read_contents(path: Path) -> Contents:
     _read_tables(contents)
     _read_heads(contents)
     _read_translations(contents)
+    contents.roles = _roles(roles or path / "roles.csv", is_given=roles is not None)
     if contents.config is None:
         contents.missing.append("There is no config.yaml, so the configuration is not shown.")
     return contents
@@ -251,6 +257,13 @@ def _read_kinds(contents: Contents) -> None:
         raise GateError(
             f"budgets_by_kind in metrics.json in {str(contents.path)!r} is {stated!r}; expected heads by kind by budget"
         ) from error
+
+
+def _roles(path: Path, *, is_given: bool) -> pd.DataFrame | None:
+    """The roles of all heads; None if there are none and none were asked for."""
+    if not is_given and not path.is_file():
+        return None
+    return read_roles(path)
 
 
 def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame | None:

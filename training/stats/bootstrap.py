@@ -6,9 +6,10 @@ paired one. What is said of several seeds is in :mod:`training.stats.crossed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import eq
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from gates.errors import GateError
+from training.tasks.entities import entity_counts, entity_f1, scheme_of
 from training.tasks.translation_metrics import BleuTokenizer, bleu_counts, bleu_of_counts
 
 LEVEL = 0.95
@@ -134,6 +136,25 @@ def _perplexity(means: Array) -> Array:
     return result
 
 
+def _of_words(predictions: NDArray[Any], targets: NDArray[Any]) -> Iterator[tuple[list[str], list[str]]]:
+    """The predicted and the true tags of every sentence of every row."""
+    true = np.broadcast_to(targets, predictions.shape)
+    return ((own.split(), gold.split()) for own, gold in zip(predictions.ravel().tolist(), true.ravel().tolist(), strict=True))
+
+
+def _word_counts(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+    """The words of each sentence whose tags are right, and all its words: ``[..., examples, 2]``."""
+    counts = [(sum(map(eq, own, gold)), len(gold)) for own, gold in _of_words(predictions, targets)]
+    return np.array(counts).reshape(*predictions.shape, 2)
+
+
+def _entity_counts(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+    """The entities of each sentence that are right, predicted and true: ``[..., examples, 3]``."""
+    own, gold = zip(*_of_words(predictions, targets), strict=True)
+    scheme = scheme_of({tag for tags in (*own, *gold) for tag in tags}) or "BIO"  # only the tag O: there are no entities
+    return entity_counts(own, gold, scheme).reshape(*predictions.shape, 3)
+
+
 def bleu_metric(tokenize: BleuTokenizer) -> MeanMetric:
     """Corpus BLEU with one of sacrebleu's tokenizers."""
     return MeanMetric(partial(_text_counts, tokenize=tokenize), _bleu)
@@ -148,8 +169,11 @@ METRICS: dict[str, MeanMetric | Callable[[NDArray[Any], NDArray[Any]], Array]] =
     "spearman": _spearman,
     "bleu": bleu_metric("13a"),
     "perplexity": MeanMetric(_surprise_and_tokens, _perplexity),
+    "token_accuracy": MeanMetric(_word_counts, lambda means: means[..., 0] / means[..., 1]),
+    "entity_f1": MeanMetric(_entity_counts, entity_f1),
 }
-"""Of classes, of numbers, of texts, and of the negative log likelihoods of examples with their tokens."""
+"""Of classes, of numbers, of texts, of the negative log likelihoods of examples with their tokens, and of tags of words with
+spaces between them."""
 OF_CLASSES = ("accuracy", "f1", "binary_f1", "matthews")
 Metric = str | MeanMetric | Callable[[Integers, Integers], ArrayLike]
 
@@ -183,6 +207,16 @@ def majority_class(targets: ArrayLike) -> dict[str, float]:
     answer = np.full_like(true, classes[counts.argmax()])
     names = [name for name in OF_CLASSES if name != "binary_f1" or len(classes) == 2]
     return {name: float(metric_values(answer, true, name)) for name in names}
+
+
+def majority_tag(targets: ArrayLike) -> dict[str, float]:
+    """The same of words: what always answering the most frequent tag would score.
+
+    Args:
+        targets: the tags of sentences, with spaces between them ``[examples]``.
+    """
+    _, counts = np.unique([tag for tags in np.asarray(targets).tolist() for tag in tags.split()], return_counts=True)
+    return {"token_accuracy": float(counts.max() / counts.sum())}
 
 
 def find_metric(metric: Metric) -> MeanMetric | Callable[[Integers, Integers], ArrayLike]:

@@ -12,12 +12,15 @@ import pandas as pd
 Number = TypeVar("Number", float, pd.Series)
 NONE = "\N{EN DASH}"
 """In place of a number that is not there."""
-IN_PERCENT = dict.fromkeys(("accuracy", "f1", "binary_f1", "matthews", "pearson", "spearman"), " %")
+IN_PERCENT = dict.fromkeys(
+    ("accuracy", "f1", "binary_f1", "matthews", "pearson", "spearman", "token_accuracy", "entity_f1"), " %"
+)
 """Metrics that are fractions in files and shown times 100 (correlations too, as GLUE does)."""
 
 BOUNDS = {
     "accuracy": (0.0, 1.0), "f1": (0.0, 1.0), "binary_f1": (0.0, 1.0), "matthews": (-1.0, 1.0),
-    "pearson": (-1.0, 1.0), "spearman": (-1.0, 1.0), "bleu": (0.0, 100.0), "chrf": (0.0, 100.0),
+    "token_accuracy": (0.0, 1.0), "entity_f1": (0.0, 1.0), "pearson": (-1.0, 1.0),
+    "spearman": (-1.0, 1.0), "bleu": (0.0, 100.0), "chrf": (0.0, 100.0),
     "perplexity": (1.0, math.inf), "word_perplexity": (1.0, math.inf), "byte_perplexity": (1.0, math.inf),
 }  # fmt: skip
 """The least and the largest value of metrics that have such."""

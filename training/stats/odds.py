@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 from scipy.stats.contingency import odds_ratio
 
@@ -28,6 +29,12 @@ class Odds(NamedTuple):
     ratio: float
     low: float
     high: float
+
+
+def cross_table(mask: NDArray[np.float64], special: NDArray[np.bool_]) -> Table:
+    """Kept and closed heads among the specialised and the others."""
+    kept = mask > 0
+    return Table(*(int((group & state).sum()) for group in (special, ~special) for state in (kept, ~kept)))
 
 
 def exact_odds(table: Table) -> Odds:

@@ -26,7 +26,7 @@ TEST_COLUMNS = [
     "low", "high", "p", "p_holm",
 ]  # fmt: skip
 """Of ``statistics.csv``."""
-COSTS = ("steps", "seconds", "peak_memory_mb")
+COSTS = ("steps", "forward_examples", "backward_examples", "seconds", "peak_memory_mb")
 TIE = 1e-7
 """Differences up to it are what rounding leaves of none, far less than one example."""
 

@@ -166,6 +166,10 @@ def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--experiments", "roles"], "the experiment roles needs a treebank; give one with --conllu FILE"),
+        (["--experiments", "roles", "--conllu", "x", "--weights", "pruned"], "needs a run, and"),
+        (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
+        (["--experiments", "changes"], "needs the roles of the model before; give them with --before FILE"),
+        (["--experiments", "roles", "--conllu", "x", "--before", "y"], "--before is given and nothing uses it"),
         (["--experiments", "ablate", "--conllu", "x"], "--conllu is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--roles", "y"], "--roles is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--sentences", "0"], "--sentences is 0; expected 1 or more"),

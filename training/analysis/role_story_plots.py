@@ -1,0 +1,93 @@
+"""The pictures of what roles have to do with scores and with pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from training.plotting import COLOURS, INK, styled
+from training.report.role_plots import BLANK, COLOUR_OF
+from training.stats.bootstrap import Array
+
+LINES: dict[str, dict[str, Any]] = {
+    "specialised": {"color": INK, "linewidth": 2.2},
+    "others": {"color": COLOURS[-1], "linewidth": 2.2},
+    **{name: {"color": colour, "linewidth": 1.0, "linestyle": "--"} for name, colour in COLOUR_OF.items()},
+}
+"""Of groups of heads."""
+
+
+@styled
+def ranks_of_roles(heads: pd.DataFrame) -> Figure:
+    """Every head by its ranks of HIS and of entropy, in the colour of its first role; lines at the medians.
+
+    Args:
+        heads: a row for each, with ``roles``, ``his_rank`` and ``entropy_rank`` (1 is the largest).
+    """
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
+    axes = figure.subplots()
+    first = heads["roles"].str.partition(",")[0]
+    for name in [*COLOUR_OF, "none"]:
+        own, colour = heads[first == name], COLOUR_OF.get(name, BLANK)
+        axes.scatter(own["his_rank"], own["entropy_rank"], s=34, color=colour, edgecolor=INK, linewidth=0.5)
+    for draw, column in ((axes.axvline, "his_rank"), (axes.axhline, "entropy_rank")):
+        draw(heads[column].median(), color=INK, linewidth=0.6, linestyle=":")
+    axes.set(xlabel="rank by HIS (left: important)", ylabel="rank by entropy (top: broad)", title="by first role")
+    axes.invert_yaxis()
+    present = [name for name in [*COLOUR_OF, "none"] if (first == name).any()]
+    handles = [
+        Line2D([], [], linestyle="", marker="o", color=COLOUR_OF.get(name, BLANK), markeredgecolor=INK, label=name)
+        for name in present
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    return figure
+
+
+@styled
+def open_by_role(panels: Mapping[str, Mapping[str, Array]], axis: str) -> Figure:
+    """The share of heads that are still open over pruning, a panel each; bands are 95 % intervals over heads.
+
+    Args:
+        panels: by title, by name of a group of heads: ``[3, points]``, the share with both ends of its interval, at equal
+            distances from the beginning to the end of pruning.
+        axis: what the horizontal axis is.
+    """
+    figure = Figure(figsize=(1.4 + 3.2 * len(panels), 3.6), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, groups) in zip(grid, panels.items(), strict=True):
+        for name, (share, low, high) in groups.items():
+            places, style = 100 * np.linspace(0, 1, len(share)), LINES[name]
+            axes.plot(places, 100 * share, **style)
+            if name not in COLOUR_OF:
+                axes.fill_between(places, 100 * low, 100 * high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.set(title=title, xlabel=axis, ylim=(0, 102))
+        axes.grid()
+    grid[0].set_ylabel("heads open (%)")
+    names = [name for name in LINES if any(name in groups for groups in panels.values())]
+    figure.legend(handles=[Line2D([], [], label=name, **LINES[name]) for name in names], loc="outside lower center", ncols=6)
+    return figure
+
+
+@styled
+def kept_roles(table: pd.DataFrame) -> Figure:
+    """Heads that keep, lose and gain each role, a bar each.
+
+    Args:
+        table: a row for each role, with ``kept``, ``lost`` and ``gained``.
+    """
+    rows = table[(table["before"] > 0) | (table["after"] > 0)]
+    figure = Figure(figsize=(5.6, 1.4 + 0.36 * max(1, len(rows))), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(rows))
+    for name, colour in (("kept", COLOURS[0]), ("lost", COLOURS[1]), ("gained", COLOURS[2])):
+        axes.barh(rows["role"], rows[name], left=left, color=colour, edgecolor=INK, linewidth=0.3, label=name)
+        left = left + rows[name].to_numpy()
+    axes.invert_yaxis()
+    axes.set(xlabel="heads", title="roles before and after")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
