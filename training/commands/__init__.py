@@ -1,1 +1,1 @@
-"""Commands that are no training: compare, summary, export, convert, translate, benchmark."""
+"""Commands that are no training: compare, summary, export, convert, translate, speed, benchmark."""

@@ -1,153 +1,117 @@
-"""``python -m training benchmark SYSTEM... --source FILE``: tokens per second of translators, by batch size.
+"""``python -m training benchmark``: what gates, scores and pruned models cost, measured here or read from earlier runs.
 
-The systems take turns on the same sentences, so that whatever else the machine does falls on all of them; the first is the
-one the others are compared with. Every system generates equally many tokens, so that only their speed differs.
+A document says between two comments which records a table is of; ``--update docs/benchmarks.md`` makes all its tables anew::
+
+    <!-- python -m training benchmark notebooks/results/benchmarks/cpu --parts step -->
+    ...
+    <!-- end -->
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from gates.export.cost import count_parameters, hardware
-from gates.files import replacing
-from training.cli.ending import stdout
+from training.benchmark.page import GOALS, markdown, show
+from training.benchmark.parts import PARTS
+from training.benchmark.record import FILE, Record
+from training.benchmark.setting import DEFAULT_SIZES, Setting, threads_of
+from training.benchmark.size import Size
+from training.cli.ending import advised, stdout
 from training.cli.line import CommandLine
-from training.commands.translate import fitting_ids, load_system, system_names, usable_device
-from training.config.checks import check_positive
-from training.data.parallel_text import read_lines
+from training.commands.benchmark_line import OF_MEASURING, parsed_sizes, part_names
+from training.commands.benchmark_parser import benchmark_parser
+from training.commands.documents import update_tables
+from training.commands.unused import check_no_others
 from training.runs import progress
-from training.runs.outputs import check_output
-from training.runs.run_directory import writing_to
+from training.runs.lock import only_writer
 from training.setup import quiet_libraries
-from training.tasks.decoding import Decoding, generate
-from training.tasks.encoder_decoder import positions
+
+AGAIN = "the same command goes on with the part that was under way"
 
 
 def benchmark(line: CommandLine) -> None:
-    """Measure, write and show."""
+    """Measure, or show what was measured."""
+    options, names = line.options, part_names(line.options.parts)
+    if (document := options["update"]) is not None:  # options.update is a method of theirs
+        update(Path(document))
+    elif options.runs:
+        print(tables([Path(run) for run in options.runs], options.parts))
+    else:
+        measure(line, [name for name in names or PARTS if name != GOALS])
+
+
+def measure(line: CommandLine, names: Sequence[str]) -> None:
+    """Measure what the directory does not have, write after every part, and show all."""
     quiet_libraries()
-    options = line.options
-    for name in ("beams", "tokens", "repeats"):
-        check_positive(**{f"--{name}": options[name]})
-    if not options.batch_sizes:
-        raise GateError("--batch_sizes is empty; give some, for example [1,8,32]")
-    for size in options.batch_sizes:
-        check_positive(**{"a batch size": size})
-    if options.output is not None:
-        check_output(options.output, "system,parameters,", "table of this command")
-    lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
-    languages = (options.source_language, options.target_language)
-    loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}
-    for name, (model, _) in loaded.items():
-        check_tokens(name, model, options.tokens)
-    models = {name: model.to(device) for name, (model, _) in loaded.items()}  # type: ignore[arg-type]
-    rows = []
-    for size in options.batch_sizes:
-        chosen = [lines[index % len(lines)] for index in range(size)]
-        batches = {name: batch_of(*system, chosen, prefix=options.source_prefix) for name, system in loaded.items()}
-        rows += measure(models, batches, beams=options.beams, tokens=options.tokens, repeats=options.repeats)
-    if options.output is not None:
-        with writing_to(Path(options.output)), replacing(Path(options.output)) as partial:
-            pd.DataFrame(rows).to_csv(partial, index=False)
-    show(stdout(), rows)
+    setting = setting_of(line.options)
+    folder = Path(line.options.run_dir)
+    with only_writer(folder), threads_of(setting):
+        record = Record.of(shown_command(line.given), setting)
+        if os.path.lexists(folder / FILE):
+            earlier = Record.read(folder)
+            earlier.check_goes_on(record, folder)
+            record = earlier
+        elif any(path.name != ".lock" for path in folder.iterdir()):
+            raise GateError(f"--run_dir {str(folder)!r} is not empty and holds no benchmark; give another directory")
+        missing = [name for name in names if name not in record.parts]
+        with advised(lambda: AGAIN), progress.stage("benchmark", total=len(missing)) as shown:
+            for name in missing:
+                shown.work_on(name)
+                rows = PARTS[name].measure(setting)
+                record = replace(record, parts={**record.parts, name: rows})
+                record.write(folder)
+                shown.advance()
+    show(stdout(), record, names)
 
 
-def check_tokens(name: str, model: PreTrainedModel, tokens: int) -> None:
-    """Raises :class:`GateError` if a model, called ``name``, has too few positions for so many tokens."""
-    limit = positions(model.config, "decoder")
-    if limit is not None and tokens > limit:
-        raise GateError(f"--tokens is {tokens}, more than the {limit} positions of {name!r}; give at most {limit}")
+def setting_of(options: Any) -> Setting:
+    """Raises :class:`GateError` for what cannot be measured here, before anything is."""
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise GateError("--device is cuda, but PyTorch sees no GPU here; give cpu, or leave it out")
+    if device == "cuda" and options.processor_time:
+        raise GateError("--processor_time is given, but a GPU has times of its own; leave it out, or give --device cpu")
+    threads = torch.get_num_threads() if options.threads is None else options.threads
+    shape = options.shape or ("tiny" if options.quick else "base" if device == "cuda" else "small")
+    default = tuple(Size.parse(size) for size in DEFAULT_SIZES["quick" if options.quick else device])
+    sizes = parsed_sizes(options.sizes) or default
+    setting = Setting(shape, options.model, device, threads, sizes, options.processor_time, options.quick)
+    setting.check_lengths()
+    return setting
 
 
-def batch_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str], *, prefix: str = ""
-) -> dict[str, Tensor]:
-    """``input_ids`` and ``attention_mask`` ``[source, tokens]`` on the model's device; see :func:`fitting_ids`."""
-    ids = fitting_ids(model, tokenizer, source, prefix=prefix)
-    return dict(tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device))
+def shown_command(given: Sequence[str]) -> str:
+    """The command as it can be typed elsewhere: of folders, the last name alone."""
+    words, named = [], ""
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name in ("--run_dir", "--model") and equals:
+            words.append(f"{name}={Path(value).name}")
+        else:
+            words.append(Path(argument).name if named in ("--run_dir", "--model") else argument)
+        named = argument
+    return shlex.join(["python", "-m", "training", "benchmark", *words])
 
 
-def measure(
-    models: Mapping[str, PreTrainedModel],
-    batches: Mapping[str, Mapping[str, Tensor]],
-    *,
-    beams: int = 1,
-    tokens: int = 32,
-    repeats: int = 10,
-) -> list[dict[str, Any]]:
-    """Generation speed of several models on one batch each.
+def update(document: Path) -> None:
+    """Make every table of this command in a document anew; see :func:`update_tables`."""
 
-    Args:
-        models: by name, all on one device; the first is what the others are compared with.
-        batches: ``input_ids`` and ``attention_mask`` for each.
-        beams: 1 for greedy decoding.
-        tokens: that every translation has; none ends earlier.
-        repeats: timed calls of each model, in turn.
+    def made(given: Sequence[str], options: Any) -> str:
+        check_no_others(given, "a table in a document", ("--update", *OF_MEASURING))
+        return tables([document.parent / run for run in options.runs], options.parts)
 
-    Returns:
-        One row per model: ``system``, ``parameters``, ``batch_size``, ``beams``, ``tokens_per_second`` (median) and
-        ``speedup`` over the first (median of the ratios of neighbouring calls), ``hardware``.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    turns = range(repeats + 1)  # the first is to warm up
-    order = [(turn, name) for turn in turns for name in (list(models) if turn % 2 else reversed(list(models)))]
-    size = len(next(iter(batches.values()))["input_ids"])
-    for turn, name in progress.track(order, f"timing batches of {size}"):
-        took = _timed(models[name], batches[name], beams=beams, tokens=tokens)
-        if turn:
-            seconds[name].append(took)
-    first = next(iter(models))
-    rows = []
-    for name, model in models.items():
-        size = len(batches[name]["input_ids"])
-        rows.append(
-            {
-                "system": name,
-                "parameters": count_parameters(model),
-                "batch_size": size,
-                "beams": beams,
-                "tokens_per_second": size * tokens / statistics.median(seconds[name]),
-                "speedup": statistics.median(a / b for a, b in zip(seconds[first], seconds[name], strict=True)),
-                "hardware": hardware(model.device),
-            }
-        )
-    return rows
+    update_tables(document, "benchmark", benchmark_parser(), made)
 
 
-def _timed(model: PreTrainedModel, batch: Mapping[str, Tensor], *, beams: int, tokens: int) -> float:
-    _wait(model.device)
-    start = time.perf_counter()
-    ids = generate(
-        model, batch["input_ids"], batch["attention_mask"], Decoding(beams, max_length=tokens), beams=beams, exactly=tokens
-    )
-    _wait(model.device)
-    assert ids.shape[1] == tokens + 1, "the start token and as many tokens as asked for"
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table("system", "parameters", "batch", "beams", "tokens / s", "speed-up")
-    for row in rows:
-        table.add_row(
-            row["system"], f"{row['parameters']:,}", str(row["batch_size"]), str(row["beams"]),
-            f"{row['tokens_per_second']:.0f}", f"{row['speedup']:.2f}",
-        )  # fmt: skip
-    console.print(table)
-    console.print(f"measured on {rows[0]['hardware']}", highlight=False)
+def tables(runs: Sequence[Path], parts: str | None) -> str:
+    """What earlier benchmarks found, as Markdown: the named parts, or all with the goals."""
+    records = [Record.read(run) for run in runs]
+    return "\n\n".join(markdown(records, name) for name in part_names(parts) or [*PARTS, GOALS])

@@ -19,10 +19,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
+from gates.export import padding
 from gates.export.card import card_text
 from gates.export.checkpoint import ModelCard, own_auto_class, refuse_taken, save_pruned
 from gates.export.cost import Cost, count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
+from gates.export.hub import check_can_push, push_to_hub
 from gates.export.onnx import export_onnx_files
 from gates.export.reloaded import TOLERANCE, relative_difference
 from gates.export.safe_load import write_checksums
@@ -51,6 +53,38 @@ def export_run(line: CommandLine) -> None:
     """Load the run, choose its heads, write the form and show it."""
     quiet_libraries()
     options = line.options
+    _check(line)
+    trained = load_dense(options.run) if options.refit else load_trained(options.run)
+    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
+    if options.refit:
+        trained, refit = refitted_to(trained, mask)
+        tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
+        stdout().print(f"refitted to {int(mask.sum())} heads: {tried}", soft_wrap=True, highlight=False)
+    with writing_to(Path(options.output)):
+        cost = export(
+            trained,
+            mask,
+            options.format,
+            Path(options.output),
+            options.ranking,
+            measure=options.measure,
+            length=options.length,
+            pad_heads=options.pad_heads,
+        )
+    show(stdout(), trained, mask, options.format, Path(options.output), cost)
+    if options.push_to_hub is not None:
+        with progress.stage("uploading"):
+            address = push_to_hub(options.output, options.push_to_hub, private=options.private or None)
+        stdout().print(f"uploaded to {escape(address)}", soft_wrap=True, highlight=False)
+
+
+def _check(line: CommandLine) -> None:
+    """What can be said of a line before anything is read.
+
+    Raises:
+        GateError: for values that are impossible or do not go together, and an upload that cannot be.
+    """
+    options = line.options
     if options.length < 2:
         raise GateError(f"--length is {options.length}; expected at least 2 tokens")
     if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
@@ -62,19 +96,16 @@ def export_run(line: CommandLine) -> None:
         unused.add("--measure")
     check_no_others(line.given, f"--format {options.format}", unused)
     refuse_taken(options.output)
+    if options.pad_heads and options.format != "stock":
+        raise GateError(f"--pad_heads is for --format stock, and the format is {options.format}; leave one of them out")
+    if options.private and options.push_to_hub is None:
+        raise GateError(
+            "--private says how a repository is made, but nothing is uploaded; give --push_to_hub USER/NAME as well"
+        )
+    if options.push_to_hub is not None:
+        check_can_push(options.push_to_hub)
     if options.refit and options.format == "gates":
         raise GateError("--refit changes weights, but the format gates holds none; give another --format")
-    trained = load_dense(options.run) if options.refit else load_trained(options.run)
-    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
-    if options.refit:
-        trained, refit = refitted_to(trained, mask)
-        tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.seconds:.0f} s"
-        stdout().print(f"refitted to {int(mask.sum())} heads: {tried}", soft_wrap=True, highlight=False)
-    with writing_to(Path(options.output)):
-        cost = export(
-            trained, mask, options.format, Path(options.output), options.ranking, measure=options.measure, length=options.length
-        )
-    show(stdout(), trained, mask, options.format, Path(options.output), cost)
 
 
 @progress.stage("exporting, reloading and checking")
@@ -87,6 +118,7 @@ def export(
     *,
     measure: Sequence[int] = (),
     length: int = 128,
+    pad_heads: bool = False,
 ) -> Cost | None:
     """Write one form; returns what was measured.
 
@@ -98,6 +130,7 @@ def export(
         ranking: that the mask is of, for the model card; the run's own by default.
         measure: batch sizes to measure latency at.
         length: tokens per example of the check and the measurement.
+        pad_heads: whether heads of zeros make the layers of the stock form equally large.
 
     Raises:
         GateError: if the form is not possible, the check fails or the directory is taken; nothing is left then.
@@ -110,14 +143,26 @@ def export(
     cut = copy.deepcopy(model).eval()
     cost = None
     if format != "masked":
-        remove_heads_(cut, mask, example=inputs)
+        if pad_heads:
+            remove_heads_(cut, padding.pad_heads(model, mask), values=mask, example=inputs)
+        else:
+            remove_heads_(cut, mask, example=inputs)
         with progress.stage("measuring parameters, FLOPs and latency"):
             cost = measure_cost(model, cut, inputs, batch_sizes=measure)
     card = _card(trained, mask, ranking or trained.method, cost)
     if format == "onnx":
         _export_onnx(trained, cut, mask, inputs, card, out)
     else:
-        save_pruned(model, out, mask, form=FORMS[format], tokenizer=trained.tokenizer, card=card, check_batch=inputs)
+        save_pruned(
+            model,
+            out,
+            mask,
+            form=FORMS[format],
+            pad_heads=pad_heads,
+            tokenizer=trained.tokenizer,
+            card=card,
+            check_batch=inputs,
+        )
     return cost
 
 

@@ -12,8 +12,10 @@ from training.config.data import BleuTokenizer
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
+DeploymentTable = Literal["routes", "runtimes", "speed"]
 EXPERIMENTS = (
-    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "domains", "through-training",
+    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "disagreement", "closing", "changes",
+    "known-roles", "domains", "through-training",
 )  # fmt: skip
 
 
@@ -24,6 +26,13 @@ def report_parser() -> ArgumentParser:
     )
     parser.add_argument("runs", type=str, nargs="+", metavar="RUN", help="Directories that fit or compare wrote.")
     parser.add_argument("--output", type=str, default="report.html", help="The page; pictures go to figures/ beside it.")
+    parser.add_argument(
+        "--roles",
+        type=str | None,
+        default=None,
+        metavar="FILE",
+        help="roles.csv of analyze about the same model as all of the directories (default: that in each, if any).",
+    )
     return parser
 
 
@@ -37,9 +46,10 @@ def summary_parser() -> ArgumentParser:
     parser.add_argument("--verdict", action="store_true", help="What verdict.md says, instead of a table.")
     parser.add_argument(
         "--truth",
-        type=Literal["programs", "methods"] | None,
+        type=Literal["programs", "methods", "facts"] | None,
         default=None,
-        help="What truth.csv says, where the necessary heads are known: a row per program, or one per method.",
+        help="What truth.csv says, where the necessary heads are known: a row per program, or one per method. Or what "
+        "interchange.csv says of the heads that carry facts.",
     )
     parser.add_argument(
         "--rewrite",
@@ -59,8 +69,8 @@ def summary_parser() -> ArgumentParser:
 def analyze_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m training analyze",
-        description="What the heads of a trained model do: roles, relevance, causal classes, which of them survive, and "
-        "Michel et al.'s (2019) experiments on classifiers.",
+        description="What the heads of a trained model do: roles, relevance, causal classes, which of them survive, when they "
+        "close, and Michel et al.'s (2019) experiments on classifiers.",
         epilog="The experiment domains needs other data of the same task: options of fit's data as --other_data.NAME, such as "
         "--other_data.test_file FILE; the rest is as in the run. After a lone -- come options of fit in place of the run's, "
         "such as -- --trainer.accelerator cpu --data.test_file FILE.",
@@ -69,8 +79,8 @@ def analyze_parser() -> ArgumentParser:
         "run",
         type=str,
         metavar="RUN",
-        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for survival also the "
-        "directory of a comparison.",
+        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for survival, disagreement "
+        "and closing also the directory of a comparison.",
     )
     parser.add_argument(
         "--run_dir", type=str, required=True, help="Directory to write; one of an earlier analysis is added to."
@@ -101,7 +111,20 @@ def analyze_parser() -> ArgumentParser:
         type=str | None,
         default=None,
         metavar="FILE",
-        help="For survival: roles.csv of the same model (default: that in --run_dir).",
+        help="For survival, disagreement, closing and changes: roles.csv of the same model (default: that in --run_dir).",
+    )
+    parser.add_argument(
+        "--before",
+        type=str | None,
+        default=None,
+        metavar="FILE",
+        help="For changes: roles.csv of the model before, such as the pretrained one's.",
+    )
+    parser.add_argument(
+        "--weights",
+        type=Literal["dense", "pruned"],
+        default="dense",
+        help="For roles: of a run the model at the end of fine-tuning, or that at its end, without the heads that are gone.",
     )
     parser.add_argument(
         "--experiments",
@@ -138,10 +161,25 @@ def export_parser() -> ArgumentParser:
         "--format",
         type=Format,
         required=True,
-        help="stock: heads gone, plain Transformers, if every layer keeps the same number; remote-code: heads gone, any mask; "
-        "masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
+        help="stock: heads gone, plain Transformers, if every layer keeps the same number or with --pad_heads; "
+        "remote-code: heads gone, any mask; masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
     )
     parser.add_argument("--output", type=str, required=True, help="Directory to write.")
+    parser.add_argument(
+        "--pad_heads",
+        action="store_true",
+        help="With --format stock, heads of zeros where layers keep different numbers, so that all are equally large; the "
+        "model card says what they cost.",
+    )
+    parser.add_argument(
+        "--push_to_hub",
+        type=str | None,
+        default=None,
+        metavar="USER/NAME",
+        help="Also upload the directory to this repository of the Hugging Face Hub, with the token of hf auth login or of "
+        "HF_TOKEN.",
+    )
+    parser.add_argument("--private", action="store_true", help="With --push_to_hub, make a new repository private.")
     parser.add_argument(
         "--budget",
         type=int | float | dict[str, int | float] | None,
@@ -215,8 +253,8 @@ def translate_parser() -> ArgumentParser:
     return parser
 
 
-def benchmark_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training benchmark", description="Tokens per second of translators.")
+def speed_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m training speed", description="Tokens per second of translators.")
     _add_systems(parser)
     parser.add_argument("--batch_sizes", type=list[int], default=[1, 8, 32], help="Sentences translated at a time.")
     parser.add_argument("--beams", type=int, default=1, help="1 for greedy decoding.")
@@ -237,6 +275,23 @@ def _add_systems(parser: ArgumentParser) -> None:
     for side in ("source", "target"):
         text = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
         parser.add_argument(f"--{side}_language", type=str | None, default=None, help=text)
+
+
+def deployment_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="python -m training deployment",
+        description="How exports load and what runs them, tried on tiny random models on this machine, with what is installed.",
+    )
+    parser.add_argument(
+        "--only", type=list[str], default=[], help="Parts of names of architectures for the routes; all if empty."
+    )
+    parser.add_argument(
+        "--tables", type=list[DeploymentTable], default=["routes", "runtimes", "speed"], help="Some of these, such as [speed]."
+    )
+    parser.add_argument("--batch_sizes", type=list[int], default=[1, 8], help="Of the measured speed.")
+    parser.add_argument("--repeats", type=int, default=5, help="Timed calls of each model and batch size.")
+    parser.add_argument("--output", type=str | None, default=None, help="Write the page for the documentation to this file.")
+    return parser
 
 
 def coverage_parser() -> ArgumentParser:

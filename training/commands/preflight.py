@@ -16,8 +16,9 @@ from gates.errors import GateError
 from training.cli.comparison_parser import COMPARISON_GROUPS
 from training.cli.line import CommandLine
 from training.commands.unused import IN_COMPARISONS, check_used
-from training.config import BudgetOption, ComparisonOptions, PrunerOptions, Setup, group_at, group_of
-from training.config.data import TOKENIZER_FILES, Documents, Glue, ParallelText, Ratings, SentenceFiles
+from training.config import BudgetOption, ComparisonOptions, LauncherOptions, PrunerOptions, Setup, group_at, group_of
+from training.config.data import TOKENIZER_FILES, Documents, Glue, Images, ParallelText, Ratings, SentenceFiles, Tags
+from training.config.launcher import alone
 from training.data.files import (
     check_beginning,
     check_classes,
@@ -28,8 +29,11 @@ from training.data.files import (
     read_table,
 )
 from training.data.headers import check_label_headers
+from training.data.image_folders import check_image_classes, read_folder
+from training.data.tagged_files import check_tags, read_tagged
 from training.runs.lock import refuse_busy
 from training.runs.progress import is_first_process
+from training.runs.ray_cluster import check_ray
 from training.runs.run_directory import RunDirectory
 
 LARGEST = 20_000_000
@@ -41,6 +45,8 @@ LAYERS, HEADS = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     ("num_attention_heads", "n_head", "n_heads", "num_heads"),
 )
+OF_ONE_PREDICTION = ("relevance", "gradient-x-input")
+"""Scored methods, see :mod:`gates.relevance.targets`."""
 DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """What a Linux machine with a GPU for PyTorch has."""
 
@@ -50,12 +56,14 @@ def check_run(line: CommandLine) -> None:
     if getattr(line.options, "list_methods", False) or not is_first_process(os.environ):
         return
     setup = Setup.of(line.options)
-    budgets = [setup.model.budget]
+    budgets, methods = [setup.model.budget], setup.end.retrained or []
     if "methods" in line.options:
         for group, prefix in COMPARISON_GROUPS:
             group_at(group, line.options, prefix)  # raises
+        check_launcher(group_of(LauncherOptions, line.options), setup, line.given)
         comparison = group_of(ComparisonOptions, line.options)
         budgets = [*comparison.all_budgets, *budgets]
+        methods = comparison.all_methods
         distils = any("+distil" in str(method) for method in comparison.all_methods)
         check_used(setup, line.given, set(IN_COMPARISONS) - ({"--model.distil_temperature"} if distils else set()))
     else:
@@ -73,10 +81,28 @@ def check_run(line: CommandLine) -> None:
         if setup.data.train_file is not None:
             check_text(setup.data)
         check_tokenizer(setup.data.tokenizer or setup.model.backbone)
+    elif isinstance(setup.data, Tags):
+        check_one_prediction(methods)
+        check_tagged(setup.data)
+        check_tokenizer(setup.data.tokenizer or setup.model.backbone)
+    elif isinstance(setup.data, Images):
+        if folders := setup.data.folders:
+            check_image_classes({split: read_folder(folder, split).classes for split, folder in folders.items()})
     elif isinstance(setup.data, ParallelText):
         check_files(setup.data.local)
     elif isinstance(setup.data, Documents):
         check_files({split: (file,) for split, file in setup.data.files.items()})
+
+
+def check_launcher(options: LauncherOptions, setup: Setup, given: Sequence[str]) -> None:
+    """Raises :class:`GateError` for a cluster of Ray that cannot be had, and for options of one where none is asked for."""
+    if options.launcher == "ray":
+        alone(setup)  # raises
+        check_ray(options)
+        return
+    for argument in given:
+        if argument.startswith("--ray_"):
+            raise GateError(f"{argument.split('=')[0]} is given, but nothing uses it; add --launcher ray, or leave it away")
 
 
 def check_files(of_splits: Mapping[str, Sequence[str]]) -> None:
@@ -194,6 +220,24 @@ def check_text(options: SentenceFiles) -> None:
         check_numbers(labels)
     else:
         check_classes(labels)
+
+
+def check_one_prediction(methods: Sequence[str]) -> None:
+    """Raises :class:`GateError` for methods that follow one prediction back, which models that tag every word have not."""
+    for method in methods:
+        if str(method).split("+")[0] in OF_ONE_PREDICTION:
+            raise GateError(
+                f"{method} follows the one prediction of an example back through the model, and with --data Tags every word "
+                "has its own; take it out of the methods"
+            )
+
+
+def check_tagged(options: Tags) -> None:
+    """Raises :class:`GateError` for files that cannot be read, and tags that the training file has not."""
+    for split, file in options.files.items():
+        check_there(file, split)
+    if sum(Path(file).stat().st_size for file in options.files.values()) <= LARGEST and options.files:
+        check_tags({split: read_tagged(file, options) for split, file in options.files.items()})
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,7 +21,8 @@ def report_runs(line: CommandLine) -> None:
     output = Path(line.options.output)
     check_output(output, "<title>Attention heads", "report")
     with told_as_damage(line.options.runs):
-        found = [read_contents(Path(run)) for run in line.options.runs]
+        roles = None if line.options.roles is None else Path(line.options.roles)
+        found = [read_contents(Path(run), roles) for run in line.options.runs]
         with progress.stage("report"), writing_to(output):
             write_report(found, output)
     for contents in found:

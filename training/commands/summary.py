@@ -10,7 +10,6 @@ A document says between two comments which command made a table, and ``--update 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import pandas as pd
 from jsonargparse import Namespace
 
 from gates.errors import GateError
-from gates.files import refuse_other_than_file, replacing
-from training.cli.line import CommandLine, parse
+from training.cli.line import CommandLine
+from training.commands.documents import update_tables
 from training.commands.parsers import summary_parser
 from training.commands.rewriting import rewrite
 from training.commands.seeds_of_one import check_seeds_of_one
@@ -29,7 +28,7 @@ from training.config.stages import STAGES
 from training.runs.lock import only_writer
 from training.runs.stored import read_json, read_table, read_text
 from training.stats.numbers import IN_PERCENT, kinds_kept, shown
-from training.truth.tables import COLUMNS, by_method, by_program
+from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
 
 ALONE = {
     "--rewrite": ("--update", "--verdict", "--truth", "--metric", "--stage", "--methods"),
@@ -38,7 +37,6 @@ ALONE = {
     "--truth": ("--metric", "--stage"),
 }
 """What each of these options does not use."""
-BLOCK = re.compile(r"(?P<begin><!-- python -m training summary (?P<arguments>[^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
@@ -137,8 +135,8 @@ def report(options: Namespace) -> str:
         return "\n\n".join(read_verdict(path, options.stage) for path in map(Path, options.runs))
     runs, methods = [Path(run) for run in options.runs], options.methods.split(",") if options.methods else None
     if options.truth is not None:
-        truth = choose(read_truth(runs), None, methods)
-        return by_program(truth) if options.truth == "programs" else by_method(truth)
+        truth = choose(read_truth(runs, options.truth), None, methods)
+        return {"programs": by_program, "methods": by_method, "facts": by_facts}[options.truth](truth)
     rows = choose(read_runs(runs), options.stage, methods)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
     what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
@@ -149,19 +147,21 @@ def report(options: Namespace) -> str:
     return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
 
 
-def read_truth(paths: Sequence[Path]) -> pd.DataFrame:
-    """The rows of ``truth.csv`` in the one directory that is named.
+def read_truth(paths: Sequence[Path], what: str) -> pd.DataFrame:
+    """The rows of ``truth.csv`` in the one directory that is named; of ``interchange.csv`` where facts are asked for.
 
     Raises:
         GateError: for none or several, or one without known truth.
     """
     if len(paths) != 1:
         raise GateError(f"--truth is of one comparison, but {len(paths)} directories are given; name one")
+    facts = what == "facts"
+    file, config = ("interchange.csv", "embedded_truth") if facts else ("truth.csv", "known_truth")
     try:
-        return read_table(paths[0] / "truth.csv", needed=COLUMNS)
+        return read_table(paths[0] / file, needed=OF_FACTS if facts else COLUMNS)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(
-            f"{str(paths[0])!r} has no truth.csv; compare --config configs/known_truth.yaml writes one into its directory"
+            f"{str(paths[0])!r} has no {file}; compare --config configs/{config}.yaml writes one into its directory"
         ) from error
 
 
@@ -191,40 +191,15 @@ def _name(column: str) -> str:
 
 
 def update(document: Path) -> None:
-    """Make every table of a document anew that stands between a comment with its command and ``<!-- end -->``.
+    """Make every table of this command in a document anew; see :func:`update_tables`."""
 
-    Raises:
-        GateError: if the document cannot be read, has no table that is made so, or a command in it is wrong.
-    """
-    if not document.is_dir():
-        refuse_other_than_file(document)  # a pipe might never end
-    try:
-        with document.open(encoding="utf-8", newline="") as file:  # lines end as they did
-            text = file.read()
-    except OSError as error:
-        raise GateError(f"cannot read {str(document)!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise GateError(f"{str(document)!r} is not UTF-8 text, so it has no tables to make anew; check --update") from error
-    if not BLOCK.search(text):
-        raise GateError(
-            f"{str(document)!r} has no table to make anew: no line <!-- python -m training summary ... --> with a line "
-            "<!-- end --> after it; check --update"
-        )
-
-    def made(match: re.Match[str]) -> str:
-        try:
-            given = shlex.split(match["arguments"])
-            options = parse(summary_parser(), given)
-        except ValueError as error:  # quotes that do not close, or an option that is none
-            raise GateError(f"{str(document)!r} has the command {match['begin']!r}, which cannot be read: {error}") from error
+    def made(given: Sequence[str], options: Namespace) -> str:
         check_no_others(given, "a table in a document", ("--rewrite", "--update"))
         check_unused(given)
         options.runs = [document.parent / path for path in options.runs]
-        return f"{match['begin']}\n\n{report(options)}\n\n<!-- end -->"
+        return report(options)
 
-    changed = BLOCK.sub(made, text)
-    with replacing(document) as partial:
-        partial.write_bytes(changed.encode())
+    update_tables(document, "summary", summary_parser(), made)
 
 
 def check_unused(given: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from training.cli.help import Option, help_of_run, options_of_group
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
+from training.commands.benchmark_parser import benchmark_parser
 from training.config.data import KINDS
 from training.runs import progress
 from training.runs.own_code import import_from_here
@@ -109,7 +110,18 @@ COMMANDS = {
         parsers.translate_parser,
         "training.commands.translate:translate_files",
     ),
-    "benchmark": Command("tokens per second of translators", parsers.benchmark_parser, "training.commands.benchmark:benchmark"),
+    "benchmark": Command(
+        "what gates, scores and pruned models cost on this machine",
+        benchmark_parser,
+        "training.commands.benchmark:benchmark",
+        check="training.commands.benchmark_line:check_line",
+    ),
+    "speed": Command("tokens per second of translators", parsers.speed_parser, "training.commands.speed:measure_speed"),
+    "deployment": Command(
+        "how exports load and what runs them",
+        parsers.deployment_parser,
+        "training.coverage.deployment:deployment",
+    ),
     "coverage": Command(
         "what works for which architecture", parsers.coverage_parser, "training.coverage.command:cover_architectures"
     ),
@@ -206,7 +218,8 @@ def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
     if not command.trains or not (everything or "--help" in before or "-h" in before):
         return None
     usage_line = f"usage: python -m training{'.' if name == 'fit' else ' '}{name} [OPTIONS]"
-    own = [] if name == "fit" else [*options_of_group(*COMPARISON_GROUPS[0]), Option("list_methods", "", LIST_METHODS)]
+    compared = [option for group in COMPARISON_GROUPS if not group[1] for option in options_of_group(*group)]
+    own = [] if name == "fit" else [*compared, Option("list_methods", "", LIST_METHODS)]
     return help_of_run(
         usage_line,
         f"{command.purpose[0].upper()}{command.purpose[1:]}.",

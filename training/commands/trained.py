@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BaseImageProcessor, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.artefact import GateConfig
 from gates.budget import Budget, budget_mask
@@ -29,6 +29,7 @@ from training.runs.resuming import noted_identity
 from training.runs.run_directory import RunDirectory
 from training.runs.stored import read_table
 from training.tasks import base_model_name
+from training.tasks.image_classification import read_image_processor
 from training.tasks.loading import read_config, read_tokenizer
 
 SCORES = "scores.csv"
@@ -46,7 +47,7 @@ class TrainedModel:
         options: of the run.
         method: the run's own, such as ``learned``.
         checkpoint: its name, such as ``final``.
-        tokenizer: None if the run saved none.
+        tokenizer: or image processor; None if the run saved none.
         changed: what was done to the weights since, in a few words; empty for nothing.
     """
 
@@ -57,7 +58,7 @@ class TrainedModel:
     options: PrunerOptions
     method: str
     checkpoint: str
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: PreTrainedTokenizerBase | BaseImageProcessor | None
     changed: str = ""
 
 
@@ -94,7 +95,9 @@ def load_trained(path: str) -> TrainedModel:
     gates = config.gates_for(model)
     gates.load_state_dict({name.removeprefix("gates."): value for name, value in state.items() if name.startswith("gates.")})
     has_tokenizer = any((run.export / file).is_file() for file in TOKENIZER_FILES)  # a run without text has none
-    tokenizer = read_tokenizer(str(run.export)) if has_tokenizer else None
+    has_images = (run.export / "preprocessor_config.json").is_file()
+    reads = read_tokenizer if has_tokenizer else read_image_processor if has_images else None
+    tokenizer = None if reads is None else reads(str(run.export))
     name = Path(path).stem if is_checkpoint else "final"
     return TrainedModel(run, model, gates, config, options, own_method(options).name, name, tokenizer)
 

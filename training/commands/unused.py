@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from gates.errors import GateError
 from training.config import Setup
+from training.config.data import Images
 
 USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
     "--model.distil_temperature": (lambda setup: setup.model.distil > 0, "add --model.distil, such as 0.5"),
@@ -14,12 +15,9 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
         "add --model.budget null, so that the price decides how many heads stay",
     ),
     "--model.start_by": (lambda setup: setup.model.start_apart != 0, "add --model.start_apart, such as 1"),
-    "--model.multiplier_learning_rate": (
-        lambda setup: setup.model.steering == "multipliers",
-        "add --model.steering multipliers",
-    ),
     "--model.temperature": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),
     "--model.initial_log_alpha": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),
+    "--data.max_length": (lambda setup: not isinstance(setup.data, Images), "images have no length"),
     "--average_every": (lambda setup: setup.weights.average_last > 1, "add --average_last, such as 5"),
     "--from_scratch_epochs": (lambda setup: bool(setup.end.from_scratch), "add --from_scratch [learned]"),
     "--from_scratch_learning_rate": (lambda setup: bool(setup.end.from_scratch), "add --from_scratch [learned]"),
@@ -27,7 +25,7 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
 """Options by what uses them, and what to do where it does not."""
 
 
-IN_COMPARISONS = ("--model.distil_temperature", "--model.start_by", "--model.multiplier_learning_rate", "--average_every")
+IN_COMPARISONS = ("--model.distil_temperature", "--model.start_by", "--average_every", "--data.max_length")
 """Those of them that no method of a comparison would use by itself."""
 
 

@@ -275,7 +275,6 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--model.gate", "relaxed-top-k"], "here other gates are methods"),
         (["--trainer.fast_dev_run", "true"], "--trainer.limit_train_batches"),
         (["--trainer.limit_val_batches", "0"], "results are of the selection and the test split"),
-        (["--model.steering", "multipliers"], "needs --model.steering price"),
         (["--methods", "his,learned+distil", "--distil.weight", "2"], "distil is 2.0"),
         (["--methods", "his,his+refit", "--model.freeze", "[classifier]"], "refit changes all weights behind the heads"),
         (["--budgets", "4,2", "--model.minimum_per_layer", "2"], "needs 4 heads"),

@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from gates.export import hub
 from gates.export.checkpoint import load_pruned
 from gates.head_gates import HeadGates
 from gates.model import GatedModel
@@ -143,6 +144,53 @@ def test_the_stock_form_at_a_budget_that_is_the_same_in_every_layer(run, tmp_pat
     assert call(run, tmp_path / "uneven", "--format", "stock", "--budget", "3") == 2
     assert "error: NomicBertForSequenceClassification has one num_attention_heads for all its layers" in capsys.readouterr().err
     assert not (tmp_path / "uneven").exists()
+
+
+def test_the_stock_form_padded_with_heads_of_zeros(run, tmp_path, capsys):
+    assert call(run, tmp_path / "out", "--format", "stock", "--budget", "3", "--pad_heads") == 0
+    mask = written(run, tmp_path / "out")
+    assert sorted(mask.view(2, 4).sum(1).tolist()) == [1, 2]
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert [site.heads for site in find_attention(loaded)] == [2, 2]
+    torch.testing.assert_close(logits(loaded), logits(dense(run), mask), **CLOSE)
+    assert "- Padded: 1 heads of zeros (`--pad_heads`)" in (tmp_path / "out" / "README.md").read_text()
+    assert "dense / pruned" in capsys.readouterr().out
+
+
+def test_an_export_is_uploaded_once_it_is_written(run, tmp_path, capsys, monkeypatch):
+    uploaded = {}
+
+    class Api:
+        def create_repo(self, repo_id, private=None, exist_ok=False):
+            uploaded[repo_id] = private
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            assert (folder_path / "README.md").is_file()
+            return f"https://hub/{repo_id}/commit/1"
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token_of_this_test")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    for format in ("remote-code", "gates"):
+        assert call(run, tmp_path / format, "--format", format, "--push_to_hub", f"someone/{format}", "--private") == 0
+        assert f"uploaded to https://hub/someone/{format}/commit/1" in capsys.readouterr().out
+    assert uploaded == {"someone/remote-code": True, "someone/gates": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "masked", "--pad_heads"], "--pad_heads is for --format stock, and the format is masked"),
+        (["--format", "masked", "--private"], "give --push_to_hub USER/NAME as well"),
+        (["--format", "masked", "--push_to_hub", "nobody"], "'nobody' names no user or organisation; expected user/name"),
+        (["--format", "masked", "--push_to_hub", "a/b"], "there is no token to upload to 'a/b' with"),
+    ],
+)
+def test_what_cannot_be_padded_or_uploaded_is_told_first(run, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert call(run, tmp_path / "out", *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_onnx_with_what_goes_with_it(run, tmp_path):

@@ -95,6 +95,19 @@ def test_budgets_of_a_comparison(project):
         check_run(read("compare", [*given, "--budgets", "99,2"]))
 
 
+@pytest.mark.parametrize("method", ["relevance", "gradient-x-input+swap"])
+def test_relevance_of_tags_is_refused_before_anything_is_trained(project, method):
+    for name in ("train.tsv", "test.tsv"):
+        Path(name).write_text("anna\tB-PER\nsees\tO\n")
+    files = ["--data.train_file", "train.tsv", "--data.test_file", "test.tsv"]
+    given = ["--model.backbone", "model", "--data", "Tags", *files]
+    with pytest.raises(GateError, match=f"{re.escape(method)} follows the one prediction .* take it out of the methods"):
+        check_run(read("compare", [*given, "--methods", f"his,{method}"]))
+    with pytest.raises(GateError, match=f"{re.escape(method)} follows the one prediction"):
+        check_run(read("fit", [*given, "--compare", "full", "--retrained", f"[his,{method}]"]))
+    check_run(read("compare", [*given, "--methods", "his,random"]))
+
+
 def test_a_header_is_not_taken_for_an_example(project, tmp_path):
     for header in ("sentence,label", "review,stars"):
         (tmp_path / "train.csv").write_text(f"{header}\n" + ROWS)

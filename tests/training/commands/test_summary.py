@@ -325,9 +325,25 @@ def test_what_is_known_of_the_truth_is_a_table_of_programs_or_of_methods(tmp_pat
     ]  # fmt: skip
 
 
+def test_what_masks_keep_of_facts_is_a_share_of_the_best_mask(tmp_path, capsys):
+    rows = [
+        (0, "his", 6, 0.3, 0.6, 0.5),
+        (1, "his", 6, 0.6, 0.8, 1.0),
+        (0, "his", 4, 0.2, 0.4, 0.5),
+        (1, "his", 4, 0.2, 0.4, 0.5),
+    ]
+    columns = ["seed", "method", "budget", "carried", "at_best", "recall"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "interchange.csv", index=False)
+    assert main([str(tmp_path), "--truth", "facts"]) == 0
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert header == "| method | share, 6 heads | share, 4 heads | carriers, 6 heads | carriers, 4 heads |"
+    assert row == "| his | 0.62 ± 0.18 | 0.50 ± 0.00 | 0.75 | 0.50 |"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["{}", "--truth", "facts"], "has no interchange.csv; compare --config configs/embedded_truth.yaml writes one"),
         (["{}", "--truth", "methods"], "has no truth.csv; compare --config configs/known_truth.yaml writes one"),
         (["{}", "{}", "--truth", "methods"], "--truth is of one comparison, but 2 directories are given"),
         (["{}", "--truth", "methods", "--stage", "retrained"], "--stage is given, but --truth does not use it"),

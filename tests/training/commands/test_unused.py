@@ -8,15 +8,18 @@ from training.commands.table import read, run_command
 from training.commands.unused import IN_COMPARISONS, USED, check_used
 from training.config import Setup
 
-VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5"}
+VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
+          "--data.max_length": "64"}  # fmt: skip
 WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
     "--model.start_by": ["--model.start_apart", "1"],
     "--model.price": ["--model.budget", "null"],
-    "--model.multiplier_learning_rate": ["--model.steering", "multipliers"],
     "--average_every": ["--average_last", "3"],
     "--from_scratch_epochs": ["--from_scratch", "[learned]"],
     "--from_scratch_learning_rate": ["--from_scratch", "[learned]"],
+}
+WITHOUT = {
+    "--data.max_length": ["--model.backbone", "a", "--data", "Images", "--data.train_folder", "a", "--data.test_folder", "b"]
 }
 OTHER_GATES = ["--model.gate", "relaxed-top-k"]
 
@@ -29,7 +32,7 @@ def check(*arguments):
 @pytest.mark.parametrize("option", USED)
 def test_an_option_that_nothing_uses_is_refused(option):
     hard = option in ("--model.temperature", "--model.initial_log_alpha")
-    without, used = (OTHER_GATES, []) if hard else ([], WITH.get(option, []))
+    without, used = (OTHER_GATES, []) if hard else (WITHOUT.get(option, []), WITH.get(option, []))
     for given in ([option, VALUES.get(option, "0.5")], [f"{option}={VALUES.get(option, '0.5')}"]):
         with pytest.raises(GateError, match=f"{option} is given, but nothing in this run uses it"):
             check(*given, *without)
@@ -39,7 +42,8 @@ def test_an_option_that_nothing_uses_is_refused(option):
 @pytest.mark.parametrize("option", IN_COMPARISONS)
 def test_a_comparison_refuses_what_none_of_its_methods_uses(option, capsys):
     given = [option, VALUES.get(option, "0.5")]
-    assert run_command("compare", ["--config", "configs/default.yaml", "--methods", "his,random", *given]) == 2
+    setting = WITHOUT.get(option, ["--config", "configs/default.yaml"])
+    assert run_command("compare", [*setting, "--methods", "his,random", *given]) == 2
     assert f"{option} is given, but nothing in this run uses it" in capsys.readouterr().err
 
 

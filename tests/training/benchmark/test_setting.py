@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from gates import find_attention
+from gates.errors import GateError
+from training.benchmark.setting import SHAPES, Setting, threads_of
+from training.benchmark.size import Size
+
+TINY = Setting("tiny", None, "cpu", 1, (Size(2, 16),))
+
+
+@pytest.mark.parametrize("text", ["8", "8x", "x8", "0x8", "8x0", "8x16x2", "8*16", "-8x16", "8x1e3", "\uff18x16", ""])
+def test_sizes_are_two_numbers(text):
+    with pytest.raises(GateError, match="expected a batch size and a length, such as 8x128"):
+        Size.parse(text)
+
+
+def test_models_are_those_of_their_shape_and_the_same_each_time():
+    shape = SHAPES["tiny"]
+    for make in (TINY.classifier, TINY.generator):
+        one, other = make(), make()
+        assert [site.heads for site in find_attention(one)] == [shape.heads] * shape.layers
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_batches_fit_the_model():
+    batch = TINY.batch(Size(3, 7), 1000)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (3, 7)
+    assert TINY.classifier()(**batch).loss.isfinite()
+
+
+def test_a_model_of_ones_own(tmp_path):
+    for part, writes in (("classifier", False), ("generator", True)):
+        folder = tmp_path / part
+        getattr(TINY, part)().save_pretrained(folder)
+        own = Setting("tiny", str(folder), "cpu", 1, (Size(2, 16),))
+        assert own.classifier()(**own.batch(Size(2, 16), 1000)).loss.isfinite()
+        assert (own.generator() is not None) == writes
+        own.check_lengths()
+        too_long = Setting("tiny", str(folder), "cpu", 1, (Size(1, 5000),))
+        with pytest.raises(GateError, match=r"--sizes has 1x5000, but the model has \d+ positions"):
+            too_long.check_lengths()
+
+
+def test_a_folder_that_holds_no_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(GateError, match="holds no model"):
+        Setting("tiny", str(tmp_path), "cpu", 1, (Size(1, 8),)).check_lengths()
+
+
+def test_threads_are_those_before_afterwards():
+    before = torch.get_num_threads()
+    with threads_of(Setting("tiny", None, "cpu", before + 1, ())):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

@@ -1,0 +1,94 @@
+"""What is measured does what it is called by."""
+
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from gates import HeadGates, find_attention
+from gates.scores.entropy import attention_entropy
+from training.benchmark import growth, job, pruned, scores, step
+from training.benchmark.entropy import explicit_entropy
+from training.benchmark.setting import Setting
+from training.benchmark.size import Size
+
+SIZE = Size(3, 16)
+SETTING = Setting("tiny", None, "cpu", 1, (SIZE,), quick=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_steps_train_the_weights_and_the_gates(gated, monkeypatch):
+    made = []
+    stepping = step.stepping
+    monkeypatch.setattr(step, "stepping", lambda model, *rest, **more: made.append(model) or stepping(model, *rest, **more))
+    work = step.prepare_step(SETTING, SIZE, gated, compiled=False)
+    before = {name: parameter.detach().clone() for name, parameter in made[0].named_parameters()}
+    work()
+    changed = {name for name, parameter in made[0].named_parameters() if not torch.equal(parameter, before[name])}
+    assert any("attention" in name for name in changed)
+    assert any("log_alpha" in name for name in changed) == gated
+
+
+def test_the_definition_is_the_entropy():
+    query, key = torch.randn(2, 1, 2, 9, 4).unbind(0)
+    expected = Categorical(logits=query @ key.transpose(-1, -2) / 2).entropy()
+    torch.testing.assert_close(explicit_entropy(query, key, 0.5), expected)
+    torch.testing.assert_close(attention_entropy(query, key, 0.5), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_one_by_one_are_those_of_the_batch():
+    """So that the two that are compared do the same."""
+    model = SETTING.classifier().eval()
+    gates, batch = HeadGates(model), SETTING.batch(SIZE, 1000)
+    together = scores.head_scores(gates, batch)
+    each = [
+        scores.head_scores(gates, {name: tensor[index : index + 1] for name, tensor in batch.items()}) for index in range(3)
+    ]
+    torch.testing.assert_close(together, torch.cat(each), rtol=1e-3, atol=1e-6)
+    for work in scores.passes(SETTING, SIZE).values():
+        work()
+
+
+@pytest.mark.parametrize("heads", [8, 72, 144])
+@pytest.mark.parametrize("share", pruned.SHARES)
+def test_masks_keep_their_share_in_every_part_of_the_model(heads, share):
+    mask = pruned.spread_mask(heads, share)
+    assert mask.sum() == heads * share
+    for half in mask.chunk(2):
+        assert abs(half.sum() - heads * share / 2) <= 0.5
+
+
+@pytest.mark.parametrize("how", ["eager", "decode"])
+def test_pruned_models_lack_their_heads(how):
+    for share in pruned.SHARES:
+        model = pruned._model(SETTING, how, share)
+        assert sum(site.heads for site in find_attention(model)) == 8 * share
+
+
+def test_every_variant_writes_as_many_tokens():
+    for share in (1.0, 0.125):
+        ids = pruned.prepare(SETTING, "decode", SIZE, share, "")()
+        assert ids.shape == (3, SIZE.length + pruned.NEW_TOKENS)
+
+
+def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
+    """One example of 16 tokens, 2 layers of width 64: a head of 16 has 2 * 16 * 64 * 16 operations in each of four projections
+    and twice 2 * 16 * 16 * 16 in its two products."""
+    costs = {share: pruned._cost(SETTING, "eager", SIZE, share)[1] for share in (1.0, 0.5)}
+    head = 4 * 2 * 16 * 64 * 16 + 2 * 2 * 16 * 16 * 16
+    assert costs[1.0] - costs[0.5] == 4 * head
+
+
+def test_the_job_ends_without_gates_and_can_be_done_again():
+    work = job.prepare_job(SETTING, SIZE, 6)
+    work()
+    work()
+    job.prepare_plain(SETTING, SIZE, 2)()
+
+
+def test_growth_has_a_row_for_each_value(monkeypatch):
+    monkeypatch.setattr(growth, "SIZE", Size(1, 8))
+    monkeypatch.setattr(growth, "VALUES", {"heads": (4, 8), "layers": (1,), "tokens": (8, 16)})
+    rows = growth.measure(SETTING)
+    assert [(row["varied"], row["value"]) for row in rows] == [
+        ("heads", 4), ("heads", 8), ("layers", 1), ("tokens", 8), ("tokens", 16),
+    ]  # fmt: skip
