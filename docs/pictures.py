@@ -17,14 +17,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gates.roles.roles import RULES
-from training.analysis.role_plots import role_map
-from training.analysis.survival import read_roles
 from training.plotting import COLOURS, INK, MARKERS, legend_beside, styled
 from training.report.figures import masks_by_method
 from training.report.film import film_strip
 from training.report.pictures import main_pictures
 from training.report.quality import quality_against_heads
 from training.report.reading import read_contents
+from training.report.role_plots import role_map
+from training.report.role_table import read_roles
 from training.report.truth import recoveries, ticks
 
 ROOT = Path(__file__).parents[1]

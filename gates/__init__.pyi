@@ -7,12 +7,15 @@ from gates.export.card import ModelCard as ModelCard
 from gates.export.checkpoint import load_pruned as load_pruned
 from gates.export.checkpoint import save_pruned as save_pruned
 from gates.export.cost import measure_cost as measure_cost
+from gates.export.hub import push_to_hub as push_to_hub
+from gates.export.installed import register as register
 from gates.families.hard_concrete import HardConcrete as HardConcrete
 from gates.families.hard_concrete import Stretch as Stretch
 from gates.head_gates import HeadGates as HeadGates
 from gates.hf_trainer import GatedTrainer as GatedTrainer
 from gates.hooks.observe import observe_attention as observe_attention
 from gates.hooks.observe import observe_entropy as observe_entropy
+from gates.hooks.replicated import replicate_ as replicate_
 from gates.model import GatedModel as GatedModel
 from gates.model import get_gated_model as get_gated_model
 from gates.objective import l0_penalty as l0_penalty

@@ -206,7 +206,7 @@ class GatedTrainer(Trainer):
         steering = self.model.steering
         if steering is None or not steering.holds:
             return {}
-        kinds = steering.target.kinds
+        kinds = steering.schedule.kinds
         names = [f"gate_price/{kind}" for kind in kinds] or ["gate_price"]
         return dict(zip(names, steering.price, strict=True))
 

@@ -20,10 +20,41 @@ from torch.optim import Optimizer
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete
+from gates.families.hard_concrete import DEFAULT_STRETCH, LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
 from gates.head_gates import HeadGates
-from gates.objective import TargetBudget, project_to_budget, solve_price, step_by_price
+from gates.objective import solve_price, step_by_price
 from gates.sites import KINDS
+
+
+class BudgetSchedule:
+    """The expected number of open heads on its way from all heads to a budget, in all or of each budgeted kind.
+
+    With ``|log_alpha|`` limited, a lone gate's open probability can be neither 0 nor 1. So the schedule ends at the expectation
+    with exactly the budgeted gates at one limit and the others at the other.
+
+    Args:
+        budget: to come to.
+        heads: of each kind in the model.
+        stretch: temperature and stretch interval of the gates.
+        start: share of the heads from which the schedule sets out.
+
+    Attributes:
+        kinds: that have a budget of their own; none where all heads have one together.
+        heads: in the model, in all or of each budgeted kind.
+    """
+
+    def __init__(self, budget: Budget, heads: Mapping[str, int], stretch: Stretch, *, start: float = 1.0) -> None:
+        self.kinds = list(budget.per_kind)
+        self.heads = [heads[kind] for kind in self.kinds] or [sum(heads.values())]
+        kept = list(budget.per_kind.values()) or [budget.total]
+        closed, opened = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT]), stretch).tolist()
+        self._first = [start * count for count in self.heads]
+        self._last = [k * opened + (count - k) * closed for k, count in zip(kept, self.heads, strict=True)]
+
+    def goals(self, progress: float) -> list[float]:
+        """Expected open heads, linear in the progress, which is brought into 0 to 1."""
+        done = min(max(progress, 0.0), 1.0)
+        return [first + done * (last - first) for first, last in zip(self._first, self._last, strict=True)]
 
 
 class BudgetSteering:
@@ -40,10 +71,9 @@ class BudgetSteering:
         ramp: share of the pruning after which the schedule has arrived at the budget; then the choice settles.
         start: open fraction from which the schedule sets out; None for that of the gates now, where they are held to it (their
             limits are below an expectation of all heads), and for 1 elsewhere.
-        shifts: whether all ``log_alpha`` are shifted by one number in place of paying a price.
 
     Attributes:
-        target: the schedule, with the multipliers of those who steer by them.
+        schedule: of the expected number of open gates.
         price: of an expected open gate at the last step, of all gates or of each budgeted kind, in units of the loss;
             without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
 
@@ -59,16 +89,14 @@ class BudgetSteering:
         minimum_per_layer: int = 0,
         ramp: float = 1.0,
         start: float | None = None,
-        shifts: bool = False,
     ) -> None:
         self.gates, self.minimum_per_layer, self.ramp = gates, minimum_per_layer, ramp
         self.budget = Budget.parse(budget, gates.kind_sizes())
         learned = gates.learned
         stretch = learned.first_stretch if isinstance(learned, HardConcrete) else DEFAULT_STRETCH
-        self.shifts = shifts
         if start is None:
             start = float(learned.open_probability().detach().mean()) if self.holds else 1.0
-        self.target = TargetBudget(self.budget, gates.kind_sizes(), stretch, start=start)
+        self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
         self.price = [0.0] * len(self.goals(0.0))
         self.mask()  # raises where the minimum does not fit
 
@@ -79,9 +107,9 @@ class BudgetSteering:
 
     def quota_of(self, kind: str) -> int | None:
         """Which of the prices and goals a kind of gates has; None for one that the budget leaves whole."""
-        if not self.target.kinds:
+        if not self.schedule.kinds:
             return 0
-        return self.target.kinds.index(kind) if kind in self.target.kinds else None
+        return self.schedule.kinds.index(kind) if kind in self.schedule.kinds else None
 
     def goals(self, ramp: float) -> list[float]:
         """Expected open gates that the schedule asks for, in all or of each budgeted kind.
@@ -89,7 +117,7 @@ class BudgetSteering:
         Args:
             ramp: how far the schedule has gone, 0 to 1.
         """
-        return (self.target.target(ramp) * self.target.heads).tolist()
+        return self.schedule.goals(ramp)
 
     def step_(self, progress: float, optimizer: Optimizer | None = None) -> None:
         """After an optimiser step, bring the gates to where they are to be; nothing happens once their mask is fixed.
@@ -123,13 +151,10 @@ class BudgetSteering:
         if not isinstance(learned, HardConcrete) or ramp == 0:
             return
         log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
-        rate = 1.0 if optimizer is None or self.shifts else rate_of_gates_(optimizer, self.gates)
-        quotas: list[str | None] = [*self.target.kinds] or [None]
+        rate = 1.0 if optimizer is None else rate_of_gates_(optimizer, self.gates)
+        quotas: list[str | None] = [*self.schedule.kinds] or [None]
         for index, (kind, expected) in enumerate(zip(quotas, self.goals(ramp), strict=True)):
             among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
-            if self.shifts:
-                log_alpha[among] = project_to_budget(log_alpha[among], expected, learned.stretch)
-                continue
             paid = solve_price(log_alpha[among], expected, learned.stretch)
             log_alpha[among] = step_by_price(log_alpha[among], paid, learned.stretch).to(log_alpha.dtype)
             if rate > 0:  # while it is warmed up, a learning rate may be 0

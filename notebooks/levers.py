@@ -30,7 +30,6 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "falling temperature": ("learned", ["--model.anneal", "0.05"]),
     "start by HIS": ("learned", ["--model.start_apart", "1"]),
     "start by optimal brain surgeon": ("learned", ["--model.start_apart", "1", "--model.start_by", "obs"]),
-    "shifted": ("learned", ["--model.steering", "projection"]),
     "rounded from 70 % of the prune phase": ("learned", ["--model.straight_through_from", "0.7"]),
     "distilled": ("learned+distil", []),
     "one draw per batch": ("learned", ["--model.draw_per", "batch"]),

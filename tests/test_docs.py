@@ -18,7 +18,7 @@ import gates
 from gates.errors import GateError
 from training.__main__ import main
 from training.commands import table
-from training.commands.summary import BLOCK
+from training.commands.documents import tables_of
 from training.comparison.methods import LEARNED, MODIFIERS
 from training.scoring.scorers import SCORERS
 
@@ -145,7 +145,7 @@ def test_pages_with_a_test_of_their_own_have_one(page):
     assert any(page.name in path.read_text(encoding="utf-8") for path in others)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if tables_of("summary").search(page.read_text())], ids=name_of)
 def test_tables_are_those_of_the_files(page, tmp_path):
     copy = tmp_path / page.relative_to(ROOT)
     copy.parent.mkdir(exist_ok=True)

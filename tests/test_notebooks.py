@@ -15,7 +15,7 @@ from training.commands.table import run_command
 compare = partial(run_command, "compare")
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-NAMES = ("01_prune_your_model.ipynb", "02_compare_methods.ipynb")
+NAMES = ("01_prune_your_model.ipynb", "02_compare_methods.ipynb", "03_what_heads_do.ipynb")
 
 
 def script(name):
@@ -65,6 +65,15 @@ def test_compare_methods(tmp_path, monkeypatch):
     outputs = execute("02_compare_methods.ipynb", monkeypatch, COMPARISON=tmp_path / "run")
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 4
     assert any("Verdict" in str(output.get("data", {}).get("text/markdown", "")) for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_what_heads_do(monkeypatch):
+    outputs = execute("03_what_heads_do.ipynb", monkeypatch, COMPARISON=NOTEBOOKS / "results" / "agreement")
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+    said = "".join(str(output.get("data", {}).get("text/markdown", "")) for output in outputs)
+    assert "Important, focused: 16 heads, 11 of them specialised" in said
 
 
 @pytest.mark.slow

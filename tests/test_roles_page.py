@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pytest
+
+from training.analysis.closing import closing_of_roles
+from training.analysis.disagreement import disagreement
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
@@ -39,9 +44,82 @@ def of_survival():
         yield f"| {row['comparison']} | {row['budget']} | {row['method']} | {shares} | {odds} |"
 
 
+def with_interval(row, name="value", low="low", high="high", sign=""):
+    value, least, most = (f"{100 * row[column]:{sign}.0f}" for column in (name, low, high))
+    return f"{value} ({least} to {most})"
+
+
+def of_quadrants():
+    for row in pd.read_csv(RESULTS / "disagreement_quadrants.csv").to_dict("records"):
+        share = f"{row['specialised']} ({100 * row['low']:.0f} to {100 * row['high']:.0f} %)"
+        odds = f"{row['odds_ratio']:.2f} ({row['odds_low']:.2f} to {row['odds_high']:.2f})"
+        roles = " | ".join(str(row[name]) for name in ("syntactic", "coreference", "first-token", "none"))
+        yield f"| {row['comparison']} | {row['quadrant']} | {row['heads']} | {share} | {odds} | {roles} |"
+
+
+def of_combined():
+    table = pd.read_csv(RESULTS / "disagreement_combined.csv")
+    for (comparison, budget), rows in table.groupby(["comparison", "budget"], sort=False):
+        rows = rows.set_index("score")
+        cells = [f"{100 * rows.loc['his', 'ahead']:.0f}"]
+        cells += [with_interval(rows.loc[name], "ahead") for name in ("entropy-high-first", "entropy-low-first")]
+        beyond = ("beyond_his", "beyond_low", "beyond_high", "+")
+        cells += [with_interval(rows.loc[name], *beyond) for name in ("rank-sum", "rank-sum-broad")]
+        yield f"| {comparison} | {budget} | " + " | ".join(cells) + " |"
+
+
+def of_closing():
+    table = pd.read_csv(RESULTS / "closing.csv").query("method == 'learned'")
+    for (comparison, budget), rows in table.groupby(["comparison", "budget"], sort=False):
+        rows, names = rows.set_index("role"), ("specialised", "syntactic", "coreference", "first-token", "none")
+        yield f"| {comparison} | {budget} | " + " | ".join(with_interval(rows.loc[name], "later") for name in names) + " |"
+
+
+@pytest.mark.parametrize("comparison", ["sst2", "agreement", "sick"])
+def test_the_tables_of_scores_and_closing_are_what_the_experiments_find(comparison):
+    run, roles = str(RESULTS.parent / comparison), str(RESULTS / "roles.csv")
+    found = disagreement(run, roles).tables | closing_of_roles(run, roles).tables
+    for name in ("disagreement_quadrants", "disagreement_combined", "disagreement_correlation", "closing"):
+        kept = pd.read_csv(RESULTS / f"{name}.csv").query(f"comparison == '{comparison}'").drop(columns="comparison")
+        numbers = kept.select_dtypes("number").columns
+        np.testing.assert_allclose(kept[numbers].to_numpy(), found[name][numbers].to_numpy(float), rtol=1e-4, atol=1e-5)
+
+
 def test_tables_are_those_of_the_files():
-    for line in (*of_layers(), *of_relations(), *of_survival()):
+    for line in (*of_layers(), *of_relations(), *of_survival(), *of_quadrants(), *of_combined(), *of_closing()):
         assert line in PAGE
+
+
+def test_known_roles_are_those_of_the_files():
+    table = pd.read_csv(RESULTS / "known_roles.csv")
+    for group, rows in table.groupby("group", sort=False):
+        rows, cells = rows.set_index("role"), []
+        for name in ("positional", "first-token", "none"):
+            row = rows.loc[name]
+            cells.append(f"{row['with_role']:.0f} ({100 * row['low']:.0f} to {100 * row['high']:.0f} %)")
+        assert f"| {group} | {rows['heads'].iloc[0]} | " + " | ".join(cells) + " |" in PAGE
+    methods = pd.read_csv(RESULTS / "known_roles_methods.csv").set_index(["method", "positional"])
+    for key in (("learned", "with"), ("his", "with")):
+        row = methods.loc[key]
+        assert f"{row['recall']:.2f} ({row['low']:.2f} to {row['high']:.2f}" in PAGE
+    assert methods.loc[("learned", "without"), "recall"] == 1
+
+
+def test_what_fine_tuning_keeps_is_that_of_the_file():
+    table = pd.read_csv(RESULTS / "role_changes.csv")
+    rows, pruned = (table[table["model"] == name].set_index("role") for name in ("fine-tuned", "pruned"))
+    special, named = rows.loc["specialised"], rows.loc["coreference"]
+    assert f"All {special['kept']:.0f} specialised heads" in PAGE
+    assert special["kept"] == special["before"]
+    row = pruned.loc["specialised"]
+    share = f"({100 * row['share']:.0f} %, {100 * row['low']:.0f} to {100 * row['high']:.0f} %)"
+    found = f"{row['before']:.0f} were specialised before and {row['kept']:.0f} are after {share}"
+    assert found in " ".join(PAGE.split())
+    assert pruned.loc["coreference", ["before", "kept"]].tolist() == [7, 0]
+    assert pruned.loc["syntactic", ["before", "kept"]].tolist() == [5, 5]
+    assert f"({100 * special['low']:.0f} to 100 %" in PAGE.replace("95 % interval ", "")
+    assert f"with {special['gained']:.0f} more" in PAGE
+    assert f"{named['kept']:.0f} of {named['before']:.0f} stay, and {named['gained']:.0f} are" in PAGE
 
 
 def test_what_is_said_is_what_was_found():

@@ -115,9 +115,8 @@ def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = No
     """
     pl.seed_everything(setup.run.seed, workers=True, verbose=False)
     pruner = HeadPruner(options or setup.model, seed=setup.run.seed)
-    assert data.tokenizer is not None
     with progress.stage("loading the model"):
-        pruner.build(data.task, data.tokenizer)
+        pruner.build(data.task, data.processor)
     return pruner
 
 

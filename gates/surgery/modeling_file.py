@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import transformers
 from transformers import PreTrainedModel
@@ -16,6 +17,7 @@ from gates.errors import GateError
 from gates.surgery import pruned
 
 MODELING_FILE = "modeling_pruned.py"
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str], **more: Any) -> None:
@@ -33,6 +35,12 @@ def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str],
         PreTrainedModel.save_pretrained(model, directory, **more)
     finally:
         del model.config.auto_map
+
+
+def saves_pruned_shape_(model: Model) -> Model:
+    """Have a pruned model's own ``save_pretrained`` write the modeling file beside the weights; returns the model."""
+    model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
+    return model
 
 
 def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:

@@ -214,7 +214,10 @@ def reshape_(model, pruned_attention):
 
 def _kv_heads_differ(config, pruned_attention):
     """Whether a layer has other key/value heads than a config states for all."""
-    stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    try:
+        stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    except RuntimeError:  # the config states a number for each layer
+        return True
     return any(shape["kv_heads"] != stated for shape in pruned_attention.values())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from gates.errors import GateError
 from gates.sites import AttentionSite, find_attention, weight_by_output
 from gates.surgery.adapters import check_merged
-from gates.surgery.modeling_file import save_pruned_shape
+from gates.surgery.modeling_file import saves_pruned_shape_
 from gates.surgery.per_head import per_head_parts
 from gates.surgery.pruned import reshape_
 from gates.surgery.slices import (
@@ -93,8 +92,7 @@ def remove_heads_(
             name = cut.site.name.removeprefix(base_name)
             _cut_(model, cut, gate, tables.get(cut.site.name), {name: below_base[name]} if name in below_base else {})
         model.config.pruned_attention = {**before, **below_base}
-        model.save_pretrained = partial(save_pruned_shape, model)  # type: ignore[method-assign]
-    return model
+    return saves_pruned_shape_(model)
 
 
 @torch.no_grad()

@@ -5,12 +5,12 @@ import torch
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.hard_concrete import LOG_ALPHA_LIMIT, open_probability
+from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.head_gates import HeadGates
 from gates.model import GateConfig, get_gated_model
 from gates.options import TOP_K_FAMILIES
 from gates.scores.importance import normalise_by_layer
-from gates.steering import BudgetSteering, ramped, set_apart_
+from gates.steering import BudgetSchedule, BudgetSteering, ramped, set_apart_
 from tests.models import build, inputs
 
 REACHABLE = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT])).tolist()
@@ -28,6 +28,25 @@ def gated_model(name="bert", **config):
 def expected(gated, kind=None):
     probability, kinds = gated.gates.open_probability().detach(), gated.gates.kind_index()
     return float(probability[kinds == kind].sum() if kind is not None else probability.sum())
+
+
+@pytest.mark.parametrize("stretch", [Stretch(), Stretch(0.8, -0.4, 1.3)])
+def test_a_schedule_goes_straight_to_the_expectation_of_gates_at_their_limits(stretch):
+    schedule = BudgetSchedule(Budget(8, {}), {"encoder": 32}, stretch, start=0.9)
+    log_alpha = torch.full((32,), -LOG_ALPHA_LIMIT)
+    log_alpha[:8] = LOG_ALPHA_LIMIT
+    last = float(open_probability(log_alpha, stretch).sum())
+    for progress, goal in ((0.0, 28.8), (1.0, last), (0.25, 28.8 + 0.25 * (last - 28.8)), (-0.5, 28.8), (7.0, last)):
+        assert schedule.goals(progress) == [pytest.approx(goal, abs=1e-4)]
+    assert (schedule.kinds, schedule.heads) == ([], [32])
+
+
+def test_a_schedule_has_a_goal_for_each_budgeted_kind():
+    schedule = BudgetSchedule(Budget(20, {"encoder": 2, "cross": 6}), {"encoder": 8, "decoder": 12, "cross": 12}, Stretch())
+    assert (schedule.kinds, schedule.heads) == (["encoder", "cross"], [8, 12])
+    assert schedule.goals(0.0) == [8.0, 12.0]
+    ends = [kept * REACHABLE[1] + (heads - kept) * REACHABLE[0] for kept, heads in ((2, 8), (6, 12))]
+    assert schedule.goals(1.0) == pytest.approx(ends)
 
 
 def test_a_step_brings_the_expectation_to_a_straight_line_from_the_start_to_the_budget():

@@ -36,15 +36,9 @@ BAD = [
     (Source, {**NEW, "backbone": "also"}, "both a pretrained model .'also'."),
     (Gating, {"minimum_per_layer": -1}, "minimum_per_layer is -1; expected 0 or more"),
     (Gating, {"gate_learning_rate": float("inf")}, "gate_learning_rate is inf; expected 0 or more"),
-    (Gating, {"multiplier_learning_rate": -0.1}, "multiplier_learning_rate is -0.1"),
     (Gating, {"start_apart": -1.0}, "start_apart is -1.0"),
     (Gating, {"gate": "relaxed-top-k", "budget": None}, "relaxed-top-k gates need a budget"),
     (Gating, {"gate": "straight-through-top-k", "budget": None}, "straight-through-top-k gates need a budget"),
-    (
-        Gating,
-        {"gate": "clamped-linear", "steering": "multipliers"},
-        "multipliers steer hard-concrete gates, not clamped-linear ones",
-    ),
     (Gating, {"gate": "straight-through-top-k", "anneal": 0.1}, "anneal is 0.1, but it is of hard-concrete gates"),
     (
         Gating,
@@ -188,6 +182,8 @@ def test_the_options_of_a_run_check_themselves(options, settings, message):
         ({"val_check_interval": 0.0}, "--trainer.val_check_interval is 0.0"),
         ({"check_val_every_n_epoch": 5}, "--trainer.check_val_every_n_epoch is 5, but a run is one epoch"),
         ({"num_sanity_val_steps": -5}, "--trainer.num_sanity_val_steps is -5"),
+        ({"strategy": "fsdp"}, "--trainer.strategy is fsdp, which spreads a model over devices"),
+        ({"strategy": "deepspeed_stage_3"}, "--trainer.strategy is deepspeed_stage_3"),
     ],
 )
 def test_the_options_of_the_trainer_check_themselves(settings, message):

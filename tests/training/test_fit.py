@@ -19,6 +19,7 @@ import yaml
 from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
+from tests.training.data.test_images import save_vit, write_images
 from tests.training.runs import make_data, make_pruner, make_setup, run_fit, write_config
 from training.cli.run_parser import build_parser
 from training.fit import main
@@ -59,7 +60,8 @@ def test_the_run_directory_has_the_documented_shape(full_run):
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "last.ckpt", "final.ckpt"}
     assert not [path for path in run.rglob("*") if "partial" in path.name or path.name.startswith(".")]
     assert pd.read_csv(run / "comparison.csv").columns[:5].tolist() == ["seed", "method", "stage", "budget", "heads"]
-    assert pd.read_csv(run / "comparison.csv").columns[-4:].tolist() == ["steps", *MEASURED, "experiment"]
+    counted = ["forward_examples", "backward_examples"]
+    assert pd.read_csv(run / "comparison.csv").columns[-6:].tolist() == ["steps", *MEASURED, *counted, "experiment"]
 
 
 def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
@@ -166,7 +168,7 @@ def test_what_was_logged_at_each_step(full_run):
 
 
 def test_the_target_that_is_logged_is_that_of_the_step(full_run):
-    """A projection holds the expected number of heads to the target of its own step, in the last one that prunes too."""
+    """The price holds the expected number of heads to the target of its own step, in the last one that prunes too."""
     log = pd.read_csv(full_run[0] / "metrics.csv").dropna(subset=["heads/target"])
     done = log["step"] + 1
     pruned = log[(done > 16) & (done <= 32)]
@@ -754,6 +756,13 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
     elif config.model.from_scratch is not None:
         rows = [f"--data.{name}_rows={count}" for name, count in {"train": 128, "select": 64, "test": 64}.items()]
         assert main([*common, *small, *rows]) == 0
+    elif path.stem == "token_classification":
+        tagged = text_file(tmp_path, "tagged.conll", "the\tDET\nfox\tNOUN\n\n" * 40)
+        files = [f"--data.{split}_file={tagged}" for split in ("train", "test")]
+        assert main([*common, *small, "--model.backbone", tiny_backbone(tmp_path, decoder=False), *files]) == 0
+    elif path.stem == "image_classification":
+        folders = [f"--data.{split}_folder={write_images(tmp_path / split, rows=40)}" for split in ("train", "test")]
+        assert main([*common, *small, "--model.backbone", save_vit(tmp_path / "vit"), *folders]) == 0
     elif config.model.backbone is None:
         folder = tiny_backbone(tmp_path, decoder="decoder" in path.stem)
         rows = lines_for(config.data.init_args)

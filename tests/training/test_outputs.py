@@ -29,7 +29,7 @@ def test_only_what_the_command_has_written_is_replaced(tmp_path):
         check_output(page, "<title>", "report")
 
 
-@pytest.mark.parametrize("command", [["report", "run"], ["benchmark", "model", "--source", "text"]])
+@pytest.mark.parametrize("command", [["report", "run"], ["speed", "model", "--source", "text"]])
 def test_devices_and_other_files_stay(command, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("notes of a year")
     for output, said in ((os.devnull, "no regular file"), (tmp_path, "a directory"), (tmp_path / "notes.txt", "is no")):
@@ -57,6 +57,7 @@ def test_a_folder_of_other_files_stays(tmp_path):
     "line",
     [
         ["translate", "model", "--source", "{folder}/text", "--output", "{folder}"],
+        ["deployment", "--only", "[bert]", "--output", "{folder}/text"],
         ["coverage", "--only", "[bert]", "--output", "{folder}/text"],
         ["coverage", "--only", "[bert]", "--json", "{folder}/text"],
         ["coverage", "--only", "[bert]", "--results", "{folder}/text"],

@@ -1,12 +1,21 @@
 """Work of the first process, and values of all, in two real processes."""
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import make_data, make_pruner
+from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, write_config
 from training.pruner.callbacks import Predictions
+from training.pruner.checkpoints import read_checkpoint
 from training.runs import processes
 
 
@@ -99,3 +108,26 @@ def test_predictions_of_one_process_are_in_the_order_of_evaluation():
     found = predictions_of(0, 1).arrays()
     assert {name: values.tolist() for name, values in found.items()} == EXPECTED
     assert found["select_prediction"].dtype == np.int32
+
+
+@pytest.mark.slow
+def test_a_process_of_a_run_that_dies_ends_it_with_one_sentence(tmp_path):
+    """Nobody waits for it, and what is said is one sentence."""
+    two = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--model.finetune", "40", "--run_dir", "run"]
+    command = [sys.executable, "-m", "training.fit", "--config", write_config(tmp_path), *two]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as first:
+        children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+        while not (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+            assert first.poll() is None
+            time.sleep(0.1)
+        second = next(int(one) for one in children.read_text().split() if b"fit" in Path(f"/proc/{one}/cmdline").read_bytes())
+        os.kill(second, signal.SIGKILL)
+        errors = first.communicate(timeout=120)[1]
+    assert first.returncode == 2, errors[-3000:]
+    assert re.search(
+        r"^error: another process of this job died \(.*\), .*; go on with .*--existing resume$", errors, re.MULTILINE
+    )
+    assert "Traceback" not in errors
+    steps = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"]
+    assert 0 < steps < 40 * STEPS_PER_EPOCH // 2

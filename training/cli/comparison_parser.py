@@ -5,10 +5,19 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser
 
 from training.cli.run_parser import build_parser
-from training.config import ComparisonOptions, DistilWeights, DrawSearch, RefitSearch, RestartSearch, SwapSearch
+from training.config import (
+    ComparisonOptions,
+    DistilWeights,
+    DrawSearch,
+    LauncherOptions,
+    RefitSearch,
+    RestartSearch,
+    SwapSearch,
+)
 
 COMPARISON_GROUPS: tuple[tuple[type, str], ...] = (
     (ComparisonOptions, ""),
+    (LauncherOptions, ""),
     (RestartSearch, "restarts."),
     (SwapSearch, "swap."),
     (DrawSearch, "draws."),

@@ -19,6 +19,8 @@ OF_KINDS = {
     "SyntheticDocuments": "synthetic_causal_lm.yaml",
     "Ratings": "text.yaml",
     "Glue": "glue.yaml",
+    "Tags": "token_classification.yaml",
+    "Images": "image_classification.yaml",
 }
 """Configurations of kinds of data that are named without one."""
 KIND_OF_FILES = {"--data.train_source": "ParallelText", "--data.train_file": "Text"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,6 +28,8 @@ class Stopped(KeyboardInterrupt):
 
 PIPED_WIDTH = 160
 """Columns, where there is no terminal that has a width."""
+LOST = re.compile(r"(gloo|NCCL).*?(Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited)", re.S)
+"""How PyTorch's ways between processes say that one is gone."""
 MOMENT = 0.05
 """Seconds, in which a destructor has ended."""
 
@@ -74,7 +77,8 @@ def _finish(parse: Callable[[], T], work: Callable[[T], object], when_stopped: s
         print(f"stopped; {stop if isinstance(stop, Stopped) else when_stopped}", file=sys.stderr)
         return 130
     except Exception as error:
-        said = about_a_file(error, [*getattr(error, "__notes__", []), when_stopped][0])
+        advice = [*getattr(error, "__notes__", []), when_stopped][0]
+        said = about_a_lost_process(error, advice) or about_a_file(error, advice)
         if said is None:
             raise
         print(f"error: {said}", file=sys.stderr)
@@ -103,6 +107,19 @@ def about_a_file(error: Exception, advice: str) -> str | None:
         errno.EPERM: "; see to its permissions, or give another place",
     }
     return f"{name!r} cannot be read or written: {error.strerror}{mended.get(error.errno or 0, '')}"
+
+
+def about_a_lost_process(error: Exception, advice: str) -> str | None:
+    """An error of one process because another one of the same job died, as one sentence; None if that is not what it is.
+
+    Args:
+        error: that ended a command.
+        advice: how to go on.
+    """
+    found = LOST.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is None:
+        return None
+    return f"another process of this job died ({found[2]}), of which more may stand above; {advice}"
 
 
 @contextmanager
@@ -157,7 +174,7 @@ def stopped_in_destructors() -> Iterator[None]:
 
 @contextmanager
 def advised(advice: Callable[[], str | None]) -> Iterator[None]:
-    """Ctrl+C in a ``with`` block, and a disk that is full, are told with this advice.
+    """Ctrl+C in a ``with`` block, a disk that is full and another process that died are told with this advice.
 
     Args:
         advice: says what the user can do, as things are when the work is stopped; None where it has nothing to say.
@@ -171,6 +188,7 @@ def advised(advice: Callable[[], str | None]) -> Iterator[None]:
             raise
         raise Stopped(said) from stop
     except Exception as error:
-        if takes_nothing(error) is not None and (said := advice()) is not None:
+        ended = takes_nothing(error) is not None or about_a_lost_process(error, "") is not None
+        if ended and (said := advice()) is not None:
             error.add_note(said)
         raise

@@ -10,7 +10,7 @@ from argparse import ArgumentError
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from jsonargparse import ArgumentParser, get_loader, set_loader
@@ -166,6 +166,10 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
         return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
     if name == "data" and value is not None:
         return f"there is no kind of data {value[1]!r}; expected one of {', '.join(KINDS)}"
+    below = re.search(r"value: NestedArg\(key='([\w.-]+)'", text)
+    if below is not None and nested is None and not name.startswith("data"):  # an option below one that is no group
+        wrong = f"{name}.{below[1]}"
+        return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
     if value is not None and (wanted := _kind(parser, name)):
         return f"--{name} is {value[1] or 'empty'}, which it does not take; expected {wanted}"
     return text
@@ -180,7 +184,10 @@ def shortened(sentence: str) -> str:
 def _kind(parser: ArgumentParser, name: str) -> str:
     """What a value of an option looks like, in words; empty for an option that is not known."""
     hints = hints_of(parser)
-    kinds = kind_of(hints[name]).split("|") if name in hints else []
+    hint = hints.get(name)
+    if get_origin(hint) is list and get_origin(inner := get_args(hint)[0]) is Literal:
+        return f"a list of {', '.join(map(str, get_args(inner)))}"
+    kinds = kind_of(hint).split("|") if name in hints else []
     words = [IN_WORDS.get(kind, kind) for kind in kinds]
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 

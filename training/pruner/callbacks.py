@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 
 from gates.errors import GateError
@@ -90,13 +89,14 @@ class EndOfPhase(pl.Callback):
 
 
 class Predictions(pl.Callback):
-    """Keep what a model predicts in evaluation, and what would have been right: classes, or texts and their references.
+    """Keep what a model predicts in evaluation, and what would have been right: classes, numbers, the tags of a sentence, or
+    texts and their references.
 
     Of several processes, each of which evaluates every so many-th example, all have the whole at the end.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Tensor]] = {}
+        self._kept: dict[str, list[np.ndarray]] = {}
         self._references: dict[str, dict[int, str]] = {}
         self._texts: dict[str, dict[str, list[str]]] = {}
 
@@ -118,7 +118,8 @@ class Predictions(pl.Callback):
             self._references.setdefault(split, {}).update(zip(batch["row"].tolist(), batch["reference"], strict=True))
         else:
             for name, values in zip(("prediction", "target"), pruner.task.predictions(logits, batch), strict=True):
-                self._kept.setdefault(f"{split}_{name}", []).append(values.cpu())
+                array = values.cpu().numpy() if isinstance(values, Tensor) else np.array(values)
+                self._kept.setdefault(f"{split}_{name}", []).append(array)
 
     def _keep_texts(self, split: str, pruner: pl.LightningModule) -> None:
         """What the module said of the whole split, by each search; the task has put the processes' parts together."""
@@ -127,9 +128,9 @@ class Predictions(pl.Callback):
             self._texts[split] = pruner.outputs[split]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Class numbers in the order of evaluation, or texts in that of the split, as ``select_prediction``,
+        """Classes, numbers or tags in the order of evaluation, or texts in that of the split, as ``select_prediction``,
         ``select_target`` and so on; texts by beam search as ``test_prediction_beam``. Every process has to ask."""
-        classes = {name: _interleaved(_compact(torch.cat(parts).numpy())) for name, parts in self._kept.items()}
+        classes = {name: _interleaved(_compact(np.concatenate(parts))) for name, parts in self._kept.items()}
         predicted = {
             f"{split}_prediction" + ("" if search == "greedy" else f"_{search}"): np.array(texts)
             for split, outputs in self._texts.items()
@@ -150,7 +151,7 @@ def _compact(values: np.ndarray) -> np.ndarray:
 def _interleaved(own: np.ndarray) -> np.ndarray:
     """Values of all processes in the order that one alone would have had; the processes take turns."""
     parts = gathered(own)
-    whole = np.empty(sum(map(len, parts)), own.dtype)
+    whole = np.empty(sum(map(len, parts)), np.result_type(*parts))  # texts of one process may be longer
     for rank, part in enumerate(parts):
         whole[rank :: len(parts)] = part
     return whole
@@ -180,7 +181,7 @@ class CostInCheckpoints(pl.Callback):
         """
         content = read_archive(path)
         check_identity(content, path, identity, "the experiment that is made there")
-        return Cost(**content.get(cls.KEY, {}))
+        return Cost.of(content.get(cls.KEY, {}))
 
 
 class LastGoodCheckpoint(pl.Callback):
@@ -260,7 +261,7 @@ class PhaseCosts(pl.Callback):
         return {phase: asdict(cost) for phase, cost in self.costs.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.costs = {phase: Cost(**cost) for phase, cost in state_dict.items()}  # type: ignore[misc]
+        self.costs = {phase: Cost.of(cost) for phase, cost in state_dict.items()}  # type: ignore[misc]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._enter(trainer, pl_module)
@@ -268,18 +269,34 @@ class PhaseCosts(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
         if pl_module.phase(trainer.global_step) != self._phase:
-            self._read()
+            self._leave()
             self._enter(trainer, pl_module)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._meter is not None:  # what a run is watched by is no part of it
+            self._meter.pause(True)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._meter is not None:
+            self._meter.pause(False)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._read()
-        self._meter = None
+        self._leave()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._leave()
 
     def _enter(self, trainer: pl.Trainer, pruner: pl.LightningModule) -> None:
         assert isinstance(pruner, HeadPruner)
         self._phase = pruner.phase(trainer.global_step)
-        self._meter = Meter(trainer.strategy.root_device, self.costs.get(self._phase, NOTHING))
+        self._meter = Meter(trainer.strategy.root_device, pruner.gates, self.costs.get(self._phase, NOTHING))
 
     def _read(self) -> None:
         if self._meter is not None:
             self.costs[self._phase] = self._meter.cost
+
+    def _leave(self) -> None:
+        if self._meter is not None:
+            self._meter.stop()
+        self._read()
+        self._meter = None

@@ -164,11 +164,6 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
     groups = [group.get("name") for state in content.get("optimizer_states", []) for group in state["param_groups"]]
     if not loops or not groups:
         raise GateError(f"the checkpoint {path!r} holds weights only; resume from last.ckpt or dense.ckpt")
-    if ("multipliers" in groups) != pruner.steering.has_multipliers:
-        raise GateError(
-            f"the checkpoint {path!r} was trained {'with' if 'multipliers' in groups else 'without'} multipliers; "
-            "go on with the same --model.steering"
-        )
     own = pruner.state_dict()
     extra = "gates._extra_state"
     if extra in weights:

@@ -22,7 +22,7 @@ def _interval(trainer: pl.Trainer) -> int:
 
 
 class GateLog(pl.Callback):
-    """Log expected, hard and target open heads and the multipliers; keep every gate's course for the heat map.
+    """Log expected, hard and target open heads; keep every gate's course for the heat map.
 
     Args:
         pictures: heat maps that are sent to W&B over the prune phase; the mask follows it. Before, all gates are open.
@@ -64,14 +64,10 @@ class GateLog(pl.Callback):
                     logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
             for label, part in zip(labels, counts.split(gates.sizes), strict=True):
                 logged[f"{name}/{label}"] = float(part.sum())
-        if pruner.steering.target is not None:
-            target, goals = pruner.steering.target, pruner.goals(step - 1)  # which the step that is done aimed at
+        if (budget := pruner.steering.budget) is not None:
+            goals = pruner.goals(step - 1)  # which the step that is done aimed at
             logged["heads/target"] = float(sum(goals))
-            logged |= {f"heads/target/{kind}": float(goal) for kind, goal in zip(target.kinds, goals, strict=False)}
-            if pruner.steering.has_multipliers:
-                for name in ("lambda1", "lambda2"):
-                    values_of = getattr(target, name).tolist()
-                    logged |= {f"multipliers/{name}/{k}": v for k, v in zip(target.kinds or ["all"], values_of, strict=True)}
+            logged |= {f"heads/target/{kind}": goal for kind, goal in zip(budget.per_kind, goals, strict=False)}
         pruner.log_dict(logged, rank_zero_only=True)
         first, last, _ = pruner.boundaries
         due = self._sent + (last - first) // max(1, self.pictures)

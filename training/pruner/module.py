@@ -89,9 +89,6 @@ class HeadPruner(pl.LightningModule):
         kinds = kinds_to_prune(options, [kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = new_gates(options, backbone, kinds)
         self.steering = Steering(options, self.gates, kinds)
-        if self.steering.has_multipliers:
-            # Otherwise they are no part of the module: a finetune phase then serves every budget and steering by none.
-            self.target = self.steering.target
         self.backbone = backbone.train()
         for parameter in matching_parameters(backbone, options.freeze or []):
             parameter.requires_grad_(False)
@@ -272,15 +269,15 @@ class HeadPruner(pl.LightningModule):
         return finite if self.trainer.world_size == 1 else self.trainer.strategy.reduce_boolean_decision(finite, all=True)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Outside the prune phase gates and multipliers rest: a step with zero gradients would still count in Adam's
-        bias correction and make their first real steps several times too long. In it the backbone rests, if pipelined; in it
+        """Outside the prune phase gates rest: a step with zero gradients would still count in Adam's bias correction and make
+        their first real steps several times too long. In it the backbone rests, if pipelined; in it
         and after it, weights that are frozen while pruning do."""
         if self.phase(self.global_step) != "finetune":
             for parameter in self.frozen_while_pruning:
                 parameter.grad = None
         resting: Iterable[torch.nn.Parameter] = ()
         if self.ramp(self.global_step) == 0:
-            resting = self.steering.parameters()
+            resting = [self.gates.log_alpha]
         elif self._is_pipelined:
             resting = self.backbone.parameters()
         for parameter in resting:
@@ -327,8 +324,7 @@ class HeadPruner(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         self._set_schedule()
-        multipliers = self.steering.target if self.steering.has_multipliers else None
-        groups = parameter_groups(self.backbone, self.gates, multipliers, self.options)
+        groups = parameter_groups(self.backbone, self.gates, self.options)
         # One kernel for all parameters, several times faster. It would unscale float16 gradients after clipping, not before.
         scales = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         optimizer = torch.optim.AdamW(groups, fused=self.device.type in ("cpu", "cuda") and not scales)

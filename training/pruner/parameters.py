@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.objective import TargetBudget
 from training.config import PrunerOptions
 
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
@@ -31,46 +30,26 @@ def backbone_groups(backbone: nn.Module, learning_rate: float, weight_decay: flo
     return [group for group in groups if group["params"]]
 
 
-def gate_groups(
-    gates: HeadGates, target: TargetBudget | None, *, learning_rate: float, multiplier_learning_rate: float
-) -> list[dict[str, Any]]:
-    """Optimiser groups of log_alpha and of a target's multipliers, which ascend; neither decays."""
-    groups: list[dict[str, Any]] = [{"name": "gates", "params": [gates.log_alpha], "lr": learning_rate, "weight_decay": 0.0}]
-    if target is not None:
-        multipliers = {"params": list(target.parameters()), "lr": multiplier_learning_rate, "maximize": True}
-        groups.append({"name": "multipliers", "weight_decay": 0.0, **multipliers})
-    return groups
-
-
-def parameter_groups(
-    backbone: nn.Module, gates: HeadGates, target: TargetBudget | None, options: PrunerOptions
-) -> list[dict[str, Any]]:
-    """All groups of a run's optimiser.
+def parameter_groups(backbone: nn.Module, gates: HeadGates, options: PrunerOptions) -> list[dict[str, Any]]:
+    """All groups of a run's optimiser: those of the backbone, and the gates, which do not decay.
 
     Args:
         backbone: with its frozen parameters not requiring gradients.
         gates: on the backbone.
-        target: whose multipliers steer; None without multipliers.
         options: of the run, for the learning rates.
     """
-    of_gates = gate_groups(
-        gates,
-        target,
-        learning_rate=options.gate_learning_rate,
-        multiplier_learning_rate=options.multiplier_learning_rate,
-    )
-    return backbone_groups(backbone, options.learning_rate, options.weight_decay) + of_gates
+    of_gates = {"name": "gates", "params": [gates.log_alpha], "lr": options.gate_learning_rate, "weight_decay": 0.0}
+    return [*backbone_groups(backbone, options.learning_rate, options.weight_decay), of_gates]
 
 
 def is_of_gates(group: Mapping[str, Any]) -> bool:
-    """Whether a group is of gates or multipliers, which rest outside the prune phase."""
-    return group["name"] in ("gates", "multipliers")
+    """Whether a group is of the gates, which rest outside the prune phase."""
+    return bool(group["name"] == "gates")
 
 
 def learning_rate_of(group: Mapping[str, Any], options: PrunerOptions) -> float:
     """The learning rate that the options give a group."""
-    own = {"gates": options.gate_learning_rate, "multipliers": options.multiplier_learning_rate}
-    return own.get(group["name"], options.learning_rate)
+    return options.gate_learning_rate if is_of_gates(group) else options.learning_rate
 
 
 def use_rates_(groups: Sequence[dict[str, Any]], scheduler: LambdaLR, rates: Sequence[float], *, step: int) -> None:

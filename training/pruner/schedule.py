@@ -107,5 +107,5 @@ class Schedule:
         return min((step + 1) / rise, max(0.0, (steps - step) / max(1, steps - rise)))
 
     def gate_rate(self, step: int) -> float:
-        """Factor of the learning rate of gates and multipliers, which rest outside the prune phase."""
+        """Factor of the learning rate of gates, which rest outside the prune phase."""
         return 1.0 if self.phase(step) == "prune" else 0.0

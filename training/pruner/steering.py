@@ -50,7 +50,7 @@ def new_gates(options: PrunerOptions, backbone: nn.Module, kinds: list[Kind] | N
 
 
 class Steering:
-    """Steers the gates of a run. It changes ``log_alpha`` in place and holds no weights but the multipliers of ``target``.
+    """Steers the gates of a run. It changes ``log_alpha`` in place.
 
     Args:
         options: of the run.
@@ -59,7 +59,6 @@ class Steering:
 
     Attributes:
         budget: None where a price decides.
-        target: the way to the budget; None without one.
 
     Raises:
         GateError: for a budget or prices that the model cannot have.
@@ -78,32 +77,20 @@ class Steering:
                 gates,
                 options.budget,
                 minimum_per_layer=options.minimum_per_layer,
-                start=1.0 if options.steering == "multipliers" else None,
-                shifts=options.steering == "projection",
             )
         self.budget = None if self.held is None else self.held.budget
-        self.target = None if self.held is None else self.held.target
         self.paid: list[list[float]] = []
         """Prices of the steps since the schedule has come to the budget, of all gates or of each budgeted kind."""
 
     @property
-    def has_multipliers(self) -> bool:
-        """Whether a Lagrangian steers to the budget."""
-        return self.target is not None and self.options.steering == "multipliers"
-
-    @property
     def holds(self) -> bool:
         """Whether gates are held to the budget after every step."""
-        return self.held is not None and self.held.holds and not self.has_multipliers
+        return self.held is not None and self.held.holds
 
     @property
     def starts_apart(self) -> bool:
         """Whether a score sets the gates apart when the prune phase begins."""
         return (self.holds or self.options.gate in TOP_K_FAMILIES) and self.options.start_apart != 0
-
-    def parameters(self) -> list[nn.Parameter]:
-        """What training of gates moves."""
-        return [self.gates.log_alpha, *(self.target.parameters() if self.target is not None else ())]
 
     # -- while gates are trained -------------------------------------------------------------------------------
 
@@ -114,25 +101,21 @@ class Steering:
         set_apart_(self.gates, scores, self.options.start_apart)
 
     def penalty(self, ramp: float) -> Tensor:
-        """What is added to the loss: a price that is given, or the pull to the target; 0 where :meth:`hold_` takes the price
-        into account after the step. Times 0 outside the prune phase, so that every parameter has a gradient in every process.
+        """What is added to the loss: a price that is given; 0 where :meth:`hold_` takes the price into account after the step.
+        Times 0 outside the prune phase, so that every parameter has a gradient in every process.
 
         Args:
-            ramp: how far the target or the price has gone, 0 to 1; 0 outside the prune phase.
+            ramp: how far the schedule or the price has gone, 0 to 1; 0 outside the prune phase.
         """
         if self.budget is None or self.options.gate == "clamped-linear":
             probability = self.gates.open_probability()
             return ramp * l0_penalty(probability, self.prices.to(probability))
-        if not self.has_multipliers:
-            return 0.0 * self.gates.log_alpha.sum()
-        active = 1.0 if ramp > 0 else 0.0
-        assert self.target is not None
-        return active * self.target(self.gates.open_probability(), self.gates.kind_index(), ramp)
+        return 0.0 * self.gates.log_alpha.sum()
 
     @torch.no_grad()
     def hold_(self, ramp: float, optimizer: Optimizer) -> None:
-        """After a step of the optimiser, hold the expected number of open heads to the target, in the whole model or in each
-        budgeted kind; gates pay the price for it."""
+        """After a step of the optimiser, hold the expected number of open heads to the schedule, in the whole model or in
+        each budgeted kind; gates pay the price for it."""
         if self.holds:
             assert self.held is not None
             self.held.hold_(ramp, optimizer)
@@ -141,14 +124,14 @@ class Steering:
 
     def goals(self, ramp: float) -> list[float]:
         """Open gates aimed at, in all or of each budgeted kind; none without a budget."""
-        if self.held is None or self.target is None or self.budget is None:
+        if self.held is None or self.budget is None:
             return []
         budget, learned = self.budget, self.gates.learned
         if self.gates.mode != "masked":
-            if self.holds or self.has_multipliers:
+            if self.holds:
                 return self.held.goals(ramp)
             if self.gates.mode == "open":
-                return self.target.heads.tolist()
+                return [float(count) for count in self.held.schedule.heads]
             if isinstance(learned, TopKGates):
                 budget = learned.current_budget()
         return list(budget.per_kind.values()) or [budget.total]
@@ -167,7 +150,7 @@ class Steering:
         """What an expected open gate costs now, in units of the loss: a price that is given, or the one of the last step.
 
         Args:
-            ramp: how far the target or the price has gone, 0 to 1; 0 outside the prune phase.
+            ramp: how far the schedule or the price has gone, 0 to 1; 0 outside the prune phase.
         """
         sizes = self.gates.kind_sizes()
         present = [kind for kind in KINDS if kind in sizes]

@@ -1,15 +1,19 @@
-"""What a piece of work cost: wall time and peak memory."""
+"""What a piece of work cost: steps, passes through the model, wall time and peak memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gates.head_gates import HeadGates
+from training.runs import processes
+from training.runs.examples_passed import ExampleCounter
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 """Where Linux keeps the peak of a process's memory, and lets it be reset."""
@@ -23,18 +27,43 @@ class Cost:
         seconds: wall time.
         peak_memory_mb: on a GPU the most memory its tensors took, on a Linux CPU the most the whole process took, elsewhere
             None.
+        steps: of an optimiser.
+        forward_examples: that passed through the model, a repeated one as often as it did; None where nobody counted.
+        backward_examples: that a gradient could follow back.
     """
 
     seconds: float = 0.0
     peak_memory_mb: float | None = None
+    steps: int = 0
+    forward_examples: float | None = 0.0
+    backward_examples: float | None = 0.0
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Cost:
+        """The cost that a row of a table or the result of an experiment tells; earlier versions counted no examples."""
+        told = {"forward_examples": None, "backward_examples": None} | dict(row)
+        return cls(**{field.name: told[field.name] for field in fields(cls) if field.name in told})
 
     def then(self, later: Cost) -> Cost:
         """The cost of this work and later work together."""
         peaks = [peak for peak in (self.peak_memory_mb, later.peak_memory_mb) if peak is not None]
-        return Cost(self.seconds + later.seconds, max(peaks, default=None))
+        return Cost(
+            self.seconds + later.seconds,
+            max(peaks, default=None),
+            self.steps + later.steps,
+            _sum(self.forward_examples, later.forward_examples),
+            _sum(self.backward_examples, later.backward_examples),
+        )
+
+    def with_teacher(self) -> Cost:
+        """With a teacher's pass for every example that was trained on."""
+        return replace(self, forward_examples=_sum(self.forward_examples, self.backward_examples))
 
     def as_row(self) -> dict[str, Any]:
-        return {"steps": 0, "seconds": round(self.seconds, 2), "peak_memory_mb": self.peak_memory_mb}
+        """Its columns."""
+        row = {"steps": self.steps, "seconds": round(self.seconds, 2), "peak_memory_mb": self.peak_memory_mb}
+        counted = {"forward_examples": self.forward_examples, "backward_examples": self.backward_examples}
+        return row | {name: None if count is None else round(count) for name, count in counted.items()}
 
 
 NOTHING = Cost()
@@ -45,12 +74,15 @@ class Meter:
 
     Args:
         device: that computes.
+        gates: of the model whose passes are counted, in this process and, with as many, in every other one; None where nobody
+            counts.
         before: cost of earlier work, which counts too.
     """
 
-    def __init__(self, device: torch.device, before: Cost = NOTHING) -> None:
+    def __init__(self, device: torch.device, gates: HeadGates | None, before: Cost = NOTHING) -> None:
         self.device, self.before = device, before
         self.stopped: Cost | None = None
+        self.counter = None if gates is None else ExampleCounter(gates)
         _reset_peak(device)
         self.start = time.perf_counter()
 
@@ -59,8 +91,16 @@ class Meter:
         """So far; once it is stopped, of the whole work."""
         return self.stopped or self._read()
 
+    def pause(self, paused: bool) -> None:
+        """Count no examples for a while, or count them again; time goes on."""
+        if self.counter is not None:
+            self.counter.counts = not paused
+
     def stop(self) -> None:
+        """Measure no more."""
         self.stopped = self._read()
+        if self.counter is not None:
+            self.counter.stop()
 
     def as_row(self) -> dict[str, Any]:
         return self.cost.as_row()
@@ -68,15 +108,25 @@ class Meter:
     def _read(self) -> Cost:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return self.before.then(Cost(time.perf_counter() - self.start, _peak(self.device)))
+        seconds, peak, counter = time.perf_counter() - self.start, _peak(self.device), self.counter
+        if counter is None:
+            return self.before.then(Cost(seconds, peak, forward_examples=None, backward_examples=None))
+        passed = (count * processes.world_size() for count in (counter.forward, counter.backward))
+        return self.before.then(Cost(seconds, peak, 0, *passed))
 
 
 @contextmanager
-def measured(device: torch.device, before: Cost = NOTHING) -> Iterator[Meter]:
+def measured(device: torch.device, gates: HeadGates | None, before: Cost = NOTHING) -> Iterator[Meter]:
     """Measure the work of a ``with`` block that computes on a device; see :class:`Meter`."""
-    meter = Meter(device, before)
-    yield meter
-    meter.stop()
+    meter = Meter(device, gates, before)
+    try:
+        yield meter
+    finally:
+        meter.stop()
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps
 from training.config import DrawSearch, PrunerOptions, SwapSearch
 from training.runs import progress
+from training.runs.cost import measured
 from training.scoring.subject import Batch, Subject, at_rest
 
 
@@ -62,10 +62,11 @@ def refined_by_swaps(
 
 
 def swapped(subject: Subject, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:
-    """A run's own search: what :func:`refined_by_swaps` finds, what was searched, and the seconds that it took."""
-    search, begin = SwapSearch(passes=options.swaps), time.perf_counter()
-    found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=options.minimum_per_layer)
-    return {"search": asdict(search), **found, "seconds": round(time.perf_counter() - begin, 2)}
+    """A run's own search: what :func:`refined_by_swaps` finds, what was searched, and what it cost."""
+    search = SwapSearch(passes=options.swaps)
+    with measured(subject.device, subject.gates) as cost:
+        found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=options.minimum_per_layer)
+    return {"search": asdict(search), **found, **cost.as_row()}
 
 
 def draw(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from training.config import RefitSearch, RestartSearch
 from training.runs import progress
+from training.runs.cost import Cost, measured
 from training.scoring.mask_search import calibration
 from training.scoring.outputs import refit
 from training.scoring.subject import Subject
@@ -25,16 +25,16 @@ class Refit:
     Args:
         ridge: that did best.
         tried: the main metric on the selection split with each ridge.
-        seconds: that it took.
+        cost: of all of them.
     """
 
     ridge: float
     tried: list[float]
-    seconds: float
+    cost: Cost
 
     def as_plain(self, search: RefitSearch) -> dict[str, Any]:
         """As JSON, with what was searched."""
-        return {"search": asdict(search), "ridge": self.ridge, "tried": self.tried, "seconds": round(self.seconds, 2)}
+        return {"search": asdict(search), "ridge": self.ridge, "tried": self.tried, **self.cost.as_row()}
 
 
 def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
@@ -46,9 +46,9 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
         search: the ridges, and what they are fitted on.
         dense: parameters of the dense model by their names in the subject's, which are the aim.
     """
-    begin, tried, best = time.perf_counter(), list[float](), dict[str, Tensor]()
+    tried, best = list[float](), dict[str, Tensor]()
     start, gain = copied_weights(subject), subject.task.gain
-    with progress.stage("refitting", len(search.ridges)) as shown:
+    with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
         for ridge in search.ridges:
             use_weights_(subject, start)
             refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
@@ -58,7 +58,7 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
             tried.append(found)
             shown.advance()
     use_weights_(subject, best)
-    return Refit(search.ridges[tried.index(max(tried, key=gain))], tried, time.perf_counter() - begin)
+    return Refit(search.ridges[tried.index(max(tried, key=gain))], tried, cost.cost)
 
 
 def quality(subject: Subject, mask: Tensor) -> float:

@@ -20,7 +20,10 @@ from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import Subject
 
-SECONDS, PEAK_MEMORY = "seconds", "peak-memory-mb"
+OF_COST = {
+    "seconds": "seconds", "peak_memory_mb": "peak-memory-mb", "forward_examples": "forward", "backward_examples": "backward",
+}  # fmt: skip
+"""What is kept of the cost of a pass, and under which name."""
 
 
 class Scores:
@@ -58,8 +61,8 @@ class Scores:
         self._need(method)
         total = NOTHING
         for name in dict.fromkeys(pass_of(raw) for raw in scorer(method).raws):
-            seconds, peak = (self.known.get(f"{name}-{what}") for what in (SECONDS, PEAK_MEMORY))
-            total = total.then(Cost(0.0 if seconds is None else float(seconds), None if peak is None else float(peak)))
+            kept = {part: self.known.get(f"{name}-{title}") for part, title in OF_COST.items()}
+            total = total.then(Cost.of({part: float(value) for part, value in kept.items() if value is not None}))
         return total
 
     def ranking(self, method: str, *, alpha: float = 0.5, seed: int = 0) -> Tensor:
@@ -104,12 +107,12 @@ class Scores:
 
     def _run(self, name: str) -> None:
         """Go over the data once and remember what came out, and what it cost."""
-        with measured(self.subject.device) as meter, self.subject.at_rest():
+        with measured(self.subject.device, self.subject.gates) as meter, self.subject.at_rest():
             found = PASSES[name].run(self.subject, self.raw)
         # The cost first: a process killed in between would leave scores that cost nothing.
-        for what, value in ((SECONDS, meter.cost.seconds), (PEAK_MEMORY, meter.cost.peak_memory_mb)):
-            if value is not None:
-                self.known[f"{name}-{what}"] = torch.tensor(value, dtype=torch.float64)
+        for part, title in OF_COST.items():
+            if (value := getattr(meter.cost, part)) is not None:
+                self.known[f"{name}-{title}"] = torch.tensor(value, dtype=torch.float64)
         for score, values in found.items():
             self.known[score] = values.detach().double().cpu()
 

@@ -13,6 +13,8 @@ from training.truth.survival import smallest_budgets, with_program
 TICK, CROSS = "✓", "✗"
 COLUMNS = ("seed", "method", "budget", "needed", "recall", "precision", "exact", "survives")
 """Of ``truth.csv`` that the tables need."""
+OF_FACTS = ("seed", "method", "budget", "carried", "at_best", "recall")
+"""Of ``interchange.csv``."""
 
 
 def ticks(truth: pd.DataFrame) -> pd.DataFrame:
@@ -62,6 +64,25 @@ def by_program(truth: pd.DataFrame) -> str:
 def by_method(truth: pd.DataFrame) -> str:
     """:func:`summary_of_truth` as a Markdown table."""
     return _table(summary_of_truth(truth))
+
+
+def by_facts(carried: pd.DataFrame) -> str:
+    """What ``interchange.csv`` says, as a Markdown table: for each method and budget what a mask keeps of the effects of all
+    heads, as a share of what the best mask with as many heads keeps, mean and standard deviation over seeds; and the mean share
+    of the carriers that it keeps."""
+    shares = carried.assign(share=carried["carried"] / carried["at_best"])
+    budgets = sorted(shares["budget"].unique(), reverse=True)
+    rows = []
+    for method, of_method in shares.groupby("method", sort=False):
+        at = {budget: of_method[of_method["budget"] == budget] for budget in budgets}
+        kept = {f"share, {budget} heads": _spread(found["share"]) for budget, found in at.items()}
+        recall = {f"carriers, {budget} heads": found["recall"].mean() for budget, found in at.items()}
+        rows.append({"method": method} | kept | recall)
+    return _table(pd.DataFrame(rows))
+
+
+def _spread(values: pd.Series) -> str:
+    return f"{values.mean():.2f} ± {values.std():.2f}" if len(values) > 1 else f"{values.mean():.2f}"
 
 
 def _cell(exact: int, seeds: int) -> str:

@@ -11,7 +11,7 @@ from gates.errors import GateError
 from training.cli.ending import PIPED_WIDTH, advised, finish, stdout
 from training.commands.table import run_command
 
-benchmark = partial(run_command, "benchmark")
+speed = partial(run_command, "speed")
 
 
 def ends(work, capsys):
@@ -35,6 +35,19 @@ def test_bad_input_is_one_sentence(capsys):
     assert ends(raising(GateError("the budget is 99")), capsys) == (2, "error: the budget is 99\n")
 
 
+def test_another_process_that_died_is_told_in_one_sentence(capsys):
+    """As gloo and NCCL say it; what only sounds like it is not taken for it."""
+    gloo = "[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26770. GLHF!"
+    said = "error: another process of this job died (Connection closed by peer), of which more may stand above; start again\n"
+    assert ends(raising(RuntimeError(gloo)), capsys) == (2, said)
+    nccl = "NCCL communicator was aborted on rank 0: remote process exited or there was a network error"
+    assert "(remote process exited)" in ends(raising(RuntimeError(nccl)), capsys)[1]
+    with pytest.raises(RuntimeError, match="shapes"):
+        ends(raising(RuntimeError("shapes differ")), capsys)
+    with pytest.raises(ValueError, match="gloo"):
+        ends(raising(ValueError(gloo)), capsys)
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(1)])  # Lightning makes the second of the first
 def test_ctrl_c_says_how_to_go_on(capsys, stop):
     assert ends(raising(stop), capsys) == (130, "stopped; start again\n")
@@ -54,7 +67,7 @@ def test_other_failures_are_not_hidden(capsys):
 
 def test_help_ends_as_the_parser_says():
     with pytest.raises(SystemExit) as end:
-        benchmark(["--help"])
+        speed(["--help"])
     assert end.value.code == 0
 
 

@@ -24,6 +24,8 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
         (["--epochs", "3"], "there is no option --epochs"),
         (["--model.budget", "abc"], "--model.budget is abc, which it does not take; expected a whole number, a number or one"),
         (["--model.budget"], "--model.budget needs a value"),
+        (["--run.run_dir", "a"], "there is no option --run.run_dir; did you mean --run_dir?"),
+        (["--name.run_dir", "a"], "there is no option name.run_dir; did you mean --run_dir?"),
         (["--seed", "x"], "--seed is x, which it does not take; expected a whole number"),
         (["--compare", "fast"], "--compare is fast, which it does not take; expected none, posthoc or full"),
         (["--data", "Txt"], f"there is no kind of data 'Txt'; expected one of {', '.join(KINDS)}"),

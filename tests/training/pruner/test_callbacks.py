@@ -60,6 +60,14 @@ def test_every_phase_is_charged_its_own_time(settings, expected, clock):
     assert costs.state_dict().keys() == expected.keys()
 
 
+def test_every_phase_counts_the_examples_it_trains_on_and_none_of_validation():
+    costs, data = PhaseCosts(), make_data()
+    make_trainer(callbacks=[costs], limit_val_batches=1.0).fit(make_pruner(), data)
+    examples = len(data.splits["train"])
+    counted = {phase: (cost.forward_examples, cost.backward_examples) for phase, cost in costs.costs.items()}
+    assert counted == {phase: (pytest.approx(examples), pytest.approx(examples)) for phase in ("finetune", "prune", "retrain")}
+
+
 def test_accumulated_batches_count_with_their_step(clock):
     costs = PhaseCosts()
     make_trainer(callbacks=[clock, costs], accumulate_grad_batches=2).fit(make_pruner(), make_data())
@@ -87,7 +95,7 @@ def test_work_of_several_steps_keeps_its_cost_in_checkpoints(tmp_path):
     torch.save(saved | {"identity": "own"}, tmp_path / "with.ckpt")
     torch.save({"state_dict": {}, "identity": "own"}, tmp_path / "without.ckpt")
     assert CostInCheckpoints.read(tmp_path / "with.ckpt", "own") == cost
-    assert CostInCheckpoints.read(tmp_path / "without.ckpt", "own") == Cost()
+    assert CostInCheckpoints.read(tmp_path / "without.ckpt", "own") == Cost(forward_examples=None, backward_examples=None)
     with pytest.raises(GateError, match="is not of the experiment"):
         CostInCheckpoints.read(tmp_path / "with.ckpt", "another")
 

@@ -1,16 +1,12 @@
 import pytest
 import torch
 
-from gates.budget import Budget
 from gates.errors import GateError
-from gates.families.hard_concrete import Stretch
 from gates.head_gates import HeadGates
-from gates.objective import TargetBudget
 from tests.models import build
 from tests.training.runs import make_options
 from training.pruner.parameters import (
     backbone_groups,
-    gate_groups,
     is_of_gates,
     learning_rate_of,
     matching_parameters,
@@ -42,18 +38,6 @@ def test_what_does_not_train_is_in_no_group():
     assert not any("embeddings" in name for name in names(model, group))
 
 
-def test_multipliers_ascend_where_they_steer():
-    gates = HeadGates(build("bert"))
-    (own,) = gate_groups(gates, None, learning_rate=0.05, multiplier_learning_rate=0.1)
-    assert own["params"][0] is gates.log_alpha
-    target = TargetBudget(Budget(2, {}), gates.kind_sizes(), Stretch())
-    _, multipliers = gate_groups(gates, target, learning_rate=0.05, multiplier_learning_rate=0.1)
-    optimizer = torch.optim.SGD([multipliers])
-    target(gates.open_probability(), gates.kind_index(), 1.0).backward()
-    optimizer.step()
-    assert target.lambda1 > 0  # more heads are open than the budget: the price rises
-
-
 @pytest.mark.parametrize(
     ("pattern", "message"), [("telepathy", "matches no parameter of Bert"), ("(", "not a regular expression")]
 )
@@ -63,17 +47,16 @@ def test_patterns_that_match_nothing_are_named(pattern, message):
 
 
 def test_all_groups_of_a_run_have_the_learning_rates_of_its_options():
-    options = make_options(learning_rate=0.3, gate_learning_rate=0.2, multiplier_learning_rate=0.1, weight_decay=0.5)
+    options = make_options(learning_rate=0.3, gate_learning_rate=0.2, weight_decay=0.5)
     model = build("bert")
     gates = HeadGates(model)
-    target = TargetBudget(Budget(2, {}), gates.kind_sizes(), Stretch())
-    groups = parameter_groups(model, gates, target, options)
+    groups = parameter_groups(model, gates, options)
     assert {group["name"]: (group["lr"], group["weight_decay"]) for group in groups} == {
-        "backbone": (0.3, 0.5), "backbone-no-decay": (0.3, 0.0), "gates": (0.2, 0.0), "multipliers": (0.1, 0.0),
+        "backbone": (0.3, 0.5), "backbone-no-decay": (0.3, 0.0), "gates": (0.2, 0.0),
     }  # fmt: skip
-    assert [learning_rate_of(group, options) for group in groups] == [0.3, 0.3, 0.2, 0.1]
-    assert [is_of_gates(group) for group in groups] == [False, False, True, True]
-    assert [group["name"] for group in parameter_groups(model, gates, None, options)][-1] == "gates"
+    assert [learning_rate_of(group, options) for group in groups] == [0.3, 0.3, 0.2]
+    assert [is_of_gates(group) for group in groups] == [False, False, True]
+    assert groups[-1]["params"] == [gates.log_alpha]
 
 
 def test_other_rates_take_the_place_of_a_checkpoints_from_a_step_on():

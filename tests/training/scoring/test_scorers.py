@@ -113,12 +113,22 @@ def test_steps_do_not_pay_for_the_first_pass_twice():
 def test_every_method_that_uses_a_pass_is_charged_its_peak_memory():
     known = {"gradients-seconds": 2.0, "gradients-peak-memory-mb": 700.0, "attention-seconds": 1.0}
     known |= {"attention-peak-memory-mb": 300.0, "his": 1.0, "entropy": 1.0, "confidence": 1.0}
+    known |= {"gradients-forward": 13.0, "gradients-backward": 13.0, "attention-forward": 13.0, "attention-backward": 0.0}
     scores = make_scores(known={name: torch.tensor(value, dtype=torch.float64) for name, value in known.items()})
-    assert scores.cost_of("his") == scores.cost_of("his-raw") == Cost(2.0, 700.0)
-    assert scores.cost_of("confidence") == Cost(1.0, 300.0)
-    assert scores.cost_of("rank-sum") == Cost(3.0, 700.0)
-    del scores.known["gradients-peak-memory-mb"]  # scores from before it was kept
-    assert scores.cost_of("his") == Cost(2.0)
+    assert scores.cost_of("his") == scores.cost_of("his-raw") == Cost(2.0, 700.0, 0, 13.0, 13.0)
+    assert scores.cost_of("confidence") == Cost(1.0, 300.0, 0, 13.0, 0.0)
+    assert scores.cost_of("rank-sum") == Cost(3.0, 700.0, 0, 26.0, 13.0)
+    for name in ("peak-memory-mb", "forward", "backward"):
+        del scores.known[f"gradients-{name}"]  # scores from before they were kept
+    assert scores.cost_of("his") == Cost(2.0, None, 0, None, None)
+
+
+@pytest.mark.parametrize(("method", "forward", "backward"), [("his", 1, 1), ("confidence", 1, 0), ("rank-sum", 2, 1)])
+def test_passes_count_every_example_of_the_scoring_data(method, forward, backward):
+    scores = make_scores()
+    examples = sum(len(batch["labels"]) for batch in scores.subject.data.score_dataloader())
+    cost = scores.cost_of(method)
+    assert (cost.forward_examples, cost.backward_examples) == pytest.approx((forward * examples, backward * examples))
 
 
 def test_a_pass_measures_its_peak_memory():

@@ -164,12 +164,12 @@ def test_a_grid_is_every_combination_and_ends_of_uneven_steps_are_met(tmp_path):
     parameters = {
         "model.price": {"distribution": "q_uniform", "min": 0.1, "max": 0.45, "q": 0.1},
         "seed": {"min": 1, "max": 3},
-        "model.steering": {"values": ["projection", "multipliers"]},
+        "model.draw_per": {"values": ["example", "batch"]},
     }
     sweep = read_sweep(write_sweep(tmp_path, method="grid", run_cap=None, parameters=parameters))
     assert sweep.space["model.price"] == FloatDistribution(0.1, 0.4, step=0.1)
     assert sweep.space["seed"] == IntDistribution(1, 3)
-    assert sweep.space["model.steering"] == CategoricalDistribution(['"projection"', '"multipliers"'])
+    assert sweep.space["model.draw_per"] == CategoricalDistribution(['"example"', '"batch"'])
     assert (sweep.count(None), sweep.count(100), sweep.count(5)) == (24, 24, 5)
     study = optuna.create_study()
     drawn = set()

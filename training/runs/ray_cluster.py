@@ -1,0 +1,124 @@
+"""A cluster of Ray: whether it can be had, and a connection to it. Ray is an extra, so it is imported where it is used."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gates.errors import GateError, first_line
+from training.config.launcher import AUTO, LauncherOptions
+
+ANSWER = 5.0
+"""Seconds within which the head of a cluster must take a connection."""
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
+    "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds for an answer from the address
+}
+"""Of Ray, in environment variables that it reads when it is imported; a user's own stay."""
+ON_GPUS = ("auto", "gpu", "cuda")
+"""Accelerators of a trainer that use the GPUs of the cluster."""
+
+
+def check_ray(options: LauncherOptions) -> None:
+    """Raises :class:`GateError` if Ray is not installed, or nobody answers at the address."""
+    if importlib.util.find_spec("ray") is None:
+        raise GateError("--launcher ray needs Ray, which is not installed; run pip install 'head-gates[ray]'")
+    if options.ray_address in (None, AUTO):
+        return
+    try:
+        socket.create_connection(options.host_and_port, timeout=ANSWER).close()
+    except OSError as error:
+        raise unreachable(options, error) from error
+
+
+def unreachable(options: LauncherOptions, error: Exception) -> GateError:
+    """The cluster cannot be had, in one sentence."""
+    if options.ray_address is None:
+        return GateError(f"Ray does not start on this machine: {first_line(error)}; leave --launcher ray out")
+    if options.ray_address == AUTO:
+        return GateError(
+            "--ray_address is auto, but no cluster of Ray runs on this machine; start one by ray start --head, or leave "
+            "--ray_address out for one of this command alone"
+        )
+    return GateError(
+        f"there is no cluster of Ray at --ray_address {options.ray_address}: {first_line(error)}; start one by ray start "
+        "--head and give the address that it tells, or leave --ray_address out for one of this machine alone"
+    )
+
+
+@contextmanager
+def connected(options: LauncherOptions, accelerator: str) -> Iterator[None]:
+    """Tasks can be given to a cluster in the ``with`` block: the one at the address, or one of this machine alone, which ends
+    with the block.
+
+    Args:
+        options: what is asked for.
+        accelerator: of the trainer of every task.
+
+    Raises:
+        GateError: if it cannot be had, or has not what a task needs.
+    """
+    check_ray(options)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    terminated = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=options.ray_address or "local",
+            include_dashboard=None if options.ray_address else False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError) as error:
+        raise unreachable(options, error) from error
+    try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminated)  # Ray has one of its own, which says nothing
+        gpus_per_task(options, accelerator)  # raises
+        yield
+    finally:
+        ray.shutdown()
+
+
+def gpus_per_task(options: LauncherOptions, accelerator: str) -> float:
+    """The GPUs that each task gets on the cluster that this process is connected to.
+
+    Args:
+        options: what is asked for.
+        accelerator: of the trainer.
+
+    Raises:
+        GateError: if no machine of the cluster has as many cores or GPUs as a task gets.
+    """
+    import ray
+
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cores, gpus = (max((machine.get(kind, 0.0) for machine in machines), default=0.0) for kind in ("CPU", "GPU"))
+    if options.ray_cpus_per_task > cores:
+        raise GateError(
+            f"--ray_cpus_per_task is {options.ray_cpus_per_task}, but no machine of the cluster has more than {cores:g} "
+            "processor cores; give at most that"
+        )
+    wanted = options.ray_gpus_per_task
+    if wanted is None:
+        wanted = 1.0 if (gpus > 0 and accelerator in ON_GPUS) or accelerator in ON_GPUS[1:] else 0.0
+    if wanted > gpus:
+        raise GateError(
+            f"each experiment is to have {wanted:g} GPUs, but no machine of the cluster has more than {gpus:g}; see "
+            "--ray_gpus_per_task and --trainer.accelerator"
+        )
+    if wanted > 0 and accelerator not in ON_GPUS:
+        raise GateError(
+            f"--ray_gpus_per_task is {wanted:g}, but --trainer.accelerator {accelerator} uses none; leave one of them away"
+        )
+    if wanted == 0 and accelerator in ON_GPUS[1:]:
+        raise GateError(f"--ray_gpus_per_task is 0, but --trainer.accelerator {accelerator} needs one; leave one of them away")
+    return float(wanted)
