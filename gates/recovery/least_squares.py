@@ -83,8 +83,8 @@ class ProjectionMoments(HeadMetric):
         self.positions += len(inputs)
         self.x += inputs.sum(0, dtype=torch.float64)
         self.y += targets.sum(0, dtype=torch.float64)
-        self.xx += summed_products(inputs, inputs)
-        self.xy += summed_products(inputs, targets)
+        add_products_(self.xx, inputs, inputs)
+        add_products_(self.xy, inputs, targets)
         self.yy += targets.double().square().sum()
 
     def compute(self) -> Moments:
@@ -92,25 +92,27 @@ class ProjectionMoments(HeadMetric):
         return Moments(self.positions, self.x, self.y, self.xx, self.xy, self.yy)
 
 
-def summed_products(x: Tensor, y: Tensor) -> Tensor:
-    """``x.T @ y`` as float64, ``[in, out]``, at the speed of the inputs' precision.
+def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """Add ``x.T @ y`` to a float64 total, at the speed of the inputs' precision.
 
-    Of ``sum x y`` the large part, which is of the means, is taken apart and computed in float64; what is about the means is
-    multiplied in the precision of the inputs, at least float32, so that nothing cancels.
+    With a, b near the means of x and y, ``sum x y = sum (x - a)(y - b) + a sum y + (sum x - n a) b``. The first part, from which
+    the means are gone, is multiplied in the precision of the inputs, at least float32, so that nothing cancels; the rest,
+    of rank two, is computed in float64.
 
     Args:
+        total: ``[in, out]``, float64; changed in place, since a large one costs more to copy than the product does.
         x, y: ``[positions, in]`` and ``[positions, out]``.
     """
     if not len(x):
-        return x.new_zeros((x.shape[1], y.shape[1]), dtype=torch.float64)
+        return
     dtype = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     x, y = x.to(dtype), y.to(dtype)
     with torch.autocast(x.device.type, enabled=False):
         a, b = x.mean(0), y.mean(0)
-        about = ((x - a).T @ (y - b)).double()
-        sum_x, sum_y = x.sum(0, dtype=torch.float64), y.sum(0, dtype=torch.float64)
+        total += (x - a).T @ (y - b)
         a, b = a.double(), b.double()
-        return about + torch.outer(a, sum_y) + torch.outer(sum_x, b) - len(x) * torch.outer(a, b)
+        sum_x, sum_y = x.sum(0, dtype=torch.float64), y.sum(0, dtype=torch.float64)
+        total.addmm_(torch.stack([a, sum_x - len(x) * a], 1), torch.stack([sum_y, b]))
 
 
 def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:
