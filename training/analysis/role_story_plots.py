@@ -91,3 +91,34 @@ def kept_roles(table: pd.DataFrame) -> Figure:
     axes.set(xlabel="heads", title="roles before and after")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+@styled
+def roles_over_time(table: pd.DataFrame, unit: str) -> Figure:
+    """How many heads have each role at every look, and of a run how many gates are open for the specialised ones; dotted lines
+    end the phases.
+
+    Args:
+        table: a row for each look and role, with ``time``, ``phase``, ``with_role`` and ``open``.
+        unit: of the times.
+    """
+    figure = Figure(figsize=(6.6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    shown = []
+    for name, rows in table.groupby("role", sort=False):
+        if rows["with_role"].any():
+            axes.plot(rows["time"], rows["with_role"], marker=".", **LINES[str(name)])
+            shown.append(Line2D([], [], label=str(name), **LINES[str(name)]))
+    special = table[table["role"] == "specialised"]
+    if special["open"].notna().all():
+        style: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": ":"}
+        axes.plot(special["time"], special["open"], marker=".", **style)
+        shown.append(Line2D([], [], label="specialised and open", **style))
+    ends = special["time"][special["phase"].ne(special["phase"].shift(-1))].tolist()
+    for end in ends[1:-1]:  # not in front of the run, nor behind it
+        axes.axvline(end, color=COLOURS[-1], linestyle=":", linewidth=1.0)
+    axes.set(xlabel=unit, ylabel="heads with the role", title="roles through training")
+    axes.set_ylim(bottom=0)
+    axes.grid()
+    figure.legend(handles=shown, loc="outside lower center", ncols=4)
+    return figure

@@ -16,6 +16,7 @@ from gates.roles.induction import LENGTHS, repeated_sequences
 from gates.roles.syntactic import Trees
 from training.analysis.observed import ObservedModel
 from training.data.coreference import Pronoun, read_coreference
+from training.data.parsed_text import parse_texts
 from training.data.text_lines import read_lines
 from training.data.treebank import Tree, read_treebank, relations_of
 from training.data.words import Pieces, encode_words
@@ -35,18 +36,37 @@ class RoleFiles:
     """What the command was told.
 
     Args:
-        conllu: a treebank.
+        conllu: a treebank; None where a parser reads the texts.
         text: whose tokens say what is rare; None for the run's training data, or else the treebank.
         coref: pronouns; None for none.
         relations: that are looked at; all by default.
         most_sentences: of the treebank and of the pronouns; None for all.
+        parser: of the texts, see :func:`training.data.parsed_text.parse_texts`; None with a treebank.
     """
 
-    conllu: str
+    conllu: str | None
     text: str | None = None
     coref: str | None = None
     relations: tuple[str, ...] = ()
     most_sentences: int | None = None
+    parser: str | None = None
+
+    @property
+    def of_trees(self) -> str:
+        """What the trees come from, as errors and findings call it."""
+        return repr(self.conllu if self.parser is None else self.text)
+
+    def read_trees(self) -> list[Tree]:
+        """The trees of the treebank, or of the texts by the parser.
+
+        Raises:
+            GateError: for whatever is wrong with files or parser.
+        """
+        if self.parser is None:
+            assert self.conllu is not None
+            return read_treebank(self.conllu)[: self.most_sentences]
+        assert self.text is not None
+        return parse_texts(self.parser, read_lines(self.text)[: self.most_sentences])[: self.most_sentences]
 
 
 @dataclass(frozen=True)
@@ -88,6 +108,7 @@ class RoleTexts:
         frequencies: of every token, for sources and for targets, ``[vocabulary]``.
         frequencies_from: what they are counted in.
         seen: tokens of the treebank, from which random sequences are drawn.
+        parser: that made the trees; None for gold ones.
     """
 
     trees: Encoded
@@ -96,6 +117,7 @@ class RoleTexts:
     frequencies: dict[str, Tensor]
     frequencies_from: str
     seen: list[int]
+    parser: str | None = None
 
 
 def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
@@ -104,9 +126,9 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     Raises:
         GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
     """
-    trees = read_treebank(files.conllu)[: files.most_sentences]
+    trees = files.read_trees()
     relations = relations_of(trees, files.relations)
-    encoded = _encoded(observed, trees, f"every sentence of {files.conllu!r}")
+    encoded = _encoded(observed, trees, f"every sentence of {files.of_trees}")
     pronouns = None
     if files.coref is not None:
         pronouns = _encoded(observed, read_coreference(files.coref)[: files.most_sentences], f"every text of {files.coref!r}")
@@ -115,7 +137,7 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     if len(seen) < LEAST_KINDS:
         seen = [token for token in range(len(observed.tokenizer)) if token not in special]
     frequencies, told = _frequencies(files, observed, encoded)
-    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen)
+    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen, files.parser)
 
 
 def _encoded(observed: ObservedModel, golds: Sequence[Tree | Pronoun], what: str) -> Encoded:

@@ -204,7 +204,8 @@ def _apart(apart: bool) -> str:
 
 
 def _of_texts(texts: RoleTexts, measured: Measured) -> list[str]:
-    parts = [counted(len(texts.trees.pieces), "sentence") + " of the treebank"]
+    source = "of the treebank" if texts.parser is None else f"parsed by {texts.parser}, so that their trees are not gold"
+    parts = [f"{counted(len(texts.trees.pieces), 'sentence')} {source}"]
     if texts.pronouns is not None:
         parts.append(counted(len(texts.pronouns.pieces), "text") + " with a pronoun")
     left = [told for told in (texts.trees.told("sentence"), texts.pronouns.told("text") if texts.pronouns else "") if told]

@@ -128,9 +128,10 @@ def analyze_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--experiments",
-        type=str,
-        default="ablate,one-per-layer,by-kind",
-        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas.",
+        type=str | None,
+        default=None,
+        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas (default: with a treebank roles and what follows of a run "
+        "from them, of a plain folder roles, else ablate, one-per-layer and by-kind).",
     )
     return parser
 
