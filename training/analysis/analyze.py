@@ -1,7 +1,8 @@
 """``python -m training analyze RUN --experiments LIST --run_dir DIR``: what the heads of a trained model do.
 
 Reads a finished run's directory and its data; the model is the dense one, at the end of fine-tuning. Roles are also found in a
-plain folder with a model, and the experiments about known roles need no more than the tables of a run or comparison.
+plain folder with a model or its checkpoints, and the experiments about known roles need no more than the tables of a run or
+comparison.
 """
 
 from __future__ import annotations
@@ -15,14 +16,33 @@ from rich.markup import escape
 from torch import Tensor
 
 from gates.errors import GateError
+from training.analysis.asked import (
+    CHANGES,
+    DOMAINS,
+    DYNAMICS,
+    KNOWN,
+    NEED_CLASSES,
+    NO_MODEL,
+    ROLES,
+    STORY,
+    TITLES,
+    as_typed,
+    check_asked,
+    experiments_of,
+    holds_models,
+    other_data_options,
+)
 from training.analysis.causal import causal_classes
 from training.analysis.changes import changes_of_roles
 from training.analysis.closing import closing_of_roles
 from training.analysis.disagreement import disagreement
+from training.analysis.dynamics import dynamics_of
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.known_roles import known_roles
+from training.analysis.looks import looks_of_checkpoints, looks_of_run
 from training.analysis.model import DenseModel, Finding, load_dense, load_pruned, setup_of
-from training.analysis.observed import is_model_folder, observe_folder, observe_run
+from training.analysis.observed import observe_folder, observe_run
+from training.analysis.output import OutputDirectory
 from training.analysis.relevance import relevance_of_heads
 from training.analysis.role_texts import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
@@ -49,7 +69,6 @@ FROM_TABLES: dict[str, Callable[[str, str], Finding]] = {  # of a run's or compa
     "disagreement": disagreement,
     "closing": closing_of_roles,
 }
-ON_ANY_TASK = ("causal", "relevance", ROLES)
 
 
 def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str]) -> Setup:
@@ -87,7 +106,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
     dense: DenseModel | None = None
     elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
     mask: Tensor | None = None
-    if any(name not in NO_MODEL for name in chosen) and not is_model_folder(options.run):
+    if any(name not in NO_MODEL for name in chosen) and not holds_models(options.run):
         if options.weights == "pruned":
             dense, mask = load_pruned(options.run, overrides)
         else:
@@ -133,25 +152,39 @@ def _experiments(
         roles = options.roles or str(Path(options.run_dir) / "roles.csv")
         if name in FROM_TABLES:
             found[name] = partial(FROM_TABLES[name], options.run, roles)
-            continue
-        if name == KNOWN:
+        elif name == KNOWN:
             found[name] = partial(known_roles, options.run)
-            continue
-        if name == CHANGES:
+        elif name == CHANGES:
             found[name] = partial(changes_of_roles, options.before, roles)
-            continue
-        if name == ROLES:
-            relations = tuple(part.strip() for part in (options.relations or "").split(",") if part.strip())
-            files = RoleFiles(options.conllu, options.text, options.coref, relations, options.sentences)
+        elif name == ROLES:
             observed = observe_folder(options.run) if dense is None else observe_run(dense, mask)
-            found[name] = partial(roles_of_heads, observed, read_texts(files, observed))
-            continue
-        assert dense is not None
-        if name not in ON_ANY_TASK:
-            dense.need_classifier(name)
-        if name == DOMAINS:
-            assert elsewhere is not None
-            found[name] = partial(across_domains, dense, open_classification(elsewhere))
+            found[name] = partial(roles_of_heads, observed, read_texts(_files(options), observed))
+        elif name == DYNAMICS:
+            found[name] = _dynamics(options, dense)
         else:
-            found[name] = partial(EXPERIMENTS[name], dense)
+            assert dense is not None
+            found[name] = _of_run(name, dense, elsewhere)
     return found
+
+
+def _files(options: Any) -> RoleFiles:
+    relations = tuple(part.strip() for part in (options.relations or "").split(",") if part.strip())
+    return RoleFiles(options.conllu, options.text, options.coref, relations, options.sentences, options.parser)
+
+
+def _dynamics(options: Any, dense: DenseModel | None) -> Callable[[], Finding]:
+    files = _files(options)
+    if dense is None:
+        return lambda: dynamics_of(looks_of_checkpoints(options.run, lambda observed: read_texts(files, observed)))
+    texts = read_texts(files, observe_run(dense))
+    return lambda: dynamics_of(looks_of_run(dense, texts))
+
+
+def _of_run(name: str, dense: DenseModel, elsewhere: Setup | None) -> Callable[[], Finding]:
+    """An experiment on the dense model of a run."""
+    if name in NEED_CLASSES:
+        dense.need_classifier(name)
+    if name == DOMAINS:
+        assert elsewhere is not None
+        return partial(across_domains, dense, open_classification(elsewhere))
+    return partial(EXPERIMENTS[name], dense)

@@ -65,7 +65,9 @@ def closing_of_roles(run: str, roles: str) -> Finding:
     found = pd.concat(by_role, ignore_index=True)
     figures: dict[str, Figure] = {"closing": open_by_role(panels, "pruning (%)")}
     numbers = {"courses": len(by_role), SPECIALISED: int(own[SPECIALISED].sum())}
-    return Finding({"closing": found, "closing_heads": pd.concat(by_head, ignore_index=True)}, figures, closing_told(found), numbers)
+    return Finding(
+        {"closing": found, "closing_heads": pd.concat(by_head, ignore_index=True)}, figures, closing_told(found), numbers
+    )
 
 
 def read_closings(run: Path) -> Iterator[Closing]:

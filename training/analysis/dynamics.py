@@ -56,8 +56,8 @@ def heads_over_time(course: Course) -> pd.DataFrame:
 
 
 def roles_by_look(heads: pd.DataFrame) -> pd.DataFrame:
-    """A row for each look and role: how many of the heads that are not pruned have it, with the exact interval of the share; how
-    many have it newly and no more since the look before; and how many of them have a gate above 0."""
+    """A row for each look and role: how many of the heads that are not pruned have it, with the exact interval of the share;
+    how many have it newly and no more since the look before; and how many of them have a gate above 0."""
     rows = []
     looks = list(heads.groupby("time", sort=False))
     for name, column in COLUMNS.items():
@@ -119,15 +119,12 @@ def closing_by_role(course: Course, closing: Closing) -> pd.DataFrame:
 
 def _looked(course: Course) -> str:
     first, last = course.looks[0], course.looks[-1]
-    sentence = f"Roles at {counted(len(course.looks), 'look')}, from {course.unit} {first.time:g} to {course.unit} {last.time:g}."
+    span = f"from {course.unit} {first.time:g} to {course.unit} {last.time:g}"
+    sentence = f"Roles at {counted(len(course.looks), 'look')}, {span}."
     if course.same is None:
         return sentence
-    return sentence + (
-        " The model at the end of fine-tuning is the run's to the last bit."
-        if course.same
-        else " The model at the end of fine-tuning is not the run's to the last bit, as happens on another machine or number of "
-        "devices."
-    )
+    there = "is the run's to the last bit." if course.same else "is not the run's to the last bit, as on another machine."
+    return f"{sentence} The model at the end of fine-tuning {there}"
 
 
 def _appeared(appearing: pd.DataFrame, over_time: pd.DataFrame, unit: str) -> list[str]:
@@ -144,12 +141,16 @@ def _appeared(appearing: pd.DataFrame, over_time: pd.DataFrame, unit: str) -> li
         low, high = stats.binomtest(early, len(good)).proportion_ci(method="exact")
         middles[str(name)] = float(np.median(good))
         lost = len(rows) - len(good)
+        since = f"{early} ({early / len(good):.0%}, 95 % interval {low:.0%} to {high:.0%}) had it from the first look on"
         sentences.append(
-            f"{told}; of the {counted(len(good), 'head')} that kept it to the end, or to their pruning, {early} ({early / len(good):.0%}, "
-            f"95 % interval {low:.0%} to {high:.0%}) had it from the first look on, and the middle one has it for good from {unit} "
-            f"{middles[str(name)]:g} on; {lost} had it for a while."
+            f"{told}; of the {counted(len(good), 'head')} that kept it to the end, or to their pruning, {since}, and the middle "
+            f"one has it for good from {unit} {middles[str(name)]:g} on; {lost} had it for a while."
         )
-    order = [f"{name} ({unit} {middle:g})" for name, middle in sorted(middles.items(), key=lambda pair: pair[1]) if name != SPECIALISED]
+    order = [
+        f"{name} ({unit} {middle:g})"
+        for name, middle in sorted(middles.items(), key=lambda pair: pair[1])
+        if name != SPECIALISED
+    ]
     if len(order) > 1:
         sentences.append(f"By when the middle head has its role for good: {listed(order)}.")
     return sentences or [f"No head has a role at any look; all are {NONE}."]

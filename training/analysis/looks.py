@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,7 +14,7 @@ from torch import Tensor
 from gates.errors import GateError
 from training.analysis.closing import Closing
 from training.analysis.model import ONE_DEVICE, DenseModel
-from training.analysis.observed import ObservedModel, is_model_folder, observe_folder, observe_run
+from training.analysis.observed import ObservedModel, checkpoints_in, observe_folder, observe_run
 from training.analysis.role_passes import RolePasses
 from training.analysis.role_texts import RoleTexts
 from training.analysis.roles import role_table
@@ -24,8 +22,6 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.scoring.subject import at_rest
 from training.setup import make_pruner, make_trainer
-
-NUMBER = re.compile(r"(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -137,20 +133,6 @@ def _closing(pruner: HeadPruner) -> Closing | None:
     return Closing("learned", int((steps < 0).sum()), sites, times.numpy()[None])
 
 
-def checkpoints_in(path: str) -> list[tuple[int, Path]]:
-    """The numbers and folders of the models in a folder, in order, such as ``checkpoint-500``; empty where it is no such folder
-    of two models or more."""
-    folder = Path(path)
-    if is_model_folder(path) and not any(folder.glob("*/config.json")):
-        return []
-    found = []
-    for place in folder.iterdir() if folder.is_dir() else ():
-        number = NUMBER.search(place.name)
-        if number and is_model_folder(str(place)):
-            found.append((int(number.group()), place))
-    return sorted(found) if len(found) > 1 else []
-
-
 def looks_of_checkpoints(path: str, read: Callable[[ObservedModel], RoleTexts]) -> Course:
     """The checkpoints in a folder, one model after the other in memory.
 
@@ -168,7 +150,9 @@ def looks_of_checkpoints(path: str, read: Callable[[ObservedModel], RoleTexts]) 
         if texts is None:
             texts, vocabulary = read(observed), observed.tokenizer.get_vocab()
         if observed.tokenizer.get_vocab() != vocabulary:
-            raise GateError(f"{str(folder)!r} has another tokenizer than the checkpoint before; give checkpoints of one training")
+            raise GateError(
+                f"{str(folder)!r} has another tokenizer than the checkpoint before; give checkpoints of one training"
+            )
         table = roles_at(observed, texts)
         if looks and table[["site", "head"]].values.tolist() != looks[0].roles[["site", "head"]].values.tolist():
             raise GateError(f"{str(folder)!r} has other heads than the checkpoint before; give checkpoints of one training")

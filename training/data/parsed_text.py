@@ -61,9 +61,7 @@ def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
     trees = []
     for document in pipeline.pipe(texts):
         if not document.has_annotation("DEP"):
-            raise GateError(
-                f"the pipeline {parser!r} finds no dependencies; give one with a parser, such as en_core_web_sm"
-            )
+            raise GateError(f"the pipeline {parser!r} finds no dependencies; give one with a parser, such as en_core_web_sm")
         trees += [tree for sentence in document.sents if (tree := _tree(sentence)).words]
     return trees
 

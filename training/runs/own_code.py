@@ -73,7 +73,7 @@ def own_function(name: str, what: str, takes: str) -> Callable[..., Any]:
         ) from error
     except ValueError:
         pass  # some callables that are not written in Python do not say what they take
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _one(takes: str) -> str:
