@@ -143,8 +143,8 @@ def _appeared(appearing: pd.DataFrame, over_time: pd.DataFrame, unit: str) -> li
         lost = len(rows) - len(good)
         since = f"{early} ({early / len(good):.0%}, 95 % interval {low:.0%} to {high:.0%}) had it from the first look on"
         sentences.append(
-            f"{told}; of the {counted(len(good), 'head')} that kept it to the end, or to their pruning, {since}, and the middle "
-            f"one has it for good from {unit} {middles[str(name)]:g} on; {lost} had it for a while."
+            f"{told}; of the {counted(len(good), 'head')} that kept it to the end, or to their pruning, {since}, and the "
+            f"middle one has it for good from {unit} {middles[str(name)]:g} on; {lost} had it for a while."
         )
     order = [
         f"{name} ({unit} {middle:g})"

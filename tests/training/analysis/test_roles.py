@@ -13,6 +13,7 @@ from gates.errors import GateError
 from gates.roles.roles import RULES
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.test_analyze import make_dense
+from tests.training.runs import write_config
 from training.analysis.model import DenseModel
 from training.analysis.observed import observe_folder, observe_run
 from training.analysis.role_texts import RoleFiles, read_texts
@@ -166,6 +167,10 @@ def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--experiments", "roles"], "the experiment roles needs a treebank; give one with --conllu FILE"),
+        ([], "the experiment roles needs a treebank; give one with --conllu FILE, or texts and what parses them with --text"),
+        (["--conllu", "x", "--parser", "y", "--text", "z"], "--conllu and --parser are both given; expected one of them"),
+        (["--parser", "en_core_web_sm"], "--parser en_core_web_sm has nothing to parse; give texts, one on each line, with"),
+        (["--experiments", "changes", "--before", "x", "--parser", "y"], "--parser is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--weights", "pruned"], "needs a run, and"),
         (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
         (["--experiments", "changes"], "needs the roles of the model before; give them with --before FILE"),
@@ -224,5 +229,39 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
     assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "by-kind") == 2
-    assert "the experiment by-kind works on classifiers" in capsys.readouterr().err
+    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "through-training") == 2
+    assert "the experiment through-training works on classifiers" in capsys.readouterr().err
+    assert call(tmp_path / "run", tmp_path / "other") == 0  # without trees what is done of a run of any task
+    ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
+    np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
+    assert {"one_per_layer.csv", "by_kind.csv"} <= {path.name for path in (tmp_path / "other").iterdir()}
+    assert "removing one group alone raises test loss significantly" in capsys.readouterr().out
+
+
+def test_a_run_is_told_its_story_where_trees_are_given(tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
+    trees = write_treebank(tmp_path, texts_of(make_dense().data))
+    assert call(tmp_path / "run", tmp_path / "out", "--conllu", trees) == 0
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"roles.csv", "survival.csv", "closing.csv"} <= found
+    assert "disagreement.csv" not in found  # the run compared nothing, so that its heads have no scores
+    told = capsys.readouterr().out
+    assert "left out: " in told
+    capsys.readouterr()
+    assert call(tmp_path / "run", tmp_path / "asked", "--conllu", trees, "--experiments", "roles,disagreement") == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_sentences_by_a_parser_of_ones_own(folder, tmp_path, monkeypatch, capsys):
+    trees = write_treebank(tmp_path, WORDS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_parser_of_roles.py").write_text(
+        f"import pathlib\ndef trees(texts):\n    return pathlib.Path({trees!r}).read_text()\n"
+    )
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w5\n")
+    text = ["--text", "texts.txt"]
+    assert call(folder, "parsed", "--parser", "own_parser_of_roles:trees", *text) == 0
+    assert "parsed by own_parser_of_roles:trees, so that their trees are not gold" in capsys.readouterr().out
+    assert call(folder, "gold", "--conllu", trees, *text) == 0
+    assert (tmp_path / "parsed" / "roles.csv").read_bytes() == (tmp_path / "gold" / "roles.csv").read_bytes()
