@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from training.plotting import COLOURS, INK, styled
 from training.report.role_plots import BLANK, COLOUR_OF
 from training.stats.bootstrap import Array
+from training.stats.significance import Interval
 
 LINES: dict[str, dict[str, Any]] = {
     "specialised": {"color": INK, "linewidth": 2.2},
@@ -121,4 +122,29 @@ def roles_over_time(table: pd.DataFrame, unit: str) -> Figure:
     axes.set_ylim(bottom=0)
     axes.grid()
     figure.legend(handles=shown, loc="outside lower center", ncols=4)
+    return figure
+
+
+@styled
+def role_depths(depths: Mapping[str, Array], means: Mapping[str, Interval]) -> Figure:
+    """Every head with a role by its depth, and the mean depth of each role with its 95 % interval.
+
+    Args:
+        depths: of the heads with each role, from 0 (first layer) to 1 (last).
+        means: of each role, with intervals.
+    """
+    figure = Figure(figsize=(5.6, 1.4 + 0.4 * len(depths)), layout="constrained")
+    axes = figure.subplots()
+    for row, (name, values) in enumerate(depths.items()):
+        found = means[name]
+        spread = 0.5 * (np.linspace(-0.5, 0.5, len(values)) if len(values) > 1 else np.zeros(1))
+        colour = COLOUR_OF.get(name, COLOURS[-1])
+        axes.scatter(values, row + spread, s=10, color=colour, edgecolors=INK, linewidths=0.2)
+        if np.isfinite(found.low):
+            axes.plot([found.low, found.high], [row, row], color=INK, linewidth=1.2)
+        axes.plot(found.mean, row, marker="|", markersize=14, color=INK)
+    axes.set_yticks(range(len(depths)), [f"{name} ({len(values)})" for name, values in depths.items()])
+    axes.invert_yaxis()
+    axes.set(xlabel="depth, from the first layer to the last", xlim=(-0.05, 1.05), title="where roles lie; 95 % intervals")
+    axes.grid(axis="x")
     return figure
