@@ -168,8 +168,13 @@ def _experiments(
 
 
 def _files(options: Any) -> RoleFiles:
-    relations = tuple(part.strip() for part in (options.relations or "").split(",") if part.strip())
-    return RoleFiles(options.conllu, options.text, options.coref, relations, options.sentences, options.parser)
+    relations, maps = (
+        tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+        for listed in (options.relations, options.maps)
+    )
+    return RoleFiles(
+        options.conllu, options.text, options.coref, relations, options.sentences, options.parser, options.show, maps
+    )
 
 
 def _dynamics(options: Any, dense: DenseModel | None) -> Callable[[], Finding]:

@@ -23,8 +23,10 @@ NEED_CLASSES = (DOMAINS, "through-training")
 WITHOUT_TREES = ("ablate", "one-per-layer", "by-kind")
 """What is done of a run where nothing else is asked for."""
 READ_TREES = (ROLES, DYNAMICS)
-OF_ROLES = ("conllu", "parser", "relations", "text", "coref", "sentences")
+OF_TREES = ("conllu", "parser", "relations", "text", "coref", "sentences")
 """Options that nothing but :data:`READ_TREES` uses."""
+OF_ROLES = ("show", "maps")
+"""Options that nothing but roles uses."""
 TITLES = {
     "ablate": "Each head removed alone",
     "one-per-layer": "One head per layer",
@@ -121,8 +123,8 @@ def _has_trees(options: Any) -> bool:
 
 def _check_trees(options: Any, readers: Sequence[str]) -> None:
     """Raises :class:`GateError` where the experiments that read trees lack them or have them twice, or are not there."""
-    for name in OF_ROLES:
-        if not readers and getattr(options, name) is not None:
+    for name in (*(OF_TREES if not readers else ()), *(OF_ROLES if ROLES not in readers else ())):
+        if getattr(options, name) is not None:
             raise GateError(f"--{name} is given and nothing uses it; add the experiment roles")
     if readers and not _has_trees(options):
         raise GateError(

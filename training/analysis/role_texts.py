@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -27,6 +27,8 @@ REPEATED = 200
 """Random sequences that are said twice."""
 MOST_PAIRS = 1000
 """Of a translator's test pairs."""
+MOST_SHOWN, LONGEST_SHOWN = 20, 64
+"""Sentences, and tokens of each, whose attention is shown: a page holds all heads of them."""
 LEAST_KINDS = 16
 """Of tokens, from which random sequences are drawn."""
 
@@ -42,6 +44,8 @@ class RoleFiles:
         relations: that are looked at; all by default.
         most_sentences: of the treebank and of the pronouns; None for all.
         parser: of the texts, see :func:`training.data.parsed_text.parse_texts`; None with a treebank.
+        show: sentences whose attention is shown, one on each line; None for some of the treebank.
+        maps: names of heads whose attention is drawn.
     """
 
     conllu: str | None
@@ -50,6 +54,8 @@ class RoleFiles:
     relations: tuple[str, ...] = ()
     most_sentences: int | None = None
     parser: str | None = None
+    show: str | None = None
+    maps: tuple[str, ...] = ()
 
     @property
     def of_trees(self) -> str:
@@ -109,6 +115,8 @@ class RoleTexts:
         frequencies_from: what they are counted in.
         seen: tokens of the treebank, from which random sequences are drawn.
         parser: that made the trees; None for gold ones.
+        shown: tokens of sentences whose attention is shown; empty for some of the treebank.
+        maps: the number of its site, and its number there, of every head whose attention is drawn.
     """
 
     trees: Encoded
@@ -118,6 +126,8 @@ class RoleTexts:
     frequencies_from: str
     seen: list[int]
     parser: str | None = None
+    shown: list[list[int]] = field(default_factory=list)
+    maps: list[tuple[int, int]] = field(default_factory=list)
 
 
 def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
@@ -126,6 +136,8 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     Raises:
         GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
     """
+    maps = _named_heads(files.maps, observed)
+    shown = [] if files.show is None else _shown(files.show, observed)
     trees = files.read_trees()
     relations = relations_of(trees, files.relations)
     encoded = _encoded(observed, trees, f"every sentence of {files.of_trees}")
@@ -137,7 +149,29 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     if len(seen) < LEAST_KINDS:
         seen = [token for token in range(len(observed.tokenizer)) if token not in special]
     frequencies, told = _frequencies(files, observed, encoded)
-    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen, files.parser)
+    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen, files.parser, shown, maps)
+
+
+def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[int, int]]:
+    """Where heads are that are called as in ``encoder.2.8``: kind, layer and number."""
+    known = {f"{observed.sites[site].label}.{head}": (site, head) for site, head in observed.heads}
+    for name in names:
+        if name not in known:
+            raise GateError(f"there is no head {name!r} to draw; the heads are {next(iter(known))} to {list(known)[-1]}")
+    return [known[name] for name in names]
+
+
+def _shown(file: str, observed: ObservedModel) -> list[list[int]]:
+    """The tokens of a user's own sentences."""
+    lines = read_lines(file)
+    if not 1 <= len(lines) <= MOST_SHOWN:
+        raise GateError(f"{file!r} has {len(lines)} sentences to show; expected 1 to {MOST_SHOWN}, one on each line")
+    rows: list[list[int]] = observed.tokenizer(lines, verbose=False)["input_ids"]
+    most = min(LONGEST_SHOWN, observed.limit or LONGEST_SHOWN)
+    for line, row in zip(lines, rows, strict=True):
+        if not 1 <= len(row) <= most:
+            raise GateError(f"the sentence {line[:40]!r} to show has {len(row)} tokens; expected 1 to {most}")
+    return rows
 
 
 def _encoded(observed: ObservedModel, golds: Sequence[Tree | Pronoun], what: str) -> Encoded:

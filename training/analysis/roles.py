@@ -11,11 +11,12 @@ from training.analysis.depth import BACKGROUND, depth_table, depth_told, depths_
 from training.analysis.model import Finding
 from training.analysis.observed import ObservedModel
 from training.analysis.published import beside_clark, clark_told
-from training.analysis.role_maps import shown_sentences, strongest_maps
-from training.analysis.role_page import role_page
+from training.analysis.role_maps import maps_of_heads, shown_sentences, strongest_maps
+from training.analysis.role_page import attention_of, role_page
 from training.analysis.role_passes import Measured, RolePasses
 from training.analysis.role_story_plots import role_depths
 from training.analysis.role_texts import RoleTexts
+from training.report.attention import ATTENTION, as_text
 from training.report.role_plots import role_map
 from training.stats.numbers import counted, listed
 
@@ -47,11 +48,12 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
         "depth": role_depths(depths, mean_depths(depths)),
     }
     shown = shown_sentences(observed, texts)
-    figures |= strongest_maps(observed, shown[0], measured.roles)
-    page = role_page(table, figures["roles"], sentences, shown, observed.heads)
+    figures |= strongest_maps(observed, shown[0], measured.roles) | maps_of_heads(observed, shown, texts.maps)
+    attention = attention_of(table, shown, observed.heads)
+    pages = {"roles.html": role_page(figures["roles"], sentences, attention), ATTENTION: as_text(attention)}
     tables = {"roles": table, "roles_by_layer": layers, "relations": relations, "syntactic": syntactic_table(table, measured)}
     tables |= {"depth": depth_table(depths)} | ({"clark": clark} if len(clark) else {})
-    return Finding(tables, figures, sentences, numbers, {"roles.html": page})
+    return Finding(tables, figures, sentences, numbers, pages)
 
 
 def head_columns(observed: ObservedModel) -> pd.DataFrame:

@@ -117,6 +117,20 @@ def analyze_parser() -> ArgumentParser:
         "--sentences", type=int | None, default=None, help="For roles: the first so many sentences of each file alone."
     )
     parser.add_argument(
+        "--show",
+        type=str | None,
+        default=None,
+        metavar="FILE",
+        help="For roles: sentences whose attention is shown, one on each line (default: some of the treebank).",
+    )
+    parser.add_argument(
+        "--maps",
+        type=str | None,
+        default=None,
+        metavar="HEADS",
+        help="For roles: heads whose attention is drawn in each of these sentences, such as encoder.2.8,encoder.0.1.",
+    )
+    parser.add_argument(
         "--roles",
         type=str | None,
         default=None,
