@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.markup import escape
 from torch import Tensor
 
@@ -52,6 +53,7 @@ from training.analysis.training import through_training
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.runs import progress
+from training.runs.cost import measured
 from training.runs.lock import only_writer
 from training.runs.run_directory import RunDirectory
 from training.setup import Setup, open_classification, quiet_libraries
@@ -114,18 +116,19 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
     tracking = tracking_of(Path(options.run))
     pictures: dict[str, Path] = {}
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
-    console = stdout()
+    console, device = stdout(), torch.device("cpu") if dense is None else dense.device
     for name, experiment in _experiments(options, dense, mask, chosen, elsewhere).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
-            with progress.stage(TITLES[name]):
+            with progress.stage(TITLES[name]), measured(device, None) as meter:
                 finding = experiment()
         except GateError as error:
             if options.experiments is not None or name not in STORY:
                 raise
             console.print(f"left out: {escape(str(error))}", soft_wrap=True)  # nobody asked for it by name
             continue
-        out.write(name, finding, about)
+        cost = {"seconds": round(meter.cost.seconds, 2), "peak_memory_mb": meter.cost.peak_memory_mb}
+        out.write(name, finding, about | cost)
         pictures |= {figure: out.path / "plots" / f"{figure}.png" for figure in finding.figures}
         for sentence in finding.sentences:
             console.print(escape(sentence), soft_wrap=True)

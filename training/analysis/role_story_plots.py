@@ -137,7 +137,10 @@ def role_depths(depths: Mapping[str, Array], means: Mapping[str, Interval]) -> F
     axes = figure.subplots()
     for row, (name, values) in enumerate(depths.items()):
         found = means[name]
-        spread = 0.5 * (np.linspace(-0.5, 0.5, len(values)) if len(values) > 1 else np.zeros(1))
+        spread = np.zeros(len(values))
+        for depth in np.unique(values):  # the heads of a layer lie above each other
+            own = values == depth
+            spread[own] = 0.06 * (np.arange(own.sum()) - (own.sum() - 1) / 2)
         colour = COLOUR_OF.get(name, COLOURS[-1])
         axes.scatter(values, row + spread, s=10, color=colour, edgecolors=INK, linewidths=0.2)
         if np.isfinite(found.low):
