@@ -22,7 +22,8 @@ from training.data.treebank import Tree, read_treebank, relations_of
 from training.data.words import Pieces, encode_words
 from training.stats.numbers import counted
 
-BATCH = 32
+BATCH, CELLS = 32, 32 * 48**2
+"""Sentences at a time, and the most pairs of their tokens: less for sentences of more than 48 tokens."""
 REPEATED = 200
 """Random sequences that are said twice."""
 MOST_PAIRS = 1000
@@ -92,9 +93,15 @@ class Encoded:
     pieceless: int
 
     def batches(self) -> Iterator[list[int]]:
-        """Numbers of sentences of similar lengths."""
-        order = sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids))
-        return (order[first : first + BATCH] for first in range(0, len(order), BATCH))
+        """Numbers of sentences of similar lengths, fewer at a time where they are long, so that attention takes as much memory
+        in any data."""
+        rows: list[int] = []
+        for row in sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids)):
+            if len(rows) == BATCH or (rows and (len(rows) + 1) * len(self.pieces[row].ids) ** 2 > CELLS):
+                yield rows
+                rows = []
+            rows.append(row)
+        yield rows
 
     def told(self, what: str) -> str:
         """What was left out, in words; empty if nothing was."""

@@ -16,10 +16,11 @@ from tests.training.analysis.test_analyze import make_dense
 from tests.training.runs import write_config
 from training.analysis.model import DenseModel
 from training.analysis.observed import observe_folder, observe_run
-from training.analysis.role_texts import RoleFiles, read_texts
+from training.analysis.role_texts import BATCH, CELLS, Encoded, RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
 from training.data.word_tokenizer import word_tokenizer
+from training.data.words import Pieces
 from training.fit import main as fit
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -201,6 +202,16 @@ def test_sentences_that_are_too_long_are_left_out_and_told(folder, tmp_path):
     (tmp_path / "long.conllu").write_text(long + "\n")
     with pytest.raises(GateError, match=r"every sentence of .* is longer than the 12 tokens of the model"):
         read_texts(RoleFiles(str(tmp_path / "long.conllu")), observed)
+
+
+def test_long_sentences_are_read_fewer_at_a_time():
+    lengths = [*range(1, 60), 100, 300, 500, *[4] * 40]
+    batches = list(Encoded([Pieces([0] * length, [0] * length) for length in lengths], [None] * len(lengths), 0, 0).batches())
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    sizes = [(len(rows), max(lengths[row] for row in rows)) for rows in batches]
+    assert all(rows == 1 or (rows * longest**2 <= CELLS and rows <= BATCH) for rows, longest in sizes)
+    assert sizes[0] == (BATCH, 4)  # short ones first
+    assert sizes[-2:] == [(1, 300), (1, 500)]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
