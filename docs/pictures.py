@@ -17,6 +17,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gates.roles.roles import RULES
+from training.analysis.depth import depths_of, mean_depths
+from training.analysis.role_story_plots import role_depths
 from training.plotting import COLOURS, INK, MARKERS, legend_beside, styled
 from training.report.figures import masks_by_method
 from training.report.film import film_strip
