@@ -17,6 +17,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gates.roles.roles import RULES
+from training.analysis.depth import depths_of, mean_depths
+from training.analysis.role_story_plots import role_depths
 from training.plotting import COLOURS, INK, MARKERS, legend_beside, styled
 from training.report.figures import masks_by_method
 from training.report.film import film_strip
@@ -93,6 +95,8 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
     yield "masks", masks_by_method(kept, seeds=contents.comparison["seed"].nunique())
     roles = read_roles(RESULTS / "roles" / "roles.csv")
     yield "roles", role_map(roles, [rule.name for rule in RULES if roles[f"{rule.name}_strength"].notna().any()])
+    depths = depths_of(roles)
+    yield "depth", role_depths(depths, mean_depths(depths))
     if (RESULTS / TRUTH / "truth.csv").is_file():
         truth = pd.read_csv(RESULTS / TRUTH / "truth.csv")
         yield "truth", ticks(recoveries(truth[~truth["method"].isin(LEFT_OUT)]))

@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from training.analysis.closing import closing_of_roles
+from training.analysis.depth import depth_table, depths_of
 from training.analysis.disagreement import disagreement
+from training.analysis.published import beside_clark
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
@@ -88,6 +90,24 @@ def test_the_tables_of_scores_and_closing_are_what_the_experiments_find(comparis
 def test_tables_are_those_of_the_files():
     for line in (*of_layers(), *of_relations(), *of_survival(), *of_quadrants(), *of_combined(), *of_closing()):
         assert line in PAGE
+
+
+def test_the_figures_beside_clarks_are_those_of_the_relations():
+    found, kept = beside_clark(pd.read_csv(RESULTS / "relations.csv")), pd.read_csv(RESULTS / "clark.csv")
+    pd.testing.assert_frame_equal(found.reset_index(drop=True), kept, check_dtype=False)
+    for row in kept.to_dict("records"):
+        there = f"{row['clark']} {100 * row['share_there']:.1f} / {100 * row['baseline_there']:.1f}"
+        assert PUBLISHED[row["relation"]] == there
+
+
+def test_depths_are_those_of_the_roles():
+    found, kept = depth_table(depths_of(pd.read_csv(RESULTS / "roles.csv"))), pd.read_csv(RESULTS / "depth.csv")
+    pd.testing.assert_frame_equal(found, kept)
+    rows = {str(row["role"]): row for row in kept.to_dict("records")}
+    for role, before in (("syntactic", "is "), ("coreference", "and "), ("first-token", "("), ("background", "(")):
+        depth, low, high = (f"{rows[role][name]:.2f}" for name in ("depth", "low", "high"))
+        assert f"{before}{depth}" in PAGE
+        assert f"{low} to {high}" in PAGE.replace("\n  ", " ")
 
 
 def test_known_roles_are_those_of_the_files():

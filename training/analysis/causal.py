@@ -7,15 +7,15 @@ from itertools import islice
 import pandas as pd
 import torch
 from pytorch_lightning.utilities import move_data_to_device
-from scipy import stats
 from torch import Tensor
 
 from gates.search.causal_gating import ROLES, CausalRoles, causal_roles
-from training.analysis.model import DenseModel, Finding, gate_columns, losses_under, outcomes
+from training.analysis.model import DenseModel, Finding, gate_columns, outcomes
+from training.analysis.outcomes import LOSS, paired_change
 from training.analysis.plots import causal_map
 from training.runs import progress
 from training.stats.bootstrap import Array
-from training.stats.significance import SIGNIFICANCE, holm, interval
+from training.stats.significance import SIGNIFICANCE, holm
 
 PRICE = 0.01
 """Of an open head, in units of the loss."""
@@ -69,9 +69,9 @@ def _roles(dense: DenseModel) -> CausalRoles:
 def _closed(dense: DenseModel, roles: Tensor) -> pd.DataFrame:
     """What it changes on the test split to close all gates of a role; roles without gates have no change."""
     masks = torch.stack([torch.ones(len(roles)), *((roles != index).float() for index in range(len(ROLES)))])
-    if not dense.is_classifier:
-        return _closed_by_loss(losses_under(dense, masks, "test"), roles)
     found = outcomes(dense, masks, "test")
+    if found.measure.name == LOSS:
+        return _closed_by_loss(found.losses, roles)
     tests = found.against_first()
     losses = found.losses.mean(axis=1)
     return pd.DataFrame(
@@ -97,10 +97,7 @@ def _closed_by_loss(losses: Array, roles: Tensor) -> pd.DataFrame:
     """
     rows = []
     for index, change in enumerate(losses[1:] - losses[0]):
-        found = interval(change)
-        constant = found.seeds < 2 or found.std == 0
-        p = float(found.mean == 0) if constant else float(stats.ttest_1samp(change, 0).pvalue)
-        rows.append((ROLES[index], int((roles == index).sum()), found.mean, found.low, found.high, p))
+        rows.append((ROLES[index], int((roles == index).sum()), *paired_change(change)))
     table = pd.DataFrame(rows, columns=["role", "gates", "loss_change", "low", "high", "p_holm"])
     return table.assign(p_holm=holm(table["p_holm"]))
 

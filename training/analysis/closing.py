@@ -65,7 +65,9 @@ def closing_of_roles(run: str, roles: str) -> Finding:
     found = pd.concat(by_role, ignore_index=True)
     figures: dict[str, Figure] = {"closing": open_by_role(panels, "pruning (%)")}
     numbers = {"courses": len(by_role), SPECIALISED: int(own[SPECIALISED].sum())}
-    return Finding({"closing": found, "closing_heads": pd.concat(by_head, ignore_index=True)}, figures, _told(found), numbers)
+    return Finding(
+        {"closing": found, "closing_heads": pd.concat(by_head, ignore_index=True)}, figures, closing_told(found), numbers
+    )
 
 
 def read_closings(run: Path) -> Iterator[Closing]:
@@ -170,7 +172,8 @@ def open_shares(closing: Closing, roles: pd.DataFrame) -> dict[str, Array]:
     return {name: shares(is_open, members) for name, members in groups.items() if members.any() and name != NONE}
 
 
-def _told(table: pd.DataFrame) -> list[str]:
+def closing_told(table: pd.DataFrame) -> list[str]:
+    """What :func:`role_rows` say, in words."""
     sentences = [
         "A head closes when its gate falls below one half for good. How often a head of a group closes after one outside it is "
         "50 % by chance; intervals are over heads."

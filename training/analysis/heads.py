@@ -16,12 +16,13 @@ from gates.scores.ablation import leave_one_out_masks
 from gates.scores.importance import normalise_by_layer, removal_ranking
 from gates.sites import KINDS
 from training.analysis.model import DenseModel, Finding, gate_columns, head_importance, outcomes
+from training.analysis.outcomes import Measure
 from training.analysis.plots import domain_scatter, effect_map, quality_by_kind
 from training.data.classification import ClassificationData
 from training.stats.significance import SIGNIFICANCE, holm
 
 POINT = 0.01
-"""Of the metric: a loss that is called small."""
+"""Of the metric: a change for the worse that is called small; of the loss, 1 % of a language model's perplexity."""
 STEPS = 10
 """In which heads are pruned: about 10 % each, as in the paper."""
 
@@ -29,21 +30,22 @@ STEPS = 10
 def ablate_each(dense: DenseModel) -> Finding:
     """Each head removed alone (section 3.2): the change on the test split, and whether it is more than chance.
 
-    ``p`` is McNemar's exact test for accuracy and the paired bootstrap over examples for other metrics; ``p_holm`` is
-    corrected for the number of heads.
+    ``p`` is McNemar's exact test for accuracy, the paired bootstrap over examples for other metrics of classifiers, and the
+    paired t test for the loss, which is the metric of every other task; ``p_holm`` is corrected for the number of heads.
     """
     found = outcomes(dense, leave_one_out_masks(dense.gates.size), "test")
     table = gate_columns(dense.gates).assign(**_changes(found.values, found.losses))
     table = table.assign(**_tests(found.against_first()))
-    significant = table["p_holm"] < SIGNIFICANCE
-    harmful, helpful = significant & (table["change"] < 0), significant & (table["change"] > 0)
+    significant, measure = table["p_holm"] < SIGNIFICANCE, found.measure
+    gain = measure.sign * table["change"]
+    harmful, helpful = significant & (gain < 0), significant & (gain > 0)
     unit, total = dense.gates.unit, len(table)
-    base, worst = float(found.values[0]), table.iloc[int(table["change"].to_numpy().argmin())]
+    base, worst = float(found.values[0]), table.iloc[int(gain.to_numpy().argmin())]
     sentences = [
-        f"In this one model, removing one {unit} alone lowers test {dense.metric} significantly (p < {SIGNIFICANCE:g} over "
-        f"test examples, after Holm's correction for {total}) for {int(harmful.sum())} of {total} {unit}s and raises it for "
-        f"{int(helpful.sum())}; with all {unit}s it is {100 * base:.1f}.",
-        f"{_largest_loss(worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} "
+        f"In this one model, removing one {unit} alone {measure.worsens} test {measure.name} significantly (p < "
+        f"{SIGNIFICANCE:g} over test examples, after Holm's correction for {total}) for {int(harmful.sum())} of {total} "
+        f"{unit}s and {measure.improves} it for {int(helpful.sum())}; with all {unit}s it is {measure.told(base)}.",
+        f"{_largest_loss(measure, worst['change'], _name(worst))} Without correction {int((table['p'] < SIGNIFICANCE).sum())} "
         f"{unit}s would have seemed significant.",
     ]
     numbers = {
@@ -54,7 +56,7 @@ def ablate_each(dense: DenseModel) -> Finding:
         "largest_loss": float(worst["change"]),
     }
     change, stars = (torch.tensor(column.tolist()) for column in (table["change"], significant))
-    figure = effect_map(dense.gates.sites, dense.gates.to_heads(change), dense.gates.to_heads(stars), metric=dense.metric)
+    figure = effect_map(dense.gates.sites, dense.gates.to_heads(change), dense.gates.to_heads(stars), measure=measure)
     return Finding({"ablate": table}, {"ablate": figure}, sentences, numbers)
 
 
@@ -68,19 +70,22 @@ def one_per_layer(dense: DenseModel) -> Finding:
     layers = gates.layer_index().cpu()
     alone = torch.where(layers.unsqueeze(0) == layers.unsqueeze(1), torch.eye(gates.size), torch.ones(gates.size, gates.size))
     selected = outcomes(dense, alone, "select")
+    measure = selected.measure
     columns = columns.assign(index=layers.numpy(), select=selected.values, select_loss=selected.losses.mean(axis=1))
-    ordered = columns.sort_values(["select", "select_loss"], ascending=[False, True], kind="stable")
+    ordered = columns.sort_values(["select", "select_loss"], ascending=[measure.sign < 0, True], kind="stable")
     best = ordered.groupby("index").head(1).sort_values("gate").drop(columns="index").reset_index(drop=True)
     found = outcomes(dense, torch.cat([torch.ones(1, gates.size), alone[best["gate"].tolist()]]), "test")
-    best = best.rename(columns={"head": "best_head", "select": f"select_{dense.metric}"})
+    best = best.rename(columns={"head": "best_head", "select": f"select_{measure.name}"})
+    best = best.loc[:, ~best.columns.duplicated()]  # where the metric is the loss
     table = best.assign(gates=gates.sizes, **_changes(found.values, found.losses)).assign(**_tests(found.against_first()))
-    worse = (table["p_holm"] < SIGNIFICANCE) & (table["change"] < 0)
-    base, worst = float(found.values[0]), table.iloc[int(table["change"].to_numpy().argmin())]
+    gain = measure.sign * table["change"]
+    worse = (table["p_holm"] < SIGNIFICANCE) & (gain < 0)
+    base, worst = float(found.values[0]), table.iloc[int(gain.to_numpy().argmin())]
     sentences = [
         f"In this one model, reduced to its single best {gates.unit} (chosen on the selection split), "
-        f"{len(table) - int(worse.sum())} of {len(table)} layers lose nothing significant in test {dense.metric}; the others "
+        f"{len(table) - int(worse.sum())} of {len(table)} layers lose nothing significant in test {measure.name}; the others "
         f"are {', '.join(table.loc[worse, 'site']) if worse.any() else 'none'}.",
-        _largest_loss(worst["change"], worst["site"]),
+        _largest_loss(measure, worst["change"], worst["site"]),
     ]
     numbers = {
         "dense": base,
@@ -125,17 +130,20 @@ def by_kind(dense: DenseModel) -> Finding:
     found = outcomes(dense, torch.stack(masks), "test")
     tests = pd.DataFrame(found.against_first())[["low", "high", "p"]]
     table = pd.DataFrame(rows).assign(**_changes(found.values, found.losses), **tests)
+    measure = found.measure
+    limit = f"above -{100 * POINT:g} point" if measure.sign > 0 else f"below +{POINT:g}"
     sentences, numbers = [], {}
     for keys, line in table.groupby(["kind", "schedule"], sort=False):
-        small = line["low"].ge(-POINT).cummin()  # up to the first step that costs more
+        end = line["low"] if measure.sign > 0 else -line["high"]
+        small = end.ge(-POINT).cummin()  # up to the first step that costs more
         free = int(line.loc[small, "pruned"].max())
         total, how = int(line["left"].max()), ", ".join(map(str, keys))
         numbers[how] = {"gates": total, "pruned_within_a_point": free}
         sentences.append(
             f"{how}: {free} of {total} {gates.unit}s ({free / total:.0%}) can go while the 95 % interval of the change in test "
-            f"{dense.metric} stays above -{100 * POINT:g} point."
+            f"{measure.name} stays {limit}."
         )
-    return Finding({"by_kind": table}, {"by_kind": quality_by_kind(table, metric=dense.metric)}, sentences, numbers)
+    return Finding({"by_kind": table}, {"by_kind": quality_by_kind(table, measure=measure)}, sentences, numbers)
 
 
 def prune_counts(heads: int) -> list[int]:
@@ -214,8 +222,12 @@ def _described(found: dict[str, Any]) -> str:
     )
 
 
-def _largest_loss(change: float, where: str) -> str:
-    return f"The largest loss is {-100 * change:.1f} points, at {where}." if change < 0 else "None of them costs anything."
+def _largest_loss(measure: Measure, change: float, where: str) -> str:
+    if measure.sign * change >= 0:
+        return "None of them costs anything."
+    if measure.sign > 0:
+        return f"The largest loss is {-measure.scale * change:.1f} points, at {where}."
+    return f"The loss rises most at {where}, by {change:.3f}."
 
 
 def _name(row: pd.Series) -> str:

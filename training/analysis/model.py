@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from jsonargparse import ArgumentError
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
+from training.analysis.outcomes import LOSS, ClassOutcomes, LossOutcomes, Measure, Outcomes
 from training.cli.line import one_sentence, shortened
 from training.cli.run_parser import build_parser
 from training.config.yaml_text import read_text
@@ -31,8 +31,7 @@ from training.runs.checksums import check_unchanged
 from training.runs.resuming import noted_identity
 from training.runs.run_directory import CONFIG, RunDirectory
 from training.setup import Setup, make_pruner, make_trainer, open_data
-from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
-from training.stats.significance import mcnemar
+from training.stats.bootstrap import METRICS
 
 ONE_DEVICE: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 Split = Literal["score", "select", "test"]
@@ -75,13 +74,18 @@ class DenseModel:
         if not self.is_classifier:
             raise GateError(
                 f"the experiment {experiment} works on classifiers, and {type(self.data).__name__} is data of another task; "
-                "choose among causal, relevance and roles"
+                "choose another one"
             )
 
     @property
     def metric(self) -> str:
         """The main metric, by its name in :data:`training.stats.bootstrap.METRICS`."""
         return self.pruner.task.main_metric
+
+    @property
+    def measure(self) -> Measure:
+        """What masks are judged by: the main metric of a classifier, the loss of every other task."""
+        return Measure.of(self.metric if self.is_classifier else LOSS)
 
 
 @dataclass(frozen=True)
@@ -101,41 +105,6 @@ class Finding:
     sentences: list[str]
     numbers: dict[str, Any] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """What the model does with every example under every mask.
-
-    Args:
-        losses: ``[masks, examples]``.
-        predictions: classes ``[masks, examples]``.
-        targets: classes ``[examples]``.
-        metric: the main metric's name.
-    """
-
-    losses: Array
-    predictions: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    metric: str
-
-    @property
-    def values(self) -> Array:
-        """The main metric under every mask, ``[masks]``."""
-        return metric_values(self.predictions, self.targets, self.metric)
-
-    def against_first(self) -> list[Difference]:
-        """The change of the metric from the first mask to each further one: its 95 % interval by the paired bootstrap over
-        examples; the p value for accuracy by McNemar's exact test."""
-        values, replicates = resample_metric(self.predictions, self.targets, self.metric)
-        found = []
-        for index in range(1, len(values)):
-            difference = resampled_difference(float(values[index] - values[0]), replicates[:, index] - replicates[:, 0])
-            if self.metric == "accuracy":
-                right = self.predictions == self.targets
-                difference = difference._replace(p=mcnemar(right[index], right[0]))
-            found.append(difference)
-        return found
 
 
 def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
@@ -213,30 +182,25 @@ def _read(arguments: Sequence[str], wrong: str) -> Any:
 
 
 def outcomes(dense: DenseModel, masks: Tensor, split: Split, *, data: TaskData | None = None) -> Outcomes:
-    """Losses and predictions under every mask ``[masks, gates]`` on a split of the run's data, or of others."""
+    """What the model does under every mask ``[masks, gates]`` on a split of the run's data, or of others: the losses of any
+    task, and of a classifier predictions too."""
     source = data or dense.data
     loader = {"score": source.score_dataloader, "select": source.val_dataloader, "test": source.test_dataloader}[split]()
     task, backbone = dense.pruner.task, dense.pruner.backbone
+    with_classes = dense.is_classifier
 
     def per_example(batch: dict[str, Tensor]) -> Tensor:
         losses, logits = task.losses(backbone, batch)
+        if not with_classes:
+            return losses.float().unsqueeze(-1)
         return torch.stack([losses.float(), logits.argmax(-1).float(), batch["labels"].float()], dim=-1)
 
     batches = (move_data_to_device(batch, dense.device) for batch in progress.track(loader, f"evaluating {len(masks)} masks"))
     found = ablate(dense.gates, masks, batches, per_example).cpu().numpy()
-    return Outcomes(
-        found[..., 0].astype(np.float64), found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric
-    )
-
-
-def losses_under(dense: DenseModel, masks: Tensor, split: Split) -> Array:
-    """The loss of every example under every mask ``[masks, gates]``, on any task, ``[masks, examples]`` float64."""
-    loader = {"score": dense.data.score_dataloader, "select": dense.data.val_dataloader, "test": dense.data.test_dataloader}
-    batches = progress.track(loader[split](), f"evaluating {len(masks)} masks")
-    task, backbone = dense.pruner.task, dense.pruner.backbone
-    moved = (move_data_to_device(batch, dense.device) for batch in batches)
-    losses = ablate(dense.gates, masks, moved, lambda batch: task.losses(backbone, batch)[0].float())
-    return losses.cpu().numpy().astype(np.float64)
+    losses = found[..., 0].astype(np.float64)
+    if not with_classes:
+        return LossOutcomes(losses)
+    return ClassOutcomes(losses, found[..., 1].astype(np.int64), found[0, :, 2].astype(np.int64), dense.metric)
 
 
 def head_importance(

@@ -14,14 +14,15 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from gates.sites import KINDS, AttentionSite
+from training.analysis.outcomes import Measure
 from training.plotting import COLOURS, MAP, MARKERS, styled
 
 
 @styled
-def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Tensor, *, metric: str) -> Figure:
-    """Layer x head: the change of the metric in points when each head ``[heads]`` is removed alone; blue is a gain, a star is
-    on those whose change is significant ``[heads]``."""
-    points = 100 * change.numpy()
+def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Tensor, *, measure: Measure) -> Figure:
+    """Layer x head: the change of the metric when each head ``[heads]`` is removed alone; blue is a gain, a star is on those
+    whose change is significant ``[heads]``."""
+    points = measure.scale * change.numpy()
     limit = max(float(np.abs(points).max()), 1e-3)
     ends = np.cumsum([site.heads for site in sites])[:-1]
     parts = list(zip(sites, np.split(points, ends), np.split(significant.numpy(), ends), strict=True))
@@ -35,11 +36,11 @@ def effect_map(sites: tuple[AttentionSite, ...], change: Tensor, significant: Te
             for head in np.flatnonzero(stars):
                 shade = "white" if abs(part[head]) > 0.5 * limit else "black"
                 axes.text(head, row, "*", ha="center", va="center", color=shade)
-        image = axes.imshow(grid, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+        image = axes.imshow(grid, cmap="RdBu" if measure.sign > 0 else "RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         axes.set(title=kind, xlabel="head", ylabel="layer")
         axes.set_yticks(range(len(rows)), [str(layer) for layer, _, _ in rows])
         axes.set_xticks(range(grid.shape[1]))
-    figure.colorbar(image, ax=figure.axes, label=f"change of test {metric} (points)")
+    figure.colorbar(image, ax=figure.axes, label=f"change of test {measure.name}{' (points)' * (measure.sign > 0)}")
     figure.suptitle("one head removed at a time; * significant")
     return figure
 
@@ -90,7 +91,7 @@ def relevance_scatter(table: pd.DataFrame, *, by: Mapping[str, str]) -> Figure:
 
 
 @styled
-def quality_by_kind(table: pd.DataFrame, *, metric: str) -> Figure:
+def quality_by_kind(table: pd.DataFrame, *, measure: Measure) -> Figure:
     """The metric against the share of heads pruned: a colour per kind, one-shot solid and iterative dashed."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -103,17 +104,23 @@ def quality_by_kind(table: pd.DataFrame, *, metric: str) -> Figure:
                 "markersize": 4,
             }
             axes.plot(
-                share, 100 * line["metric"], "-" if schedule == "one-shot" else "--", label=f"{kind}, {schedule}", **style
+                share,
+                measure.scale * line["metric"],
+                "-" if schedule == "one-shot" else "--",
+                label=f"{kind}, {schedule}",
+                **style,
             )
             axes.fill_between(
                 share,
-                100 * (line["metric"] - line["change"] + line["low"]),
-                100 * (line["metric"] - line["change"] + line["high"]),
+                measure.scale * (line["metric"] - line["change"] + line["low"]),
+                measure.scale * (line["metric"] - line["change"] + line["high"]),
                 color=style["color"],
                 alpha=0.08,
             )
     axes.set(
-        xlabel="heads pruned (% of the kind)", ylabel=f"test {metric} x 100", title="No training after pruning; 95 % bands"
+        xlabel="heads pruned (% of the kind)",
+        ylabel=f"test {measure.name}{' x 100' * (measure.sign > 0)}",
+        title="No training after pruning; 95 % bands",
     )
     axes.legend(fontsize=8)
     axes.grid()

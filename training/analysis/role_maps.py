@@ -37,10 +37,10 @@ class Shown:
 
 
 def shown_sentences(observed: ObservedModel, texts: RoleTexts) -> list[Shown]:
-    """The first sentences of the treebank that are neither short nor long; those of an encoder-decoder are read by its decoder
-    too."""
+    """The sentences that are to be shown, by default the first of the treebank that are neither short nor long; those of an
+    encoder-decoder are read by its decoder too."""
     rows = [pieces.ids for pieces in texts.trees.pieces if TOKENS[0] <= len(pieces.ids) <= TOKENS[1]][:SENTENCES]
-    rows = rows or [texts.trees.pieces[0].ids]
+    rows = texts.shown or rows or [texts.trees.pieces[0].ids]
     found = []
     with observed.at_rest():
         for row in rows:
@@ -62,6 +62,23 @@ def shown_sentences(observed: ObservedModel, texts: RoleTexts) -> list[Shown]:
 
 def _names(observed: ObservedModel, ids: Tensor) -> list[str]:
     return [str(token) for token in observed.tokenizer.convert_ids_to_tokens(ids[0].tolist())]
+
+
+def maps_of_heads(observed: ObservedModel, shown: Sequence[Shown], heads: Sequence[tuple[int, int]]) -> dict[str, Figure]:
+    """The attention of some heads in every sentence, by file name.
+
+    Args:
+        observed: the model.
+        shown: sentences.
+        heads: the number of its site, and its number there, of each.
+    """
+    figures = {}
+    for site, head in heads:
+        name, kind = f"{observed.sites[site].label}.{head}", observed.sites[site].kind
+        for number, one in enumerate(shown, start=1):
+            drawn = attention_map(one.weights[site][head].numpy(), *one.tokens[kind], f"{name}, sentence {number}")
+            figures[f"attention_{name.replace('.', '_')}_{number}"] = drawn
+    return figures
 
 
 def strongest_maps(observed: ObservedModel, shown: Shown, roles: Sequence[Role]) -> dict[str, Figure]:

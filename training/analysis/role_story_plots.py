@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from training.plotting import COLOURS, INK, styled
 from training.report.role_plots import BLANK, COLOUR_OF
 from training.stats.bootstrap import Array
+from training.stats.significance import Interval
 
 LINES: dict[str, dict[str, Any]] = {
     "specialised": {"color": INK, "linewidth": 2.2},
@@ -90,4 +91,63 @@ def kept_roles(table: pd.DataFrame) -> Figure:
     axes.invert_yaxis()
     axes.set(xlabel="heads", title="roles before and after")
     figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def roles_over_time(table: pd.DataFrame, unit: str) -> Figure:
+    """How many heads have each role at every look, and of a run how many gates are open for the specialised ones; dotted lines
+    end the phases.
+
+    Args:
+        table: a row for each look and role, with ``time``, ``phase``, ``with_role`` and ``open``.
+        unit: of the times.
+    """
+    figure = Figure(figsize=(6.6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    shown = []
+    for name, rows in table.groupby("role", sort=False):
+        if rows["with_role"].any():
+            axes.plot(rows["time"], rows["with_role"], marker=".", **LINES[str(name)])
+            shown.append(Line2D([], [], label=str(name), **LINES[str(name)]))
+    special = table[table["role"] == "specialised"]
+    if special["open"].notna().all():
+        style: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": ":"}
+        axes.plot(special["time"], special["open"], marker=".", **style)
+        shown.append(Line2D([], [], label="specialised and open", **style))
+    ends = special["time"][special["phase"].ne(special["phase"].shift(-1))].tolist()
+    for end in ends[1:-1]:  # not in front of the run, nor behind it
+        axes.axvline(end, color=COLOURS[-1], linestyle=":", linewidth=1.0)
+    axes.set(xlabel=unit, ylabel="heads with the role", title="roles through training")
+    axes.set_ylim(bottom=0)
+    axes.grid()
+    figure.legend(handles=shown, loc="outside lower center", ncols=4)
+    return figure
+
+
+@styled
+def role_depths(depths: Mapping[str, Array], means: Mapping[str, Interval]) -> Figure:
+    """Every head with a role by its depth, and the mean depth of each role with its 95 % interval.
+
+    Args:
+        depths: of the heads with each role, from 0 (first layer) to 1 (last).
+        means: of each role, with intervals.
+    """
+    figure = Figure(figsize=(5.6, 1.4 + 0.4 * len(depths)), layout="constrained")
+    axes = figure.subplots()
+    for row, (name, values) in enumerate(depths.items()):
+        found = means[name]
+        spread = np.zeros(len(values))
+        for depth in np.unique(values):  # the heads of a layer lie above each other
+            own = values == depth
+            spread[own] = 0.06 * (np.arange(own.sum()) - (own.sum() - 1) / 2)
+        colour = COLOUR_OF.get(name, COLOURS[-1])
+        axes.scatter(values, row + spread, s=10, color=colour, edgecolors=INK, linewidths=0.2)
+        if np.isfinite(found.low):
+            axes.plot([found.low, found.high], [row, row], color=INK, linewidth=1.2)
+        axes.plot(found.mean, row, marker="|", markersize=14, color=INK)
+    axes.set_yticks(range(len(depths)), [f"{name} ({len(values)})" for name, values in depths.items()])
+    axes.invert_yaxis()
+    axes.set(xlabel="depth, from the first layer to the last", xlim=(-0.05, 1.05), title="where roles lie; 95 % intervals")
+    axes.grid(axis="x")
     return figure

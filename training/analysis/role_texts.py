@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -16,16 +16,20 @@ from gates.roles.induction import LENGTHS, repeated_sequences
 from gates.roles.syntactic import Trees
 from training.analysis.observed import ObservedModel
 from training.data.coreference import Pronoun, read_coreference
+from training.data.parsed_text import parse_texts
 from training.data.text_lines import read_lines
 from training.data.treebank import Tree, read_treebank, relations_of
 from training.data.words import Pieces, encode_words
 from training.stats.numbers import counted
 
-BATCH = 32
+BATCH, CELLS = 32, 32 * 48**2
+"""Sentences at a time, and the most pairs of their tokens: less for sentences of more than 48 tokens."""
 REPEATED = 200
 """Random sequences that are said twice."""
 MOST_PAIRS = 1000
 """Of a translator's test pairs."""
+MOST_SHOWN, LONGEST_SHOWN = 20, 64
+"""Sentences, and tokens of each, whose attention is shown: a page holds all heads of them."""
 LEAST_KINDS = 16
 """Of tokens, from which random sequences are drawn."""
 
@@ -35,18 +39,41 @@ class RoleFiles:
     """What the command was told.
 
     Args:
-        conllu: a treebank.
+        conllu: a treebank; None where a parser reads the texts.
         text: whose tokens say what is rare; None for the run's training data, or else the treebank.
         coref: pronouns; None for none.
         relations: that are looked at; all by default.
         most_sentences: of the treebank and of the pronouns; None for all.
+        parser: of the texts, see :func:`training.data.parsed_text.parse_texts`; None with a treebank.
+        show: sentences whose attention is shown, one on each line; None for some of the treebank.
+        maps: names of heads whose attention is drawn.
     """
 
-    conllu: str
+    conllu: str | None
     text: str | None = None
     coref: str | None = None
     relations: tuple[str, ...] = ()
     most_sentences: int | None = None
+    parser: str | None = None
+    show: str | None = None
+    maps: tuple[str, ...] = ()
+
+    @property
+    def of_trees(self) -> str:
+        """What the trees come from, as errors and findings call it."""
+        return repr(self.conllu if self.parser is None else self.text)
+
+    def read_trees(self) -> list[Tree]:
+        """The trees of the treebank, or of the texts by the parser.
+
+        Raises:
+            GateError: for whatever is wrong with files or parser.
+        """
+        if self.parser is None:
+            assert self.conllu is not None
+            return read_treebank(self.conllu)[: self.most_sentences]
+        assert self.text is not None
+        return parse_texts(self.parser, read_lines(self.text)[: self.most_sentences])[: self.most_sentences]
 
 
 @dataclass(frozen=True)
@@ -66,9 +93,15 @@ class Encoded:
     pieceless: int
 
     def batches(self) -> Iterator[list[int]]:
-        """Numbers of sentences of similar lengths."""
-        order = sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids))
-        return (order[first : first + BATCH] for first in range(0, len(order), BATCH))
+        """Numbers of sentences of similar lengths, fewer at a time where they are long, so that attention takes as much memory
+        in any data."""
+        rows: list[int] = []
+        for row in sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids)):
+            if len(rows) == BATCH or (rows and (len(rows) + 1) * len(self.pieces[row].ids) ** 2 > CELLS):
+                yield rows
+                rows = []
+            rows.append(row)
+        yield rows
 
     def told(self, what: str) -> str:
         """What was left out, in words; empty if nothing was."""
@@ -88,6 +121,9 @@ class RoleTexts:
         frequencies: of every token, for sources and for targets, ``[vocabulary]``.
         frequencies_from: what they are counted in.
         seen: tokens of the treebank, from which random sequences are drawn.
+        parser: that made the trees; None for gold ones.
+        shown: tokens of sentences whose attention is shown; empty for some of the treebank.
+        maps: the number of its site, and its number there, of every head whose attention is drawn.
     """
 
     trees: Encoded
@@ -96,6 +132,9 @@ class RoleTexts:
     frequencies: dict[str, Tensor]
     frequencies_from: str
     seen: list[int]
+    parser: str | None = None
+    shown: list[list[int]] = field(default_factory=list)
+    maps: list[tuple[int, int]] = field(default_factory=list)
 
 
 def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
@@ -104,9 +143,11 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     Raises:
         GateError: for whatever is wrong with the files, or a tokenizer that does not fit.
     """
-    trees = read_treebank(files.conllu)[: files.most_sentences]
+    maps = _named_heads(files.maps, observed)
+    shown = [] if files.show is None else _shown(files.show, observed)
+    trees = files.read_trees()
     relations = relations_of(trees, files.relations)
-    encoded = _encoded(observed, trees, f"every sentence of {files.conllu!r}")
+    encoded = _encoded(observed, trees, f"every sentence of {files.of_trees}")
     pronouns = None
     if files.coref is not None:
         pronouns = _encoded(observed, read_coreference(files.coref)[: files.most_sentences], f"every text of {files.coref!r}")
@@ -115,7 +156,29 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     if len(seen) < LEAST_KINDS:
         seen = [token for token in range(len(observed.tokenizer)) if token not in special]
     frequencies, told = _frequencies(files, observed, encoded)
-    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen)
+    return RoleTexts(encoded, relations, pronouns, frequencies, told, seen, files.parser, shown, maps)
+
+
+def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[int, int]]:
+    """Where heads are that are called as in ``encoder.2.8``: kind, layer and number."""
+    known = {f"{observed.sites[site].label}.{head}": (site, head) for site, head in observed.heads}
+    for name in names:
+        if name not in known:
+            raise GateError(f"there is no head {name!r} to draw; the heads are {next(iter(known))} to {list(known)[-1]}")
+    return [known[name] for name in names]
+
+
+def _shown(file: str, observed: ObservedModel) -> list[list[int]]:
+    """The tokens of a user's own sentences."""
+    lines = read_lines(file)
+    if not 1 <= len(lines) <= MOST_SHOWN:
+        raise GateError(f"{file!r} has {len(lines)} sentences to show; expected 1 to {MOST_SHOWN}, one on each line")
+    rows: list[list[int]] = observed.tokenizer(lines, verbose=False)["input_ids"]
+    most = min(LONGEST_SHOWN, observed.limit or LONGEST_SHOWN)
+    for line, row in zip(lines, rows, strict=True):
+        if not 1 <= len(row) <= most:
+            raise GateError(f"the sentence {line[:40]!r} to show has {len(row)} tokens; expected 1 to {most}")
+    return rows
 
 
 def _encoded(observed: ObservedModel, golds: Sequence[Tree | Pronoun], what: str) -> Encoded:

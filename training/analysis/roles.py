@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
+from training.analysis.depth import BACKGROUND, depth_table, depth_told, depths_of, mean_depths
 from training.analysis.model import Finding
 from training.analysis.observed import ObservedModel
-from training.analysis.role_maps import shown_sentences, strongest_maps
-from training.analysis.role_page import role_page
+from training.analysis.published import beside_clark, clark_told
+from training.analysis.role_maps import maps_of_heads, shown_sentences, strongest_maps
+from training.analysis.role_page import attention_of, role_page
 from training.analysis.role_passes import Measured, RolePasses
+from training.analysis.role_story_plots import role_depths
 from training.analysis.role_texts import RoleTexts
+from training.report.attention import ATTENTION, as_text
 from training.report.role_plots import role_map
 from training.stats.numbers import counted, listed
-from training.stats.significance import Interval, interval
 
-BACKGROUND = "background"
-DEPTHS = ("positional", "syntactic", "coreference")
-"""Roles of which lecture notes say that they lie early, in the middle and late."""
 CAUSAL = "of causal self-attention alone"
 NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": CAUSAL}
 
@@ -30,26 +28,32 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     """Every head's roles, with tables, pictures and what follows in words."""
     measured = RolePasses(observed, texts).run()
     table, relations = role_table(observed, measured), best_heads(observed, measured)
-    layers = by_layer(table)
+    layers, depths, clark = by_layer(table), depths_of(table), beside_clark(relations)
     sentences = [
         *_left_out(observed),
         *_told(table, measured),
-        *_claims(table),
+        *depth_told(depths),
         *_of_texts(texts, measured),
         *_best_told(relations),
+        *clark_told(clark),
     ]
     numbers = {
         "heads": len(table),
         "specialised": int(table["specialised"].sum()),
         "roles": {role.rule.name: int(role.holds.sum()) for role in measured.roles},
-        "mean_depth": {name: depth_of(table, name).mean for name in DEPTHS if table[f"{name}_has"].any()},
+        "mean_depth": {name: float(values.mean()) for name, values in depths.items()},
     }
-    figures = {"roles": role_map(table, [role.rule.name for role in measured.roles])}
+    figures = {
+        "roles": role_map(table, [role.rule.name for role in measured.roles]),
+        "depth": role_depths(depths, mean_depths(depths)),
+    }
     shown = shown_sentences(observed, texts)
-    figures |= strongest_maps(observed, shown[0], measured.roles)
-    page = role_page(table, figures["roles"], sentences, shown, observed.heads)
+    figures |= strongest_maps(observed, shown[0], measured.roles) | maps_of_heads(observed, shown, texts.maps)
+    attention = attention_of(table, shown, observed.heads)
+    pages = {"roles.html": role_page(figures["roles"], sentences, attention), ATTENTION: as_text(attention)}
     tables = {"roles": table, "roles_by_layer": layers, "relations": relations, "syntactic": syntactic_table(table, measured)}
-    return Finding(tables, figures, sentences, numbers, {"roles.html": page})
+    tables |= {"depth": depth_table(depths)} | ({"clark": clark} if len(clark) else {})
+    return Finding(tables, figures, sentences, numbers, pages)
 
 
 def head_columns(observed: ObservedModel) -> pd.DataFrame:
@@ -135,13 +139,6 @@ def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def depth_of(table: pd.DataFrame, role: str) -> Interval:
-    """Mean relative depth of the self-attention heads with a role, 0 (first layer) to 1 (last), with Student's interval."""
-    own = table[table["kind"] != "cross"]
-    last = own.groupby("kind")["layer"].transform("max").clip(lower=1)
-    return interval((own["layer"] / last)[own[f"{role}_has"]].to_numpy())
-
-
 def _left_out(observed: ObservedModel) -> list[str]:
     if observed.mask is None:
         return []
@@ -181,30 +178,9 @@ def _fits(low: float, high: float) -> str:
     return "within the interval" if low <= 0.5 <= high else "outside the interval"
 
 
-def _claims(table: pd.DataFrame) -> list[str]:
-    """Whether positional heads lie early, syntactic ones in the middle and coreference late."""
-    found = {name: depth_of(table, name) for name in DEPTHS if table[f"{name}_has"].any()}
-    parts = []
-    for name, depth in found.items():
-        sure = f", 95 % interval {depth.low:.2f} to {depth.high:.2f}" if depth.seeds > 1 else ""
-        parts.append(f"{name} {depth.mean:.2f} ({counted(depth.seeds, 'head')}{sure})")
-    if not parts:
-        return []
-    sentence = f"Mean depth of heads, from 0 (first layer) to 1 (last): {listed(parts)}."
-    if len(found) < len(DEPTHS):
-        return [sentence + " That positional heads lie early, syntactic ones in the middle and coreference late is not tested."]
-    means = [found[name].mean for name in DEPTHS]
-    ordered = "is the order here" if means[0] < means[1] < means[2] else "is not the order here"
-    apart = all(found[one].high < found[other].low for one, other in pairwise(DEPTHS))
-    return [f"{sentence} Positional early, syntactic in the middle, coreference late {ordered}; {_apart(apart)}."]
-
-
-def _apart(apart: bool) -> str:
-    return "the intervals are apart" if apart else "the intervals overlap or there are too few heads for one"
-
-
 def _of_texts(texts: RoleTexts, measured: Measured) -> list[str]:
-    parts = [counted(len(texts.trees.pieces), "sentence") + " of the treebank"]
+    source = "of the treebank" if texts.parser is None else f"parsed by {texts.parser}, so that their trees are not gold"
+    parts = [f"{counted(len(texts.trees.pieces), 'sentence')} {source}"]
     if texts.pronouns is not None:
         parts.append(counted(len(texts.pronouns.pieces), "text") + " with a pronoun")
     left = [told for told in (texts.trees.told("sentence"), texts.pronouns.told("text") if texts.pronouns else "") if told]

@@ -14,8 +14,8 @@ ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
 DeploymentTable = Literal["routes", "runtimes", "speed"]
 EXPERIMENTS = (
-    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "disagreement", "closing", "changes",
-    "known-roles", "domains", "through-training",
+    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "disagreement", "closing", "dynamics",
+    "changes", "known-roles", "domains", "through-training",
 )  # fmt: skip
 
 
@@ -79,13 +79,23 @@ def analyze_parser() -> ArgumentParser:
         "run",
         type=str,
         metavar="RUN",
-        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for survival, disagreement "
-        "and closing also the directory of a comparison.",
+        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for dynamics one with its "
+        "checkpoints, for survival, disagreement and closing also the directory of a comparison.",
     )
     parser.add_argument(
         "--run_dir", type=str, required=True, help="Directory to write; one of an earlier analysis is added to."
     )
-    parser.add_argument("--conllu", type=str | None, default=None, metavar="FILE", help="For roles: a treebank in CoNLL-U.")
+    parser.add_argument(
+        "--conllu", type=str | None, default=None, metavar="FILE", help="For roles and dynamics: a treebank in CoNLL-U."
+    )
+    parser.add_argument(
+        "--parser",
+        type=str | None,
+        default=None,
+        metavar="NAME",
+        help="In place of a treebank, for the sentences of --text: a pipeline of spaCy, or module:function for a parser of "
+        "your own.",
+    )
     parser.add_argument(
         "--relations",
         type=str | None,
@@ -105,6 +115,20 @@ def analyze_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--sentences", type=int | None, default=None, help="For roles: the first so many sentences of each file alone."
+    )
+    parser.add_argument(
+        "--show",
+        type=str | None,
+        default=None,
+        metavar="FILE",
+        help="For roles: sentences whose attention is shown, one on each line (default: some of the treebank).",
+    )
+    parser.add_argument(
+        "--maps",
+        type=str | None,
+        default=None,
+        metavar="HEADS",
+        help="For roles: heads whose attention is drawn in each of these sentences, such as encoder.2.8,encoder.0.1.",
     )
     parser.add_argument(
         "--roles",
@@ -128,9 +152,10 @@ def analyze_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--experiments",
-        type=str,
-        default="ablate,one-per-layer,by-kind",
-        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas.",
+        type=str | None,
+        default=None,
+        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas (default: with trees roles and what a run's tables "
+        "say of them, of a folder roles or dynamics, else ablate, one-per-layer and by-kind).",
     )
     return parser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +46,25 @@ def read_treebank(file: str) -> list[Tree]:
     """
     check_there(file, "treebank")
     check_text(Path(file), "text")
-    trees = [_tree(file, line, block) for line, block in _blocks(file)]
+    opener = gzip.open if file.endswith(".gz") else open
+    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
+        trees = trees_in(stream, repr(file))
     if not trees:
         raise GateError(f"the treebank {file!r} has no sentence; expected CoNLL-U, ten columns with tabs between them")
     return trees
+
+
+def trees_in(lines: Iterable[str], where: str) -> list[Tree]:
+    """The sentences in lines of CoNLL-U; see :func:`read_treebank`.
+
+    Args:
+        lines: with or without their ends.
+        where: what errors call their place.
+
+    Raises:
+        GateError: for what is no CoNLL-U.
+    """
+    return [_tree(where, line, block) for line, block in _blocks(lines)]
 
 
 def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]:
@@ -70,29 +85,27 @@ def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]
     return list(wanted) or usual
 
 
-def _blocks(file: str) -> Iterator[tuple[int, list[str]]]:
+def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """The lines of every sentence without comments, with the number of its first line; comments are kept as empty lines."""
-    opener = gzip.open if file.endswith(".gz") else open
     first = 1
     block: list[str] = []
-    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            text = line.rstrip("\r\n")
-            if not text.strip():
-                if any(block):
-                    yield first, block
-                first, block = number + 1, []
-            else:
-                block.append("" if text.startswith("#") else text)
+    for number, line in enumerate(lines, start=1):
+        text = line.rstrip("\r\n")
+        if not text.strip():
+            if any(block):
+                yield first, block
+            first, block = number + 1, []
+        else:
+            block.append("" if text.startswith("#") else text)
     if any(block):
         yield first, block
 
 
-def _tree(file: str, first: int, block: Sequence[str]) -> Tree:
+def _tree(place: str, first: int, block: Sequence[str]) -> Tree:
     """The tree of a sentence.
 
     Args:
-        file: as errors call it.
+        place: as errors call it.
         first: number of its first line.
         block: its lines; empty ones are comments.
     """
@@ -103,7 +116,7 @@ def _tree(file: str, first: int, block: Sequence[str]) -> Tree:
     for number, text in enumerate(block, start=first):
         if not text:
             continue
-        where = f"line {number} of {file!r}"
+        where = f"line {number} of {place}"
         fields = text.split("\t")
         if len(fields) != COLUMNS:
             raise GateError(f"{where} has {len(fields)} columns; expected the {COLUMNS} of CoNLL-U, with tabs between them")
@@ -123,24 +136,24 @@ def _tree(file: str, first: int, block: Sequence[str]) -> Tree:
         heads.append(token["head"] - 1)
         relations.append(token["deprel"])
         lines.append(number)
-    _check(file, first, heads, lines)
+    _check(place, first, heads, lines)
     return Tree(words, heads, relations)
 
 
-def _check(file: str, first: int, heads: Sequence[int], lines: Sequence[int]) -> None:
+def _check(where: str, first: int, heads: Sequence[int], lines: Sequence[int]) -> None:
     """Raises :class:`GateError` for what is no tree."""
     if not heads:
-        raise GateError(f"the sentence at line {first} of {file!r} has no words; expected a line for each word")
+        raise GateError(f"the sentence at line {first} of {where} has no words; expected a line for each word")
     for head, line in zip(heads, lines, strict=True):
         if not -1 <= head < len(heads):
             raise GateError(
-                f"line {line} of {file!r} has the head {head + 1}; expected 0 to {len(heads)}, words of the sentence"
+                f"line {line} of {where} has the head {head + 1}; expected 0 to {len(heads)}, words of the sentence"
             )
     if -1 not in heads:
-        raise GateError(f"the sentence at line {first} of {file!r} has no root; expected a word whose head is 0")
+        raise GateError(f"the sentence at line {first} of {where} has no root; expected a word whose head is 0")
     for word, line in enumerate(lines):
         place, steps = word, 0
         while place >= 0 and steps <= len(heads):
             place, steps = heads[place], steps + 1
         if place >= 0:
-            raise GateError(f"line {line} of {file!r} is part of a cycle, or leads to one; expected a tree up to the root")
+            raise GateError(f"line {line} of {where} is part of a cycle, or leads to one; expected a tree up to the root")

@@ -139,6 +139,7 @@ class Contents:
         truth: where the necessary heads are known, what each method found of them (:mod:`training.report.truth`).
         significance: of a run, the paired bootstrap of its translations against the dense model's.
         roles: what each head attends to, a row for each, with its ``kind`` (:func:`training.report.role_table.read_roles`).
+        attention: of the heads in a few sentences, for a page (:func:`training.report.attention.read_attention`).
         signatures: settings and version of sacrebleu for each of its metrics.
         missing: what the report leaves out and why.
     """
@@ -162,6 +163,7 @@ class Contents:
     truth: pd.DataFrame | None = None
     significance: pd.DataFrame | None = None
     roles: pd.DataFrame | None = None
+    attention: str | None = None
     signatures: dict[str, str] = field(default_factory=dict)
     verdict: str | None = None
     config: str | None = None

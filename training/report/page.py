@@ -156,7 +156,10 @@ def render(sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     assets = Path(__file__).parent / "template"
-    style, script = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        "\n".join((assets / f"{name}.{form}").read_text(encoding="utf-8") for name in ("page", "attention"))
+        for form in ("css", "js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         sections=sections, style=Markup(style), script=Markup(script), policy=POLICY.format(digest=digest)

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from gates.errors import GateError, first_line
+from training.report.attention import read_attention
 from training.report.contents import COMBINATION, Contents, Course, Site, by_kind, group_labels
 from training.report.role_table import read_roles
 from training.report.truth import recoveries
@@ -80,7 +81,9 @@ def read_contents(path: Path, roles: Path | None = None) -> Contents:
     _read_tables(contents)
     _read_heads(contents)
     _read_translations(contents)
-    contents.roles = _roles(roles or path / "roles.csv", is_given=roles is not None)
+    table = roles or path / "roles.csv"
+    contents.roles = _roles(table, is_given=roles is not None)
+    contents.attention = None if contents.roles is None else read_attention(table.parent)
     if contents.config is None:
         contents.missing.append("There is no config.yaml, so the configuration is not shown.")
     return contents

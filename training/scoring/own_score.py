@@ -7,14 +7,11 @@ afterwards, says :func:`run_own_score`.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +21,7 @@ from torch import Tensor
 from gates.errors import GateError, first_line
 from training.runs import processes
 from training.runs.fingerprint import weights_fingerprint
-from training.runs.own_code import code_fingerprint, import_from_here
+from training.runs.own_code import code_fingerprint, own_function
 from training.scoring.subject import Subject
 
 
@@ -51,46 +48,10 @@ def own_score(name: str) -> OwnScore:
     Raises:
         GateError: if there is no such module or function, its import fails, or it does not take one argument.
     """
-    module_name, _, attribute = name.partition(":")
-    if module_name.endswith(".py"):
-        dotted = ".".join(Path(module_name).with_suffix("").parts)
-        raise GateError(f"the score {name!r} names a file; name its module, as an import does: {dotted}:{attribute}")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise GateError(f"the score {name!r} is no module:function; expected a name such as my_package.my_module:my_score")
-    module = _imported(module_name, name)
-    function = getattr(module, attribute, None)
-    if function is None:
-        package = module_name.split(".")[0]
-        functions = {other: value for other, value in vars(module).items() if inspect.isfunction(value)}
-        known = [other for other, value in functions.items() if value.__module__.split(".")[0] == package and other[0] != "_"]
-        raise GateError(f"the module {module_name!r} has no {attribute!r}; it has {', '.join(known) or 'no function'}")
-    if not callable(function):
-        raise GateError(f"the score {name!r} is {function!r}; expected a function that takes a subject")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise GateError(f"the score {name!r} cannot be called with one subject ({error}); have it take one argument") from error
-    except ValueError:
-        pass  # some callables that are not written in Python do not say what they take
+    function = own_function(name, "score", "a subject")
+    module_name = name.partition(":")[0]
     defined_in = getattr(inspect.unwrap(function), "__module__", None) or module_name
     return OwnScore(name, function, code_fingerprint([module_name, defined_in]))
-
-
-def _imported(module_name: str, name: str) -> Any:
-    """The module, from the working directory or the installed packages."""
-    import_from_here()
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise GateError(
-                f"there is no module {error.name!r} for the score {name!r} in {os.getcwd()!r} or among the installed packages; "
-                "check its name, or start the command in its folder"
-            ) from error
-        raise GateError(
-            f"the module of the score {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        ) from error
 
 
 def run_own_score(score: OwnScore, subject: Subject, *, seed: int = 0) -> Tensor:

@@ -13,12 +13,14 @@ from gates.errors import GateError
 from gates.roles.roles import RULES
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.test_analyze import make_dense
+from tests.training.runs import write_config
 from training.analysis.model import DenseModel
 from training.analysis.observed import observe_folder, observe_run
-from training.analysis.role_texts import RoleFiles, read_texts
+from training.analysis.role_texts import BATCH, CELLS, Encoded, RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
 from training.data.word_tokenizer import word_tokenizer
+from training.data.words import Pieces
 from training.fit import main as fit
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -166,6 +168,10 @@ def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--experiments", "roles"], "the experiment roles needs a treebank; give one with --conllu FILE"),
+        ([], "the experiment roles needs a treebank; give one with --conllu FILE, or texts and what parses them with --text"),
+        (["--conllu", "x", "--parser", "y", "--text", "z"], "--conllu and --parser are both given; expected one of them"),
+        (["--parser", "en_core_web_sm"], "--parser en_core_web_sm has nothing to parse; give texts, one on each line, with"),
+        (["--experiments", "changes", "--before", "x", "--parser", "y"], "--parser is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--weights", "pruned"], "needs a run, and"),
         (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
         (["--experiments", "changes"], "needs the roles of the model before; give them with --before FILE"),
@@ -198,6 +204,16 @@ def test_sentences_that_are_too_long_are_left_out_and_told(folder, tmp_path):
         read_texts(RoleFiles(str(tmp_path / "long.conllu")), observed)
 
 
+def test_long_sentences_are_read_fewer_at_a_time():
+    lengths = [*range(1, 60), 100, 300, 500, *[4] * 40]
+    batches = list(Encoded([Pieces([0] * length, [0] * length) for length in lengths], [None] * len(lengths), 0, 0).batches())
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    sizes = [(len(rows), max(lengths[row] for row in rows)) for rows in batches]
+    assert all(rows == 1 or (rows * longest**2 <= CELLS and rows <= BATCH) for rows, longest in sizes)
+    assert sizes[0] == (BATCH, 4)  # short ones first
+    assert sizes[-2:] == [(1, 300), (1, 500)]
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_folders_with_other_models(tmp_path, kind):
     torch.manual_seed(0)
@@ -224,5 +240,39 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
     assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "by-kind") == 2
-    assert "the experiment by-kind works on classifiers" in capsys.readouterr().err
+    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "through-training") == 2
+    assert "the experiment through-training works on classifiers" in capsys.readouterr().err
+    assert call(tmp_path / "run", tmp_path / "other") == 0  # without trees what is done of a run of any task
+    ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
+    np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
+    assert {"one_per_layer.csv", "by_kind.csv"} <= {path.name for path in (tmp_path / "other").iterdir()}
+    assert "removing one group alone raises test loss significantly" in capsys.readouterr().out
+
+
+def test_a_run_is_told_its_story_where_trees_are_given(tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
+    trees = write_treebank(tmp_path, texts_of(make_dense().data))
+    assert call(tmp_path / "run", tmp_path / "out", "--conllu", trees) == 0
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"roles.csv", "survival.csv", "closing.csv"} <= found
+    assert "disagreement.csv" not in found  # the run compared nothing, so that its heads have no scores
+    told = capsys.readouterr().out
+    assert "left out: " in told
+    capsys.readouterr()
+    assert call(tmp_path / "run", tmp_path / "asked", "--conllu", trees, "--experiments", "roles,disagreement") == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_sentences_by_a_parser_of_ones_own(folder, tmp_path, monkeypatch, capsys):
+    trees = write_treebank(tmp_path, WORDS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_parser_of_roles.py").write_text(
+        f"import pathlib\ndef trees(texts):\n    return pathlib.Path({trees!r}).read_text()\n"
+    )
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w5\n")
+    text = ["--text", "texts.txt"]
+    assert call(folder, "parsed", "--parser", "own_parser_of_roles:trees", *text) == 0
+    assert "parsed by own_parser_of_roles:trees, so that their trees are not gold" in capsys.readouterr().out
+    assert call(folder, "gold", "--conllu", trees, *text) == 0
+    assert (tmp_path / "parsed" / "roles.csv").read_bytes() == (tmp_path / "gold" / "roles.csv").read_bytes()

@@ -1,7 +1,6 @@
 """The report in a browser: headless Chromium, from a file, without a network."""
 
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -11,18 +10,12 @@ import pytest
 from tests.training.report.fixture import write_comparison
 from training.commands.table import run_command
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
 main = partial(run_command, "report")
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 DEFAULT = Path(__file__).parents[3] / "notebooks" / "results" / "default"
 TABLE = "fixture-table-results"
 
@@ -33,18 +26,6 @@ def folder(tmp_path_factory):
     folder = write_comparison(tmp_path_factory.mktemp("comparison"))
     assert main([str(folder), "--output", str(folder / "report.html")]) == 0
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture
