@@ -29,7 +29,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.checksums import check_unchanged
 from training.runs.resuming import noted_identity
-from training.runs.run_directory import CONFIG, RunDirectory
+from training.runs.run_directory import CONFIG, LATENCY, RunDirectory
 from training.setup import Setup, make_pruner, make_trainer, open_data
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.stats.significance import mcnemar
@@ -198,7 +198,8 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     check_unchanged(file, read_text(file, "the configuration"))
     config = ["--config", str(file)]
     told = _read(config, f"the run's configuration cannot be used ({str(file)!r})")
-    return Setup.of(_read([*config, *overrides], f"{given} cannot be used") if overrides else told)
+    setup = Setup.of(_read([*config, *overrides], f"{given} cannot be used") if overrides else told)
+    return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
 
 
 def _read(arguments: Sequence[str], wrong: str) -> Any:
