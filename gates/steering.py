@@ -87,8 +87,8 @@ class BudgetSteering:
 
     Hard-Concrete gates pay a price: after every step of the optimiser they go down the gradient of the expected number of open
     gates, as far as brings that number to its schedule. Under a budget in time it is the gradient of the expected time, so that
-    a gate pays the price times what it costs in milliseconds. Gates of other families are only kept within their limits: the two
-    top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
+    a gate pays the price times what it costs in milliseconds. Gates of other families are only kept within their limits: the
+    two top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
 
     Args:
         gates: gates of a model, as their family starts them.
@@ -101,12 +101,12 @@ class BudgetSteering:
     Attributes:
         schedule: of the expected number of open gates, or of the expected time.
         time: that the gates take; None unless the budget is one in time.
-        price: of an expected open gate, or millisecond, at the last step, of all gates or of each budgeted kind, in units of the
-            loss; without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
+        price: of an expected open gate, or millisecond, at the last step, of all gates or of each budgeted kind, in units of
+            the loss; without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
 
     Raises:
-        GateError: for a budget that the model cannot have, a minimum that does not fit into it, and a time for gates of a family
-            that are not held to it.
+        GateError: for a budget that the model cannot have, a minimum that does not fit into it, and a time for gates of a
+            family that are not held to it.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class BudgetSteering:
                 self.price[index] = float(paid) / rate
 
     def _costs(self, stretch: Stretch) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
-        """What an open gate costs, ``[gates]``, and what they cost together, as :func:`solve_price` takes it; None for one each,
-        and their number."""
+        """What an open gate costs, ``[gates]``, and what they cost together, as :func:`solve_price` takes it; None for one
+        each, and their number."""
         if self.time is None:
             return None, None
         probability = open_probability(self.gates.log_alpha, stretch)

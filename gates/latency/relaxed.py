@@ -6,6 +6,8 @@ minorant (:func:`gates.latency.table.convex_minorant`): its slope is above 0 whe
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -74,7 +76,7 @@ def _lines(times: tuple[float, ...]) -> list[tuple[float, float]]:
     """The lines (value at 0, slope) whose maximum the convex minorant is."""
     corners = convex_minorant(times)
     found = []
-    for (before, low), (after, high) in zip(corners[:-1], corners[1:], strict=True):
+    for (before, low), (after, high) in pairwise(corners):
         slope = (high - low) / (after - before)
         found.append((low - slope * before, slope))
     return found

@@ -1,7 +1,7 @@
 """Milliseconds of a model by the number of open gates at each site, as they were measured; PyTorch is not needed.
 
-As ZipLM (Kurtic, Frantar and Alistarh 2023) has it: the latency of attention with 0, 1, ... heads left is measured once on the device
-that the model is for, and the latency of any mask is then a sum.
+As ZipLM (Kurtic, Frantar and Alistarh 2023) has it: the latency of attention with 0, 1, ... heads left is measured once on the
+device that the model is for, and the latency of any mask is then a sum.
 """
 
 from __future__ import annotations
@@ -88,18 +88,17 @@ class LatencyTable:
             least = sums
         return max((count for count, time in enumerate(least) if time <= limit + SLACK), default=0)
 
-    def check_fits(self, gates: Mapping[str, int], unit: str, source: str = "") -> None:
+    def check_fits(self, gates: Mapping[str, int], unit: str) -> None:
         """Raises :class:`GateError` for the table of another model.
 
         Args:
             gates: of each site of the model, by label.
             unit: of its gates.
-            source: file of the table.
         """
         own = {site.label: site.gates for site in self.sites}
         if (own, self.unit) != (dict(gates), unit):
             raise GateError(
-                f"the latency table {source!r} is of {len(own)} sites with {sum(own.values())} {self.unit}s, and this model has "
+                f"the latency table is of {len(own)} sites with {sum(own.values())} {self.unit}s, and this model has "
                 f"{len(gates)} sites with {sum(gates.values())} {unit}s, or others by name; measure one of this model"
             )
 
@@ -246,7 +245,9 @@ def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
 
 def _check_times(site: SiteTimes, source: str) -> None:
     if site.gates < 1:
-        raise GateError(f"the latency table {source!r} has {len(site.milliseconds)} times for {site.label!r}; expected two or more")
+        raise GateError(
+            f"the latency table {source!r} has {len(site.milliseconds)} times for {site.label!r}; expected two or more"
+        )
     for value in site.milliseconds:
         _check_number(value, site.label, source)
     for one, more in pairwise(site.milliseconds):

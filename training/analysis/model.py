@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
+from gates.latency.table import LatencyTable
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
 from training.cli.line import one_sentence, shortened

@@ -1,7 +1,7 @@
 """Latency tables: how long a model takes with 0, 1, ... heads left at each site, and what a pruned model does take.
 
-The whole model is timed without some heads of all sites of one shape, in turn with the dense model: what a site saves is then what
-it saves in its place, with its share of overheads and caches, where ZipLM (Kurtic et al. 2023) times attention by itself.
+The whole model is timed without some heads of all sites of one shape, in turn with the dense model: what a site saves is then
+what it saves in its place, with its share of overheads and caches, where ZipLM (Kurtic et al. 2023) times attention by itself.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def measure_achieved(
         context: in which the models run.
 
     Returns:
-        ``target_ms``, ``predicted_ms``, ``achieved_ms`` and ``dense_ms``, medians; ``speedup`` over the dense model, the median
-        of the ratios within a turn; ``expected_speedup``, that of the table for the target; the ``inputs`` and the ``hardware``.
+        ``target_ms``, ``predicted_ms``, ``achieved_ms`` and ``dense_ms``, medians; ``table_dense_ms``, that of the table;
+        ``speedup`` over the dense model, the median of the ratios within a turn with its quartiles; ``expected_speedup``, that
+        of the table for the target; the ``inputs`` and the ``hardware``.
     """
     gates = HeadGates(dense, limit.table.unit)  # type: ignore[arg-type]
     counts = [int(part.sum()) for part in gates.to_gates(mask).split(gates.sizes)]
@@ -161,7 +162,7 @@ def without_heads(model: PreTrainedModel, mask: Tensor, inputs: Inputs) -> PreTr
     """
     of_attention = {id(one) for site in find_attention(model) for one in _tensors(site.module)}
     shared: dict[int, Any] = {id(one): one for one in _tensors(model) if id(one) not in of_attention}
-    return remove_heads_(copy.deepcopy(model, shared).eval(), mask, example=dict(inputs))  # type: ignore[no-any-return]
+    return remove_heads_(copy.deepcopy(model, shared).eval(), mask, example=dict(inputs))
 
 
 def site_times(milliseconds: list[float], counts: list[int], sites: int) -> tuple[float, ...]:
@@ -186,7 +187,7 @@ def site_times(milliseconds: list[float], counts: list[int], sites: int) -> tupl
 
 
 def inputs_shaped(inputs: Inputs, shapes: Mapping[str, Any] | None) -> dict[str, Tensor]:
-    """Inputs with as many rows, and columns where they have just these, as stated; as they are where nothing is stated of them."""
+    """Inputs with as many rows, and columns where they have these alone, as stated; those without a statement as they are."""
     stated = {name: list((shapes or {}).get(name, tensor.shape)) for name, tensor in inputs.items()}
     return {
         name: resized({name: tensor}, stated[name][0], stated[name][1] if tensor.dim() == 2 else None)[name]

@@ -56,7 +56,8 @@ def check_run(line: CommandLine) -> None:
     if getattr(line.options, "list_methods", False) or not is_first_process(os.environ):
         return
     setup = Setup.of(line.options)
-    budgets, methods = [setup.model.budget], setup.end.retrained or []
+    budgets: list[BudgetOption | None] = [setup.model.budget]
+    methods = setup.end.retrained or []
     if "methods" in line.options:
         for group, prefix in COMPARISON_GROUPS:
             group_at(group, line.options, prefix)  # raises

@@ -24,8 +24,8 @@ TOLERANCE = 0.05
 
 
 def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
-    """The same setup, in which a budget in time has become a limit by the table that is given, that of the run which goes on, or
-    one that is measured now. Writes nothing.
+    """The same setup, in which a budget in time has become a limit by the table that is given, that of the run which goes on,
+    or one that is measured now. Writes nothing.
 
     Raises:
         GateError: for a table of another model, a time that this model cannot have, or one that is to be measured by several
@@ -87,12 +87,13 @@ def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, le
         shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
         wished = {name: [batch or shape[0], length or shape[-1], *shape[2:]] for name, shape in shapes.items()}
         inputs = inputs_shaped(inputs, wished)
-    return measure_table(model.to(device), inputs, options.unit, context=trainer.precision_plugin.forward_context)  # type: ignore[arg-type]
+    on_device: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
+    return measure_table(on_device, inputs, options.unit, context=trainer.precision_plugin.forward_context)
 
 
 def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any] | None:
-    """What the pruned model takes beside what it was to take; see :func:`measure_achieved`. None without a budget in time, and in
-    processes but the first.
+    """What the pruned model takes beside what it was to take; see :func:`measure_achieved`. None without a budget in time, and
+    in all processes but the first.
 
     Args:
         setup: of the run.
@@ -106,7 +107,7 @@ def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any]
     device = trainer.strategy.root_device
     gates.detach()
     try:
-        dense: PreTrainedModel = copy.deepcopy(pruner.backbone).to(device)  # type: ignore[arg-type]
+        dense: PreTrainedModel = copy.deepcopy(pruner.backbone).to(device)
     finally:
         gates.attach()
     inputs = inputs_shaped(first_inputs(data, dense, device), limit.table.inputs)
@@ -123,15 +124,15 @@ def first_inputs(data: TaskData, model: PreTrainedModel, device: torch.device) -
 
 def told_of_latency(latency: dict[str, Any]) -> str:
     """In a sentence, what was to be achieved and what was."""
-    off = latency["expected_speedup"] / latency["speedup"]["median"] - 1
+    asked, found = latency["expected_speedup"], latency["speedup"]["median"]
     text = (
-        f"latency of a forward pass: target {latency['target_ms']:.4g} ms, predicted {latency['predicted_ms']:.4g} ms, achieved "
-        f"{latency['achieved_ms']:.4g} ms; dense {latency['dense_ms']:.4g} ms in turn with it, {latency['table_dense_ms']:.4g} ms "
-        "in the table"
+        f"a forward pass was to take {latency['target_ms']:.4g} ms, {asked:.3g} times as fast as the dense model in the table; "
+        f"predicted {latency['predicted_ms']:.4g} ms; achieved {latency['achieved_ms']:.4g} ms beside "
+        f"{latency['dense_ms']:.4g} ms of the dense model, {found:.3g} times as fast"
     )
-    if off <= TOLERANCE:
+    if asked <= (1 + TOLERANCE) * found:
         return text
     return (
-        f"{text}; this is {off:.0%} more of the dense model's time than was asked for: other work on the machine may have changed "
-        "the table, so measure it again when it is idle (python -m training latency)"
+        f"{text}. That is {asked / found - 1:.0%} more than was asked for; other work on the machine may have disturbed the "
+        "table: measure one when it is idle (python -m training latency) and give it as --model.latency_table"
     )

@@ -197,7 +197,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
     console.print(table)
     if "latency" in described:
         console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
-    if told := said_of_gates(described["gates"], "millisecond" if "latency" in described else "open one"):
+    if told := said_of_gates(described["gates"], "a millisecond" if "latency" in described else "an open one"):
         console.print(told, soft_wrap=True, highlight=False)
     dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
     if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
@@ -218,7 +218,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
 
 
-def said_of_gates(learned: Mapping[str, Any], priced: str = "open one") -> str:
+def said_of_gates(learned: Mapping[str, Any], priced: str = "an open one") -> str:
     """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned.
 
     Args:
@@ -228,4 +228,4 @@ def said_of_gates(learned: Mapping[str, Any], priced: str = "open one") -> str:
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
-    return f"{text}; price of {'an' if priced[0] in 'aeiou' else 'a'} {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
+    return f"{text}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

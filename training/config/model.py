@@ -120,8 +120,8 @@ class Gating:
             return
         if isinstance(self.budget, str | TimeLimit):
             raise GateError(
-                f"the budget is {self.budget}, but {self.gate} gates are not held to a time; use --model.gate hard-concrete, or "
-                "give a number of heads or a fraction"
+                f"the budget is {self.budget}, but {self.gate} gates are not held to a time; use --model.gate hard-concrete, "
+                "or give a number of heads or a fraction"
             )
         for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
             if (value := getattr(self, name)) != rests_at:

@@ -87,7 +87,8 @@ class Setup:
         budget = self.model.budget
         if not isinstance(budget, str):
             return self
-        return replace(self, model=replace(self.model, budget=TimeLimit.parse(budget, table)))
+        limited: dict[str, Any] = {"budget": TimeLimit.parse(budget, table)}  # which no command line says
+        return replace(self, model=replace(self.model, **limited))
 
     def check_scratch(self) -> None:
         """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without fine-tuning is

@@ -138,7 +138,7 @@ class Steering:
 
     @torch.no_grad()
     def milliseconds(self, ramp: float) -> dict[str, float]:
-        """Under a budget in time, the ``expected`` milliseconds and the ``target`` while gates are held to it; otherwise nothing.
+        """Under a budget in time, while gates are held to it, the ``expected`` milliseconds and the ``target``.
 
         Args:
             ramp: how far the schedule has gone, 0 to 1; 0 outside the prune phase.
@@ -160,8 +160,8 @@ class Steering:
             self.held.price = list(found.get("last", [])) or [0.0] * len(self.held.price)
 
     def price_by_kind(self, ramp: float) -> dict[Kind, float]:
-        """What an expected open gate costs now, or under a budget in time an expected millisecond, in units of the loss: a price
-        that is given, or the one of the last step.
+        """What an expected open gate costs now, or under a budget in time an expected millisecond, in units of the loss: a
+        price that is given, or the one of the last step.
 
         Args:
             ramp: how far the schedule or the price has gone, 0 to 1; 0 outside the prune phase.
