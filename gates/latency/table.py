@@ -20,7 +20,7 @@ from gates.errors import GateError
 from gates.files import replacing
 
 Measure = Literal["ms", "x"]
-EXPECTED = "a time such as 12ms, or a share of the dense model's such as 0.7x"
+EXPECTED = "a time such as 12ms or, as a share of the dense model's, 0.7x"
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,10 @@ def parse_time(text: str) -> tuple[float, Measure]:
         raise GateError(f"the budget is {text!r}; expected a number of heads, a fraction such as 0.25, or {EXPECTED}")
     number = float(found[1])
     if number == 0 or (found[2] == "x" and number >= 1):
-        raise GateError(
-            f"the budget is {text!r}; expected {'a share below 1' if found[2] == 'x' else 'more than 0'}, as in {EXPECTED}"
+        least = (
+            "more than 0 milliseconds, such as 12ms" if found[2] == "ms" else "a share of the dense model's time, such as 0.7x"
         )
+        raise GateError(f"the budget is {text!r}; expected {least}")
     return number, "ms" if found[2] == "ms" else "x"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gates.errors import GateError
+from gates.latency.table import LatencyTable
 from training.cli.comparison_parser import COMPARISON_GROUPS
 from training.cli.line import CommandLine
 from training.commands.unused import IN_COMPARISONS, check_used
@@ -73,6 +74,8 @@ def check_run(line: CommandLine) -> None:
     if setup.run.run_dir is not None:
         refuse_busy(Path(setup.run.run_dir))
     check_accelerator(setup.trainer.accelerator)
+    if setup.model.latency_table is not None:
+        setup.within(LatencyTable.read(setup.model.latency_table))  # raises
     heads = check_model(setup.model)
     for budget in budgets:
         check_budget(budget, heads)

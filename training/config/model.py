@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from jsonargparse.typing import register_type
 
 from gates.errors import GateError
 from gates.latency.table import TimeLimit, parse_time
 from gates.options import LEAST_PASSES, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from training.config.checks import above_0, at_least_0, at_most
 
-GivenBudget = int | float | dict[str, int | float] | str
-"""On a command line or in a configuration; a text is a time."""
+
+class Time(str):
+    """A time as it stands on a command line, such as ``12ms`` or ``0.7x``: whatever looks like a number with a unit.
+
+    Raises:
+        ValueError: for what does not; what is wrong with a time is told by :func:`gates.latency.table.parse_time`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        if not isinstance(text, str) or re.fullmatch(r"[-+]?[0-9.]+ *[A-Za-z]+", text.strip(), flags=re.ASCII) is None:
+            raise ValueError(f"{text!r} is no time")
+        return super().__new__(cls, text)
+
+
+register_type(Time, serializer=str)
+
+GivenBudget = int | float | dict[str, int | float] | Time
+"""On a command line or in a configuration."""
 BudgetOption = GivenBudget | TimeLimit
 """The same, of which a time has become a limit by a table of the model's."""
 PriceOption = float | dict[str, float]
