@@ -25,7 +25,7 @@ class Budget:
         time: that the model may take, by which a mask's number of heads follows from which heads these are.
 
     >>> Budget.parse(0.25, {"encoder": 72})
-    Budget(total=18, per_kind={})
+    Budget(total=18, per_kind={}, time=None)
     >>> Budget.parse({"encoder": 10}, {"encoder": 48, "decoder": 48}).per_kind
     {'encoder': 10, 'decoder': 48}
     """
@@ -170,7 +170,7 @@ def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
         0/1 mask ``[heads]``, float32.
 
     >>> from gates.latency.table import LatencyTable, SiteTimes
-    >>> table = LatencyTable(0.0, (SiteTimes("encoder.0", (0.0, 3.0, 4.0)), SiteTimes("encoder.1", (0.0, 1.0, 2.0))))
+    >>> table = LatencyTable(0.0, [SiteTimes("encoder.0", [0.0, 3.0, 4.0]), SiteTimes("encoder.1", [0.0, 1.0, 2.0])])
     >>> mask_within(torch.tensor([0.4, 0.1, 0.3, 0.2]), TimeLimit(4.0, table))
     tensor([1., 0., 1., 0.])
     """

@@ -6,6 +6,7 @@ minorant (:func:`gates.latency.table.convex_minorant`): its slope is above 0 whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -72,7 +73,7 @@ class RelaxedTime:
         return self.starts + self.slopes * counts.unsqueeze(-1)
 
 
-def _lines(times: tuple[float, ...]) -> list[tuple[float, float]]:
+def _lines(times: Sequence[float]) -> list[tuple[float, float]]:
     """The lines (value at 0, slope) whose maximum the convex minorant is."""
     corners = convex_minorant(times)
     found = []

@@ -33,7 +33,7 @@ class SiteTimes:
     """
 
     label: str
-    milliseconds: tuple[float, ...]
+    milliseconds: Sequence[float]
 
     @property
     def gates(self) -> int:
@@ -52,13 +52,13 @@ class LatencyTable:
         inputs: shapes of the inputs that were measured, by name.
         hardware: that it was measured on.
 
-    >>> table = LatencyTable(1.0, (SiteTimes("encoder.0", (0.0, 3.0, 4.0)), SiteTimes("encoder.1", (0.0, 1.0, 2.0))))
+    >>> table = LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 3.0, 4.0]), SiteTimes("encoder.1", [0.0, 1.0, 2.0])])
     >>> table.dense, table.time_of([1, 2]), table.most_within(4.0)
     (7.0, 6.0, 2)
     """
 
     rest: float
-    sites: tuple[SiteTimes, ...]
+    sites: Sequence[SiteTimes]
     unit: str = "head"
     inputs: Mapping[str, Sequence[int]] | None = None
     hardware: str = ""
@@ -124,13 +124,15 @@ class LatencyTable:
         except (ValueError, RecursionError) as error:
             raise GateError(f"{str(path)!r} is no latency table: it is not JSON ({error})") from error
         try:
-            sites = tuple(SiteTimes(str(row["label"]), tuple(row["milliseconds"])) for row in content["sites"])
+            sites = [SiteTimes(str(row["label"]), list(row["milliseconds"])) for row in content["sites"]]
             table = cls(content["rest"], sites, str(content["unit"]), content.get("inputs"), str(content.get("hardware", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise GateError(
                 f"{str(path)!r} is no latency table: expected rest, unit, and sites with a label and milliseconds, as "
                 "python -m training latency writes it"
             ) from error
+        if not sites:
+            raise GateError(f"the latency table {str(path)!r} has no sites; measure it again (python -m training latency)")
         for site in sites:
             _check_times(site, str(path))
         _check_number(table.rest, "rest", str(path))
@@ -160,7 +162,7 @@ class TimeLimit:
         Raises:
             GateError: for another text, and for a time that no mask but the dense one has, or none at all.
 
-        >>> TimeLimit.parse("0.5x", LatencyTable(1.0, (SiteTimes("encoder.0", (0.0, 2.0, 3.0)),))).milliseconds
+        >>> TimeLimit.parse("0.5x", LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 2.0, 3.0])])).milliseconds
         2.0
         """
         number, measure = parse_time(text)
@@ -184,7 +186,7 @@ class TimeLimit:
     def of_plain(cls, plain: Mapping[str, Any]) -> TimeLimit:
         """What :func:`dataclasses.asdict` made of one."""
         table = dict(plain["table"])
-        sites = tuple(SiteTimes(site["label"], tuple(site["milliseconds"])) for site in table.pop("sites"))
+        sites = [SiteTimes(**site) for site in table.pop("sites")]
         return cls(plain["milliseconds"], LatencyTable(sites=sites, **table))
 
     @property

@@ -34,7 +34,7 @@ from training.benchmark.alternate import Effort, Times, Work, alternate_shown
 DENSE = "dense"
 MOST_COUNTS = 16
 """Numbers of heads that are measured for each kind of site, beside all of them; between those there are straight lines."""
-TABLE = Effort(turns=30, warm_up=2, seconds=30.0)
+TABLE = Effort(turns=30, warm_up=2, seconds=60.0)
 ACHIEVED = Effort(turns=50, warm_up=3, seconds=20.0)
 
 Inputs = Mapping[str, Tensor]
@@ -74,7 +74,7 @@ def measure_table(
     labels = site_labels(gates.sites)
     return LatencyTable(
         rest=max(0.0, round(rest, 6)),
-        sites=tuple(SiteTimes(label, of_site[index]) for index, label in enumerate(labels)),
+        sites=[SiteTimes(label, of_site[index]) for index, label in enumerate(labels)],
         unit=unit,
         inputs={name: list(tensor.shape) for name, tensor in inputs.items()},
         hardware=hardware(model.device),
@@ -165,7 +165,7 @@ def without_heads(model: PreTrainedModel, mask: Tensor, inputs: Inputs) -> PreTr
     return remove_heads_(copy.deepcopy(model, shared).eval(), mask, example=dict(inputs))
 
 
-def site_times(milliseconds: list[float], counts: list[int], sites: int) -> tuple[float, ...]:
+def site_times(milliseconds: list[float], counts: list[int], sites: int) -> list[float]:
     """The times of one of several equal sites with 0, 1, ... gates open, from those of the whole model.
 
     What was measured is made not to fall by isotonic regression, in which the dense model's time, with which all others were in
@@ -177,13 +177,13 @@ def site_times(milliseconds: list[float], counts: list[int], sites: int) -> tupl
         sites: how many there are.
 
     >>> site_times([4.0, 8.0, 7.0, 10.0], [0, 1, 2, 3], sites=2)
-    (0.0, 1.75, 1.75, 3.0)
+    [0.0, 1.75, 1.75, 3.0]
     """
     weights = np.ones(len(counts))
     weights[-1] = 1e9
     fitted = isotonic_regression(milliseconds, weights=weights).x
     of_site = (fitted - fitted[0]) / sites
-    return tuple(float(one) for one in np.interp(range(counts[-1] + 1), counts, of_site).round(6))
+    return [float(one) for one in np.interp(range(counts[-1] + 1), counts, of_site).round(6)]
 
 
 def inputs_shaped(inputs: Inputs, shapes: Mapping[str, Any] | None) -> dict[str, Tensor]:

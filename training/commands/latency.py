@@ -34,7 +34,7 @@ def show(console: Console, table: LatencyTable) -> None:
     """Milliseconds of a site by what it has left, a column for all sites that take as long."""
     by_times: dict[tuple[float, ...], list[str]] = {}
     for site in table.sites:
-        by_times.setdefault(site.milliseconds, []).append(site.label)
+        by_times.setdefault(tuple(site.milliseconds), []).append(site.label)
     shown = Table(title=f"milliseconds of a site; dense model {table.dense:.4g}, without any {table.unit} {table.least:.4g}")
     shown.add_column(f"{table.unit}s left", justify="right")
     for labels in by_times.values():
