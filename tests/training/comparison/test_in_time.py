@@ -32,7 +32,7 @@ def tiny_table():
 
 def arguments(folder):
     tiny_table().write(folder / "table.json")
-    own = ["--model.budget", BUDGET, "--model.latency_table", str(folder / "table.json"), "--model.swaps", "4"]
+    own = ["--model.budget", BUDGET, "--model.latency_table", str(folder / "table.json"), "--model.swaps", "8"]
     return ["--config", write_config(folder), "--run_dir", str(folder / "run"), *own, "--compare", "posthoc"]
 
 
@@ -128,8 +128,17 @@ def test_trained_models_are_read_and_exported_again(timed_run, tmp_path):
     trained = load_trained(str(run))
     assert trained.options.budget == TimeLimit.parse(BUDGET, tiny_table())
     assert trained.method == "learned+swap"
-    assert run_command("export", [str(run), "--output", str(tmp_path / "again"), "--measure", "[]"]) == 0
-    assert run_command("export", [str(run), "--output", str(tmp_path / "refit"), "--measure", "[]", "--refit"]) == 0
+    assert (
+        run_command("export", [str(run), "--format", "remote-code", "--output", str(tmp_path / "again"), "--measure", "[]"])
+        == 0
+    )
+    assert (
+        run_command(
+            "export",
+            [str(run), "--format", "remote-code", "--refit", "--output", str(tmp_path / "refit"), "--measure", "[]"],
+        )
+        == 0
+    )
 
 
 def test_a_table_is_measured_where_none_is_given_and_read_where_the_run_goes_on(tmp_path, monkeypatch):
