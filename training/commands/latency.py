@@ -35,12 +35,17 @@ def show(console: Console, table: LatencyTable) -> None:
     by_times: dict[tuple[float, ...], list[str]] = {}
     for site in table.sites:
         by_times.setdefault(tuple(site.milliseconds), []).append(site.label)
-    shown = Table(title=f"milliseconds of a site; dense model {table.dense:.4g}, without any {table.unit} {table.least:.4g}")
+    shown = Table(title="milliseconds of a site")
     shown.add_column(f"{table.unit}s left", justify="right")
     for labels in by_times.values():
         shown.add_column(labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", justify="right")
     for count in range(max(map(len, by_times))):
         shown.add_row(str(count), *(f"{times[count]:.4g}" if count < len(times) else "" for times in by_times))
     console.print(shown)
+    console.print(
+        f"the model takes {table.dense:.4g} ms, and {table.least:.4g} ms without any {table.unit}",
+        soft_wrap=True,
+        highlight=False,
+    )
     shapes = "; ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in (table.inputs or {}).items())
     console.print(f"measured on {table.hardware}, with {shapes}", soft_wrap=True, highlight=False)

@@ -87,8 +87,9 @@ def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, le
         shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
         wished = {name: [batch or shape[0], length or shape[-1], *shape[2:]] for name, shape in shapes.items()}
         inputs = inputs_shaped(inputs, wished)
-    on_device: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-    return measure_table(on_device, inputs, options.unit, context=trainer.precision_plugin.forward_context)
+    on_device: PreTrainedModel = trainer.precision_plugin.convert_module(model.to(device))  # type: ignore[arg-type,assignment]
+    converted = trainer.precision_plugin.convert_input(inputs)
+    return measure_table(on_device, converted, options.unit, context=trainer.precision_plugin.forward_context)
 
 
 def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any] | None:
@@ -107,10 +108,10 @@ def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any]
     device = trainer.strategy.root_device
     gates.detach()
     try:
-        dense: PreTrainedModel = copy.deepcopy(pruner.backbone).to(device)
+        dense: PreTrainedModel = trainer.precision_plugin.convert_module(copy.deepcopy(pruner.backbone).to(device))  # type: ignore[assignment]
     finally:
         gates.attach()
-    inputs = inputs_shaped(first_inputs(data, dense, device), limit.table.inputs)
+    inputs = trainer.precision_plugin.convert_input(inputs_shaped(first_inputs(data, dense, device), limit.table.inputs))
     mask = gates.to_heads(gates.mask.detach()).cpu()
     return measure_achieved(dense, mask, limit, inputs, context=trainer.precision_plugin.forward_context)
 
