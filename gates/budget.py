@@ -1,46 +1,59 @@
-"""How many heads to keep, what an open one costs, and the masks that a budget allows."""
+"""How many heads to keep, or for how long a model may take, what an open head costs, and the masks that a budget allows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gates.errors import GateError
+from gates.latency.table import TimeLimit, parse_time
 from gates.sites import KINDS
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many heads to keep: in the whole model, or of each kind that is named.
+    """How many heads to keep: in the whole model, of each kind that is named, or as many as a time allows.
 
     Args:
-        total: heads to keep in the model, when ``per_kind`` is empty.
+        total: heads to keep in the model, when ``per_kind`` is empty; with a time, the most that any mask within it has.
         per_kind: heads to keep of each kind; every kind the model has is listed.
+        time: that the model may take, by which a mask's number of heads follows from which heads these are.
 
     >>> Budget.parse(0.25, {"encoder": 72})
-    Budget(total=18, per_kind={})
+    Budget(total=18, per_kind={}, time=None)
     >>> Budget.parse({"encoder": 10}, {"encoder": 48, "decoder": 48}).per_kind
     {'encoder': 10, 'decoder': 48}
     """
 
     total: int
     per_kind: Mapping[str, int]
+    time: TimeLimit | None = None
 
     @classmethod
-    def parse(cls, value: int | float | Mapping[str, int | float], heads: Mapping[str, int]) -> Budget:
-        """Read a budget: a count, a fraction below 1, or one of these per kind (other kinds stay whole).
+    def parse(cls, value: int | float | str | Mapping[str, int | float] | TimeLimit, heads: Mapping[str, int]) -> Budget:
+        """Read a budget: a count, a fraction below 1, one of these per kind (other kinds stay whole), or a time.
 
         Args:
-            value: ``18``, ``0.25`` or ``{"encoder": 10, "cross": 0.5}``.
+            value: ``18``, ``0.25``, ``{"encoder": 10, "cross": 0.5}`` or a limit in time.
             heads: heads of each kind in the model.
 
         Raises:
-            GateError: out of range, not a number, or for a kind the model lacks.
+            GateError: out of range, not a number, for a kind the model lacks, or for a text such as ``12ms``, which needs a
+                table to become a limit (:meth:`gates.latency.table.TimeLimit.parse`).
         """
+        if isinstance(value, TimeLimit):
+            return cls(value.most, {}, value)
+        if isinstance(value, str):
+            parse_time(value)  # raises for what is no time
+            raise GateError(
+                f"the budget is {value!r}, but how long this model takes with which heads is not known; measure it first "
+                "(python -m training latency), or give a number of heads or a fraction"
+            )
         if not isinstance(value, Mapping):
             return cls(_count(value, sum(heads.values()), "budget"), {})
         for kind in value:
@@ -61,13 +74,21 @@ class Budget:
         """
         return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
 
+    @property
+    def terms(self) -> list[Any]:
+        """As JSON, what a mask has to keep to beside its number of heads: the kinds that have one of their own, or the time."""
+        return sorted(self.per_kind) if self.time is None else ["within", self.time.milliseconds, *self.time.terms]
+
     def is_met(self, mask: Tensor, kind_index: Tensor) -> bool:
-        """Whether a 0/1 mask ``[heads]`` keeps just as many heads, in all and of each kind that has a number.
+        """Whether a 0/1 mask ``[heads]`` keeps just as many heads, in all and of each kind that has a number, or is within the
+        time.
 
         Args:
             mask: of a model.
             kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
         """
+        if self.time is not None:
+            return self.time.allows(counts_by_site(mask, self.time))
         kept = {kind: int(mask[kind_index == KINDS.index(kind)].sum()) for kind in self.per_kind}
         return int(mask.sum()) == self.total and kept == dict(self.per_kind)
 
@@ -111,7 +132,7 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
 
     Args:
         scores: scores ``[heads]``; higher is kept first.
-        budget: heads to keep, in total or per kind.
+        budget: heads to keep, in total or per kind; or a time, see :func:`mask_within`.
         kind_index: kind of each head as a position in :data:`gates.sites.KINDS`, ``[heads]``.
 
     Returns:
@@ -124,6 +145,8 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
     tensor([0., 1., 0., 1.])
     """
     check_numbers(scores)
+    if budget.time is not None:
+        return mask_within(scores, budget.time)
     mask = torch.zeros(scores.shape[0], device=scores.device)
     quotas: list[tuple[str | None, int]] = [*budget.per_kind.items()] or [(None, budget.total)]
     for kind, count in quotas:
@@ -133,6 +156,40 @@ def top_k_mask(scores: Tensor, budget: Budget, kind_index: Tensor) -> Tensor:
     return mask
 
 
+def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
+    """The mask of the highest scores within a time: down the ranking, each head is kept with which the time is not over.
+
+    No other mask within the time has a head that this one lacks before this one has a head that it lacks, and no head can be
+    added to it.
+
+    Args:
+        scores: ``[heads]``; higher is kept first, ties go to the earlier head.
+        limit: with the table of the model.
+
+    Returns:
+        0/1 mask ``[heads]``, float32.
+
+    >>> from gates.latency.table import LatencyTable, SiteTimes
+    >>> table = LatencyTable(0.0, [SiteTimes("encoder.0", [0.0, 3.0, 4.0]), SiteTimes("encoder.1", [0.0, 1.0, 2.0])])
+    >>> mask_within(torch.tensor([0.4, 0.1, 0.3, 0.2]), TimeLimit(4.0, table))
+    tensor([1., 0., 1., 0.])
+    """
+    site_of = [index for index, site in enumerate(limit.table.sites) for _ in range(site.gates)]
+    counts, mask = [0] * len(limit.table.sites), torch.zeros(scores.shape[0], device=scores.device)
+    for head in torch.sort(scores.double(), descending=True, stable=True).indices.tolist():
+        counts[site_of[head]] += 1
+        if limit.allows(counts):
+            mask[head] = 1.0
+        else:
+            counts[site_of[head]] -= 1
+    return mask
+
+
+def counts_by_site(mask: Tensor, limit: TimeLimit) -> list[int]:
+    """Open heads of each site of a table under a 0/1 mask ``[heads]``."""
+    return [int(part.sum()) for part in mask.split([site.gates for site in limit.table.sites])]
+
+
 def budget_mask(
     scores: Tensor, budget: Budget, *, kind_index: Tensor, layer_index: Tensor, minimum_per_layer: int = 0
 ) -> Tensor:
@@ -140,12 +197,12 @@ def budget_mask(
 
     Args:
         scores: scores ``[heads]``; higher is kept first.
-        budget: heads to keep, in total or per kind.
+        budget: heads to keep, in total or per kind, or a time.
         kind_index, layer_index: kind and layer of each head, ``[heads]``.
         minimum_per_layer: number of heads of every layer that are kept first, the best ones, whatever their scores.
 
     Returns:
-        0/1 mask ``[heads]`` with exactly the budgeted number of ones.
+        0/1 mask ``[heads]`` with exactly the budgeted number of ones, or within the time.
 
     Raises:
         GateError: if the minimum does not fit into the budget.
@@ -163,6 +220,12 @@ def budget_mask(
             reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
         scores[reserved] = torch.inf
         mask = top_k_mask(scores, budget, kind_index)
+        if budget.time is not None and bool((mask[reserved] == 0).any()):
+            needed = budget.time.table.time_of(counts_by_site(reserved, budget.time))
+            raise GateError(
+                f"a minimum of {minimum_per_layer} heads in each layer takes {needed:.4g} ms, more than the budget of "
+                f"{budget.time.milliseconds:.4g} ms; lower the minimum or raise the budget"
+            )
         if bool((mask[reserved] == 0).any()):
             needs = [("", int(reserved.sum()), budget.total)]
             needs += [

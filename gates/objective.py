@@ -5,6 +5,8 @@ The penalty is always computed from the closed-form expectation, never from a sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,14 @@ def l0_gradient(log_alpha: Tensor, stretch: Stretch) -> Tensor:
 
 
 @torch.no_grad()
-def solve_price(log_alpha: Tensor, expected: float, stretch: Stretch) -> Tensor:
+def solve_price(
+    log_alpha: Tensor,
+    expected: float,
+    stretch: Stretch,
+    *,
+    costs: Tensor | None = None,
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """The smallest price of an open head under which one gradient step leaves no more open heads than asked.
 
     The step goes from ``log_alpha`` along the gradient of the penalty of :func:`l0_penalty` with a learning rate of 1. The
@@ -43,6 +52,9 @@ def solve_price(log_alpha: Tensor, expected: float, stretch: Stretch) -> Tensor:
         log_alpha: parameters of the gates, ``[heads]``.
         expected: open heads to have in expectation, at most; brought into the range that the limits allow.
         stretch: temperature and stretch interval of the gates.
+        costs: what an open head costs at a price of 1, ``[heads]``, at least 0; 1 by default. The step is by price times cost.
+        total: function from the probabilities to be open ``[n, heads]`` to what is expected, ``[n]``, which falls with each
+            of them; their sum by default.
 
     Returns:
         A scalar, float64; 0 where there are no more open heads than asked already.
@@ -52,13 +64,16 @@ def solve_price(log_alpha: Tensor, expected: float, stretch: Stretch) -> Tensor:
     >>> round(float(open_probability(stepped, Stretch()).sum()), 3)
     2.0
     """
-    values = log_alpha.double()
+    values, total = log_alpha.double(), total or (lambda probability: probability.sum(1))
+    costs = torch.ones_like(values) if costs is None else costs
     low = values.new_zeros(())
-    high = ((values + LOG_ALPHA_LIMIT) / l0_gradient(values, stretch)).max().clamp(min=0)  # closes every head
+    closing = (values + LOG_ALPHA_LIMIT) / (l0_gradient(values, stretch) * costs)  # the price that closes a head
+    high = closing.where(costs > 0, low).max().clamp(min=0)
     shares = torch.linspace(0, 1, 33, dtype=values.dtype, device=values.device)
     for _ in range(5):
         prices = low + (high - low) * shares
-        enough = open_probability(step_by_price(values, prices.unsqueeze(1), stretch), stretch).sum(1) <= expected
+        stepped = step_by_price(values, prices.unsqueeze(1) * costs, stretch)
+        enough = total(open_probability(stepped, stretch)) <= expected
         enough[-1] = True
         first = enough.int().argmax()
         low, high = prices[(first - 1).clamp(min=0)], prices[first]
@@ -70,7 +85,7 @@ def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
 
     Args:
         log_alpha: parameters of the gates, ``[heads]``.
-        price: of an open head, a scalar, or prices ``[n, 1]`` to step by each.
+        price: of an open head, a scalar or one per head, or prices ``[n, 1]`` or ``[n, heads]`` to step by each.
         stretch: temperature and stretch interval of the gates.
     """
     stepped = log_alpha - price * l0_gradient(log_alpha, stretch)

@@ -12,7 +12,7 @@ own size, so that important and unimportant gates would move alike, and no price
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,8 +22,11 @@ from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.hard_concrete import DEFAULT_STRETCH, LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
 from gates.head_gates import HeadGates
+from gates.latency.relaxed import RelaxedTime
+from gates.latency.table import TimeLimit
 from gates.objective import solve_price, step_by_price
 from gates.sites import KINDS
+from gates.surgery.labels import site_labels
 
 
 class BudgetSchedule:
@@ -57,34 +60,59 @@ class BudgetSchedule:
         return [first + done * (last - first) for first, last in zip(self._first, self._last, strict=True)]
 
 
+class TimeSchedule:
+    """The expected time of a model on its way from that of all gates as they are to a limit; see :class:`BudgetSchedule`.
+
+    Args:
+        time: that the gates take.
+        first: milliseconds from which the schedule sets out.
+
+    Attributes:
+        kinds: none, since all gates have one limit together.
+        heads: in the model.
+    """
+
+    def __init__(self, time: RelaxedTime, first: float) -> None:
+        self.kinds: list[str] = []
+        self.heads = [len(time.site_index)]
+        self._first, self._last = first, time.limit
+
+    def goals(self, progress: float) -> list[float]:
+        """Expected milliseconds, linear in the progress, which is brought into 0 to 1."""
+        return [self._first + min(max(progress, 0.0), 1.0) * (self._last - self._first)]
+
+
 class BudgetSteering:
     """Leads the gates of a model to a budget. It changes ``log_alpha`` in place.
 
     Hard-Concrete gates pay a price: after every step of the optimiser they go down the gradient of the expected number of open
-    gates, as far as brings that number to its schedule. Gates of other families are only kept within their limits: the two
-    top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
+    gates, as far as brings that number to its schedule. Under a budget in time it is the gradient of the expected time, so that
+    a gate pays the price times what it costs in milliseconds. Gates of other families are only kept within their limits: the
+    two top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
 
     Args:
         gates: gates of a model, as their family starts them.
-        budget: gates to keep: a count, a fraction or one of these per kind, see :class:`gates.budget.Budget`.
+        budget: gates to keep: a count, a fraction or one of these per kind, or a time, see :class:`gates.budget.Budget`.
         minimum_per_layer: gates that every layer keeps in the final mask.
         ramp: share of the pruning after which the schedule has arrived at the budget; then the choice settles.
         start: open fraction from which the schedule sets out; None for that of the gates now, where they are held to it (their
-            limits are below an expectation of all heads), and for 1 elsewhere.
+            limits are below an expectation of all heads), and for 1 elsewhere. A schedule in time sets out from theirs.
 
     Attributes:
-        schedule: of the expected number of open gates.
-        price: of an expected open gate at the last step, of all gates or of each budgeted kind, in units of the loss;
-            without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
+        schedule: of the expected number of open gates, or of the expected time.
+        time: that the gates take; None unless the budget is one in time.
+        price: of an expected open gate, or millisecond, at the last step, of all gates or of each budgeted kind, in units of
+            the loss; without the optimiser at hand, the price times the learning rate. 0 where gates pay none.
 
     Raises:
-        GateError: for a budget that the model cannot have, or a minimum that does not fit into it.
+        GateError: for a budget that the model cannot have, a minimum that does not fit into it, and a time for gates of a
+            family that are not held to it.
     """
 
     def __init__(
         self,
         gates: HeadGates,
-        budget: int | float | Mapping[str, int | float],
+        budget: int | float | str | Mapping[str, int | float] | TimeLimit,
         *,
         minimum_per_layer: int = 0,
         ramp: float = 1.0,
@@ -94,11 +122,27 @@ class BudgetSteering:
         self.budget = Budget.parse(budget, gates.kind_sizes())
         learned = gates.learned
         stretch = learned.first_stretch if isinstance(learned, HardConcrete) else DEFAULT_STRETCH
-        if start is None:
-            start = float(learned.open_probability().detach().mean()) if self.holds else 1.0
-        self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
+        self.time: RelaxedTime | None = None
+        self.schedule: BudgetSchedule | TimeSchedule
+        if isinstance(budget, TimeLimit):
+            self._check_time(budget)
+            self.time = RelaxedTime(budget, stretch)
+            self.schedule = TimeSchedule(self.time, float(self.time.time(learned.open_probability().detach().cpu())))
+        else:
+            if start is None:
+                start = float(learned.open_probability().detach().mean()) if self.holds else 1.0
+            self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
         self.price = [0.0] * len(self.goals(0.0))
         self.mask()  # raises where the minimum does not fit
+
+    def _check_time(self, limit: TimeLimit) -> None:
+        gates = self.gates
+        limit.table.check_fits(dict(zip(site_labels(gates.sites), gates.sizes, strict=True)), gates.unit)
+        if not self.holds or gates.is_learned is not None:
+            raise GateError(
+                f"the budget is {limit.milliseconds:.4g} ms, but {'gates of some kinds alone' if self.holds else gates.family} "
+                "are not held to a time; use hard-concrete gates of all kinds, or give a number of heads"
+            )
 
     @property
     def holds(self) -> bool:
@@ -155,10 +199,20 @@ class BudgetSteering:
         quotas: list[str | None] = [*self.schedule.kinds] or [None]
         for index, (kind, expected) in enumerate(zip(quotas, self.goals(ramp), strict=True)):
             among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
-            paid = solve_price(log_alpha[among], expected, learned.stretch)
-            log_alpha[among] = step_by_price(log_alpha[among], paid, learned.stretch).to(log_alpha.dtype)
+            costs, total = self._costs(learned.stretch)
+            paid = solve_price(log_alpha[among], expected, learned.stretch, costs=costs, total=total)
+            price = paid if costs is None else paid * costs
+            log_alpha[among] = step_by_price(log_alpha[among], price, learned.stretch).to(log_alpha.dtype)
             if rate > 0:  # while it is warmed up, a learning rate may be 0
                 self.price[index] = float(paid) / rate
+
+    def _costs(self, stretch: Stretch) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
+        """What an open gate costs, ``[gates]``, and what they cost together, as :func:`solve_price` takes it; None for one
+        each, and their number."""
+        if self.time is None:
+            return None, None
+        probability = open_probability(self.gates.log_alpha, stretch)
+        return self.time.to_(probability.device).costs(probability), self.time.time
 
     def mask(self) -> Tensor:
         """What ``log_alpha`` says now: the 0/1 mask ``[gates]`` of exactly the budget, with the minimum per layer."""

@@ -21,7 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gates.budget import counts_by_site
 from gates.errors import GateError
+from gates.latency.table import TimeLimit
 from gates.options import LEAST_PASSES
 from gates.search.successive_halving import Loss, Metered, race
 
@@ -84,6 +86,7 @@ class Limits:
             each kind has a budget of its own); None for no such limit.
         layer_index: layer of each gate ``[gates]``; needed with a minimum per layer.
         minimum_per_layer: number of heads that every layer keeps; a layer with so few swaps them only among its own.
+        time: that the mask is to be within after the swap; None for no limit.
 
     Raises:
         GateError: for a minimum per layer without layers.
@@ -92,6 +95,7 @@ class Limits:
     within: Tensor | None = None
     layer_index: Tensor | None = None
     minimum_per_layer: int = 0
+    time: TimeLimit | None = None
 
     def __post_init__(self) -> None:
         if self.minimum_per_layer > 0 and self.layer_index is None:
@@ -110,7 +114,26 @@ class Limits:
             counts = torch.zeros(int(layers.max()) + 1, device=mask.device).index_add(0, layers, (mask > 0).float())
             spare = counts[layers] > self.minimum_per_layer
             allowed &= spare.unsqueeze(0) | (layers.unsqueeze(1) == layers.unsqueeze(0))
+        if self.time is not None:
+            allowed &= _within(mask, self.time)
         return allowed
+
+
+def _within(mask: Tensor, limit: TimeLimit) -> Tensor:
+    """Whether the model is within a time after each swap, ``[gates to add, gates to give up]``, bool."""
+    sizes, counts = [site.gates for site in limit.table.sites], counts_by_site(mask, limit)
+    sites = range(len(sizes))
+
+    def allows(added: int, dropped: int) -> bool:
+        """Whether sites may change by one gate."""
+        after = list(counts)
+        after[added] += 1
+        after[dropped] -= 1
+        return min(after) >= 0 and after[added] <= sizes[added] and limit.allows(after)
+
+    by_site = torch.tensor([[allows(added, dropped) for dropped in sites] for added in sites], device=mask.device)
+    site_of = torch.repeat_interleave(torch.tensor(sizes)).to(mask.device)
+    return by_site[site_of][:, site_of]
 
 
 def refine_by_swaps(

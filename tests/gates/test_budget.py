@@ -3,9 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gates.budget import Budget, budget_mask, parse_prices, top_k_mask
+from gates.budget import Budget, budget_mask, mask_within, parse_prices, top_k_mask
 from gates.errors import GateError
+from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
 from gates.sites import KINDS
+from tests.gates.latency.tables import all_masks, drawn_table
 
 HEADS = {"encoder": 8, "decoder": 12, "cross": 12}
 KIND_INDEX = torch.tensor([0] * 8 + [1] * 12 + [2] * 12)
@@ -160,3 +162,58 @@ def test_the_kind_that_lacks_heads_is_named_where_the_total_suffices():
 def test_scores_that_are_no_numbers_rank_nothing():
     with pytest.raises(GateError, match="the score of head 1 is nan, so heads cannot be ranked"):
         top_k_mask(torch.tensor([0.3, float("nan"), 0.9]), Budget(1, {}), kind_index=torch.zeros(3))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mask_within_a_time_is_the_first_of_all_such_masks_in_the_order_of_the_ranking(seed):
+    table = drawn_table(seed)
+    scores = torch.rand(8, generator=torch.Generator().manual_seed(seed))
+    order = scores.argsort(descending=True)
+    for limit in (
+        TimeLimit(table.least, table),
+        TimeLimit((table.least + table.dense) / 2, table),
+        TimeLimit(table.dense, table),
+    ):
+        within = [mask for mask, counts in all_masks(table) if table.time_of(counts) <= limit.milliseconds]
+        best = max(within, key=lambda mask: mask[order].tolist())
+        budget = Budget.parse(limit, {"encoder": 8})
+        mask = top_k_mask(scores, budget, torch.zeros(8))
+        assert torch.equal(mask, best)
+        assert budget.is_met(mask, torch.zeros(8))
+        assert int(mask.sum()) <= budget.total == limit.most
+
+
+def test_equal_scores_within_a_time_go_to_the_earlier_head():
+    table = LatencyTable(0.0, (SiteTimes("encoder.0", (0.0, 1.0, 2.0)), SiteTimes("encoder.1", (0.0, 1.0, 2.0))))
+    assert mask_within(torch.zeros(4), TimeLimit(3.0, table)).tolist() == [1, 1, 1, 0]
+
+
+def test_a_minimum_per_layer_counts_within_a_time_too():
+    table = LatencyTable(0.0, (SiteTimes("encoder.0", (0.0, 1.0, 2.0)), SiteTimes("encoder.1", (0.0, 2.0, 4.0))))
+    layers, scores = torch.tensor([0, 0, 1, 1]), torch.tensor([0.9, 0.8, 0.1, 0.2])
+
+    def found(milliseconds):
+        budget = Budget.parse(TimeLimit(milliseconds, table), {"encoder": 4})
+        return budget_mask(scores, budget, kind_index=torch.zeros(4), layer_index=layers, minimum_per_layer=1).tolist()
+
+    assert found(3.0) == [1, 0, 0, 1]
+    assert found(4.0) == [1, 1, 0, 1]
+    with pytest.raises(GateError, match=r"a minimum of 1 heads in each layer takes 3 ms, more than the budget of 2\.5 ms"):
+        found(2.5)
+
+
+def test_a_text_is_no_budget_without_a_table():
+    with pytest.raises(GateError, match="measure it first"):
+        Budget.parse("12ms", {"encoder": 8})
+    with pytest.raises(GateError, match="expected a number of heads"):
+        Budget.parse("many", {"encoder": 8})
+
+
+def test_the_terms_of_budgets_differ_where_masks_may():
+    table, other = drawn_table(0), drawn_table(1)
+    terms = [
+        Budget(3, {}).terms,
+        Budget(3, {"encoder": 3}).terms,
+        *(Budget.parse(TimeLimit(limit, of), {}).terms for limit, of in ((4.0, table), (5.0, table), (4.0, other))),
+    ]
+    assert all(one not in terms[:index] for index, one in enumerate(terms))

@@ -79,3 +79,21 @@ def test_the_price_of_gates_in_half_precision_is_as_good_as_their_rounding():
 def test_a_step_stays_within_the_limits(price):
     stepped = step_by_price(torch.linspace(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT, 9), torch.tensor(price), Stretch())
     assert stepped.abs().max() <= LOG_ALPHA_LIMIT
+
+
+def test_with_costs_the_price_brings_what_is_expected_down_and_dear_gates_fall_further():
+    log_alpha, costs, stretch = torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([1.0, 2.0, 4.0, 0.0]).double(), Stretch()
+
+    def total(probability):
+        return (probability * costs).sum(-1)
+
+    asked = 0.6 * float(total(open_probability(log_alpha, stretch)))
+    price = solve_price(log_alpha, asked, stretch, costs=costs, total=total)
+    stepped = step_by_price(log_alpha.double(), price * costs, stretch)
+    assert float(total(open_probability(stepped, stretch))) == pytest.approx(asked, abs=1e-3)
+    assert stepped[2] < stepped[1] < stepped[0] < stepped[3] == 1.0
+
+
+def test_gates_that_all_cost_nothing_pay_nothing():
+    none = torch.zeros(3).double()
+    assert float(solve_price(torch.ones(3), 0.1, Stretch(), costs=none, total=lambda p: (p * none).sum(-1) + 1)) == 0.0

@@ -1,5 +1,7 @@
 """A budget for gates, in a model without training: against the formulas."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,10 +9,12 @@ from gates.budget import Budget
 from gates.errors import GateError
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.head_gates import HeadGates
+from gates.latency.table import TimeLimit
 from gates.model import GateConfig, get_gated_model
 from gates.options import TOP_K_FAMILIES
 from gates.scores.importance import normalise_by_layer
 from gates.steering import BudgetSchedule, BudgetSteering, ramped, set_apart_
+from tests.gates.latency.tables import table_of
 from tests.models import build, inputs
 
 REACHABLE = open_probability(torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT])).tolist()
@@ -256,3 +260,48 @@ def test_optimisers_that_divide_gradients_otherwise_are_refused(make):
     optimizer.step()
     with pytest.raises(GateError, match="divides their gradients in its own way"):
         steering.step_(0.5, optimizer)
+
+
+def test_a_time_is_come_to_in_a_straight_line_and_the_mask_is_within_it():
+    model = build("bert")
+    table = table_of(model, [0.0, 3.0, 4.0, 5.0, 5.0])
+    gates = HeadGates(model)
+    with torch.no_grad():
+        gates.log_alpha.add_(torch.linspace(-1, 1, gates.size))
+    limit = TimeLimit.parse("0.6x", table)
+    steering = BudgetSteering(gates, limit)
+    first = float(steering.time.time(gates.open_probability().detach()))
+    for progress in (0.2, 0.6, 1.0):
+        steering.step_(progress)
+        found = float(steering.time.time(gates.open_probability().detach()))
+        assert found == pytest.approx(first + progress * (limit.milliseconds - first), abs=1e-3)
+    assert steering.price[0] > 0
+    assert steering.budget.is_met(steering.mask(), gates.kind_index())
+    assert 0 < int(steering.mask().sum()) <= limit.most
+
+
+def test_gates_of_a_dear_site_close_before_those_of_a_cheap_one():
+    model = build("bert")
+    table = table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])
+    dear = replace(table.sites[0], milliseconds=[5 * one for one in table.sites[0].milliseconds])
+    gates = HeadGates(model)
+    BudgetSteering(gates, TimeLimit.parse("0.6x", replace(table, sites=[dear, *table.sites[1:]]))).step_(0.5)
+    first, *others = [float(part.mean()) for part in gates.open_probability().detach().split(gates.sizes)]
+    assert all(first < other for other in others)
+
+
+def test_a_time_is_for_hard_concrete_gates_of_all_kinds_of_the_model_that_was_measured():
+    model, other = build("bert"), build("bart")
+    limit = TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0]))
+    for family in ("clamped-linear", *TOP_K_FAMILIES):
+        with pytest.raises(GateError, match=f"{family} are not held to a time"):
+            BudgetSteering(HeadGates(model, family=family), limit)
+    with pytest.raises(GateError, match="measure one of this model"):
+        BudgetSteering(HeadGates(other), limit)
+
+
+def test_a_time_is_for_gates_of_all_kinds():
+    model = build("bert")
+    gates = HeadGates(model, kinds=[])
+    with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
+        BudgetSteering(gates, TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])))

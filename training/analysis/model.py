@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
+from gates.latency.table import LatencyTable
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
 from training.analysis.outcomes import LOSS, ClassOutcomes, LossOutcomes, Measure, Outcomes
@@ -29,7 +30,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.checksums import check_unchanged
 from training.runs.resuming import noted_identity
-from training.runs.run_directory import CONFIG, RunDirectory
+from training.runs.run_directory import CONFIG, LATENCY, RunDirectory
 from training.setup import Setup, make_pruner, make_trainer, open_data
 from training.stats.bootstrap import METRICS
 
@@ -167,7 +168,8 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     check_unchanged(file, read_text(file, "the configuration"))
     config = ["--config", str(file)]
     told = _read(config, f"the run's configuration cannot be used ({str(file)!r})")
-    return Setup.of(_read([*config, *overrides], f"{given} cannot be used") if overrides else told)
+    setup = Setup.of(_read([*config, *overrides], f"{given} cannot be used") if overrides else told)
+    return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
 
 
 def _read(arguments: Sequence[str], wrong: str) -> Any:

@@ -14,10 +14,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from docstring_parser import parse
 
 from training.config.data import KINDS
+from training.config.model import Time
 
 COLUMN, WIDEST = 30, 110
 DEFAULTS = "configs/text.yaml or configs/default.yaml where none is named"
-PLAIN = {int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}"}
+PLAIN = {int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}", Time: "12ms|0.7x"}
 """Types as a user reads them."""
 
 IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gates.errors import GateError
+from gates.latency.table import LatencyTable
 from training.cli.comparison_parser import COMPARISON_GROUPS
 from training.cli.line import CommandLine
 from training.commands.unused import IN_COMPARISONS, check_used
@@ -56,7 +57,8 @@ def check_run(line: CommandLine) -> None:
     if getattr(line.options, "list_methods", False) or not is_first_process(os.environ):
         return
     setup = Setup.of(line.options)
-    budgets, methods = [setup.model.budget], setup.end.retrained or []
+    budgets: list[BudgetOption | None] = [setup.model.budget]
+    methods = setup.end.retrained or []
     if "methods" in line.options:
         for group, prefix in COMPARISON_GROUPS:
             group_at(group, line.options, prefix)  # raises
@@ -72,6 +74,8 @@ def check_run(line: CommandLine) -> None:
     if setup.run.run_dir is not None:
         refuse_busy(Path(setup.run.run_dir))
     check_accelerator(setup.trainer.accelerator)
+    if setup.model.latency_table is not None:
+        setup.within(LatencyTable.read(setup.model.latency_table))  # raises
     heads = check_model(setup.model)
     for budget in budgets:
         check_budget(budget, heads)

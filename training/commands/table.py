@@ -16,11 +16,13 @@ from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A
 from training.cli.configurations import kinds_in, split_off, split_options, with_config
 from training.cli.ending import finish
 from training.cli.help import Option, help_of_run, options_of_group
+from training.cli.latency_parser import build_latency_parser
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
 from training.commands.benchmark_parser import benchmark_parser
 from training.config.data import KINDS
+from training.config.latency import LatencyOptions
 from training.runs import progress
 from training.runs.own_code import import_from_here
 
@@ -117,6 +119,13 @@ COMMANDS = {
         check="training.commands.benchmark_line:check_line",
     ),
     "speed": Command("tokens per second of translators", parsers.speed_parser, "training.commands.speed:measure_speed"),
+    "latency": Command(
+        "how long a model takes with which heads, for budgets in time",
+        build_latency_parser,
+        "training.commands.latency:measure_latency",
+        groups=((LatencyOptions, ""), *GROUPS),
+        hidden=OF_A_RUN,
+    ),
     "deployment": Command(
         "how exports load and what runs them",
         parsers.deployment_parser,
@@ -219,12 +228,15 @@ def _asked(name: str, command: Command, given: Sequence[str]) -> str | None:
         return None
     usage_line = f"usage: python -m training{'.' if name == 'fit' else ' '}{name} [OPTIONS]"
     compared = [option for group in COMPARISON_GROUPS if not group[1] for option in options_of_group(*group)]
-    own = [] if name == "fit" else [*compared, Option("list_methods", "", LIST_METHODS)]
+    own = {
+        "compare": {"What is compared": [*compared, Option("list_methods", "", LIST_METHODS)]},
+        "latency": {"What is measured": options_of_group(LatencyOptions)},
+    }
     return help_of_run(
         usage_line,
         f"{command.purpose[0].upper()}{command.purpose[1:]}.",
         command.groups,
-        own={"What is compared": own} if own else {},
+        own=own.get(name, {}),
         hidden=command.hidden,
         everything=everything,
     )

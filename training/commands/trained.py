@@ -16,6 +16,7 @@ from gates.artefact import GateConfig
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError, first_line
 from gates.head_gates import HeadGates
+from gates.latency.table import TimeLimit
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
 from gates.surgery.pruned import reshape_
@@ -89,7 +90,7 @@ def load_trained(path: str) -> TrainedModel:
         straight_through=options.straight_through,
         draw_per=options.draw_per,
         family=options.gate,
-        budget=options.budget if options.gate in TOP_K_FAMILIES else None,
+        budget=options.budget if options.gate in TOP_K_FAMILIES and not isinstance(options.budget, str) else None,
         base_model=base_model_name(options),
     )
     gates = config.gates_for(model)
@@ -116,6 +117,8 @@ def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
     try:
         settings = dict(checkpoint["hyper_parameters"])
         settings.pop("seed", None)
+        if isinstance(settings["budget"], Mapping) and "table" in settings["budget"]:
+            settings["budget"] = TimeLimit.of_plain(settings["budget"])
         return PrunerOptions(**settings)
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(f"the run of {path!r} does not say with which options it was trained; run fit again") from error

@@ -14,6 +14,10 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
         lambda setup: setup.model.budget is None or setup.model.gate == "clamped-linear",
         "add --model.budget null, so that the price decides how many heads stay",
     ),
+    "--model.latency_table": (
+        lambda setup: isinstance(setup.model.budget, str),
+        "add --model.budget with a time, such as 0.7x",
+    ),
     "--model.start_by": (lambda setup: setup.model.start_apart != 0, "add --model.start_apart, such as 1"),
     "--model.temperature": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),
     "--model.initial_log_alpha": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),

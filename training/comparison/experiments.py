@@ -128,7 +128,7 @@ class Experiments:
         minimum = self.options.minimum_per_layer
         determined_by = {
             "experiment": "draw", "start": start.key, "mask": mask.tolist(), "scores": scores.tolist(),
-            "search": asdict(search), "seed": self.seed, "kinds": sorted(budget.per_kind), "minimum_per_layer": minimum,
+            "search": asdict(search), "seed": self.seed, "kinds": budget.terms, "minimum_per_layer": minimum,
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Experiments:
         """The identity of :meth:`swap`."""
         return {
             "experiment": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search),
-            "kinds": sorted(budget.per_kind), "minimum_per_layer": self.options.minimum_per_layer,
+            "kinds": budget.terms, "minimum_per_layer": self.options.minimum_per_layer,
         }  # fmt: skip
 
     def swap(

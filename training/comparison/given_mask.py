@@ -11,6 +11,7 @@ from torch import Tensor
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.head_gates import HeadGates
+from gates.latency.table import TimeLimit
 from gates.surgery.masks import parse_mask, read_mask
 from training.comparison.methods import GIVEN, Method
 from training.config import BudgetOption
@@ -45,6 +46,8 @@ def own_budget(base: str, gates: HeadGates, budgets: Sequence[BudgetOption]) -> 
         GateError: if it fills none, or it is no mask of this model.
     """
     mask, sizes, kinds = given_mask(base, gates), gates.kind_sizes(), gates.kind_index().cpu()
+    if any(isinstance(budget, TimeLimit) for budget in budgets):
+        raise GateError(f"{base!r} has its own number of heads, but the budget is a time; compare it at that number")
     for budget in budgets:
         if Budget.parse(budget, sizes).is_met(mask, kinds):
             return budget

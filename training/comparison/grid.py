@@ -130,6 +130,8 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     check_needed(given, methods, stages)
     setup = Setup.of(config)
     budgets: list[BudgetOption] = list(setup.data.own_budgets or options.all_budgets)
+    if isinstance(setup.model.budget, str):  # a time, of a configuration that serves single runs
+        setup = replace(setup, model=replace(setup.model, budget=None))
     if FROM_SCRATCH in stages:
         setup.check_scratch()
     distil = group_at(DistilWeights, config, "distil.").changes

@@ -12,6 +12,7 @@ import torch
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.export.kv_cache import cache_bytes, generates
+from gates.latency.table import TimeLimit
 from gates.scores.ranking import RANKINGS
 from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment
@@ -136,7 +137,9 @@ def run_seed(
         shown.work_on(named)
         selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
-        total = int(selection.mask.sum())
+        # Within a time methods keep different numbers of heads, and are told apart from other budgets by the most that fit.
+        of_time = isinstance(planned.budget, TimeLimit) and method.base != "dense"
+        total = selector.total(planned.budget) if of_time else int(selection.mask.sum())
         masks = {"mask": selection.mask.int().tolist()}
         if not torch.equal(selected[uses[-1]].mask, selection.mask):  # a search found another one for the dense model's weights
             masks["post_hoc_mask"] = selected[uses[-1]].mask.int().tolist()

@@ -16,6 +16,7 @@ from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import check_given_masks
 from training.comparison.identity import began_with, identity_of_dense
+from training.comparison.in_time import achieved, keep_table, timed
 from training.comparison.methods import Method, own_method
 from training.comparison.plan import Planned, curve_of_run, plan_of_run, run_seed
 from training.comparison.run_results import describe_run, export, show_run, write_run
@@ -80,6 +81,7 @@ def train_and_compare(
     """
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
+    setup = timed(setup, run, data)
     pruner = make_pruner(setup, data)
     check_given_masks([planned.method for planned in asked], pruner.gates, [setup.model.budget or 1])
     if checkpoint is not None:
@@ -92,6 +94,7 @@ def train_and_compare(
     if first:
         unmark_finished(run)
         run.create(resolved)
+        keep_table(setup, run)
         data.write_files(run.path)
     processes.start(trainer)
     # Now, since experiments are known by the weights that training starts from.
@@ -109,6 +112,7 @@ def train_and_compare(
         metrics = dict(trained.metrics)
     seconds, learned = seconds_of(experiments, pruner), learned_result(pruner)  # now, while the module is in its final state
     processes.in_first(lambda: export(run, pruner, data, metrics))
+    latency = achieved(setup, pruner, data)
 
     mask = pruner.gates.mask.detach().cpu().clone()
     budget = pruner.steering.budget_option(mask)
@@ -124,6 +128,7 @@ def train_and_compare(
         results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
         described = describe_run(results, own, mask, learned, seconds=seconds, wandb_mode=setup.wandb.mode)
+        described |= {} if latency is None else {"latency": latency}
         run.withdraw()
         run.join_logs()
         write_run(run, results, own, curve)

@@ -17,6 +17,7 @@ from gates.export.checkpoint import save_pruned
 from gates.surgery.labels import site_labels
 from gates.surgery.masks import save_mask
 from gates.surgery.remove import why_not_removable
+from training.comparison.in_time import told_of_latency
 from training.comparison.methods import Method, file_name
 from training.comparison.tables import Results
 from training.config.stages import POST_HOC, RETRAINED, STAGES
@@ -194,7 +195,9 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
         table.add_row(*(scored.get(name, "") for name in names))
     console.print(table)
-    if told := said_of_gates(described["gates"]):
+    if "latency" in described:
+        console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
+    if told := said_of_gates(described["gates"], "a millisecond" if "latency" in described else "an open one"):
         console.print(told, soft_wrap=True, highlight=False)
     dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
     if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
@@ -215,9 +218,14 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
 
 
-def said_of_gates(learned: Mapping[str, Any]) -> str:
-    """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned."""
+def said_of_gates(learned: Mapping[str, Any], priced: str = "an open one") -> str:
+    """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned.
+
+    Args:
+        learned: what ``metrics.json`` says of them.
+        priced: what they paid for.
+    """
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
-    return f"{text}; price of an open one at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
+    return f"{text}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

@@ -225,9 +225,10 @@ class MaskSelector:
 
     def _score(self, base: str, budget: BudgetOption, alpha: float | None) -> Experiment:
         """The mask of a scored method."""
-        seed = self.experiments.seed
+        seed, at = self.experiments.seed, Budget.parse(budget, self.sizes)
         determined_by = {
-            "experiment": "score", "dense": self.experiments.dense().key, "method": base, "budget": budget,
+            "experiment": "score", "dense": self.experiments.dense().key, "method": base,
+            "budget": budget if at.time is None else at.terms,
             "minimum_per_layer": self.minimum, "alpha": alpha, "seed": seed if base == "random" else None,
         }  # fmt: skip
 
@@ -236,7 +237,7 @@ class MaskSelector:
             passes = scores.cost_of(base)
             with measured(scores.subject.device, scores.subject.gates, passes) as cost:
                 how: dict[str, Any] = {"seed": seed} if alpha is None else {"seed": seed, "alpha": alpha}
-                mask = scores.mask(base, Budget.parse(budget, self.sizes), minimum_per_layer=self.minimum, **how)
+                mask = scores.mask(base, at, minimum_per_layer=self.minimum, **how)
                 ranking = scores.ranking(base, **how).tolist() if SCORERS[base].ranks else None
             return cost.as_row() | {"mask": mask.tolist(), "ranking": ranking}
 

@@ -172,6 +172,7 @@ def write_tables(
     parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
     quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
     by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in parsed if budget.per_kind}
+    within = {budget.total: str(budget.time) for budget in parsed if budget.time is not None}
     ours = [method.name for method in methods if method.is_ours]
     majority = majority_of(results, predictions)
     said = verdict(
@@ -183,6 +184,7 @@ def write_tables(
         ranks=rank_methods(table, main_metric, lower_is_better=lower),
         kinds=by_kind,
         unit=gates.unit,
+        within=within,
         majority=majority.get(main_metric),
     )
     tables = {
@@ -222,6 +224,7 @@ def write_tables(
             "unit": gates.unit,
             "budgets": sorted((budget.total for budget in parsed), reverse=True),
             "budgets_by_kind": by_kind,
+            **({"within": within} if within else {}),
             "seeds": list(seeds),
             "methods": [method.name for method in methods],
             "ours": ours,

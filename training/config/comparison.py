@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +94,11 @@ def parse_stages(values: list[Any]) -> list[str]:
 
 
 def parse_budget(value: Any) -> BudgetOption:
+    if isinstance(value, str) and re.fullmatch(r"[\d.]+ ?(ms|x)", value):
+        raise GateError(
+            f"--budgets has {value!r}, a time, but a comparison of several seeds counts heads so far; give their number or a "
+            "fraction. The comparison at the end of training.fit can be within a time"
+        )
     if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
         raise GateError(f"--budgets has {value!r}; expected numbers of heads, fractions, or one of these per kind")
     return value

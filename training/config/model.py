@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from jsonargparse.typing import register_type
 
 from gates.errors import GateError
+from gates.latency.table import TimeLimit, parse_time
 from gates.options import LEAST_PASSES, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from training.config.checks import above_0, at_least_0, at_most
 
-BudgetOption = int | float | dict[str, int | float]
+
+class Time(str):
+    """A time as it stands on a command line, such as ``12ms`` or ``0.7x``: whatever looks like a number with a unit.
+
+    Raises:
+        ValueError: for what does not; what is wrong with a time is told by :func:`gates.latency.table.parse_time`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        if not isinstance(text, str) or re.fullmatch(r"[-+]?[0-9.]+ *[A-Za-z]+", text.strip(), flags=re.ASCII) is None:
+            raise ValueError(f"{text!r} is no time")
+        return super().__new__(cls, text)
+
+
+register_type(Time, serializer=str)
+
+GivenBudget = int | float | dict[str, int | float] | Time
+"""On a command line or in a configuration."""
+BudgetOption = GivenBudget | TimeLimit
+"""The same, of which a time has become a limit by a table of the model's."""
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
 MOST_EPOCHS = 1_000_000
@@ -54,7 +79,10 @@ class Gating:
     Args:
         budget: heads to keep: a count (18), a fraction (0.25), or one of these per kind ({encoder: 10}). Then ``hard-concrete``
             gates pay a price for each expected open head, which is solved for after every step, so that their number is on
-            its way from all heads to the budget.
+            its way from all heads to the budget. Or a time that one forward pass may take: 12ms, or 0.7x of the dense model's;
+            the price of a head is then by the milliseconds that it costs.
+        latency_table: for a budget in time, the file that says how long the model takes with which heads, as
+            ``python -m training latency`` writes it (default: measured when the run begins, and kept as RUN_DIR/latency.json).
         price: with ``budget: null``, where it must be given, lambda of Voita et al. 2019: the price of one expected open head,
             or one per kind. The number of heads that stay then follows from it. ``clamped-linear`` gates pay it with a budget
             too, 0.01 by default.
@@ -82,7 +110,8 @@ class Gating:
         straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
     """
 
-    budget: BudgetOption | None = 0.25
+    budget: GivenBudget | None = 0.25
+    latency_table: str | None = None
     price: PriceOption | None = None
     gate: GateFamily = "hard-concrete"
     unit: Unit = "head"
@@ -106,8 +135,15 @@ class Gating:
             object.__setattr__(self, "price", DEFAULT_PRICE)
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
+        if isinstance(self.budget, str):
+            parse_time(self.budget)  # raises
         if self.gate == "hard-concrete":
             return
+        if isinstance(self.budget, str | TimeLimit):
+            raise GateError(
+                f"the budget is {self.budget}, but {self.gate} gates are not held to a time; use --model.gate hard-concrete, "
+                "or give a number of heads or a fraction"
+            )
         for name, rests_at in (("anneal", None), ("straight_through", False), ("straight_through_from", 1.0)):
             if (value := getattr(self, name)) != rests_at:
                 raise GateError(f"{name} is {value}, but it is of hard-concrete gates, not of {self.gate} ones; leave it out")

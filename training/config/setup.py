@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from jsonargparse import Namespace
 
 from gates.errors import GateError
+from gates.latency.table import LatencyTable, TimeLimit
 from training.config.checks import check_values
 from training.config.data import DataOptions
 from training.config.model import PrunerOptions
@@ -76,6 +77,18 @@ class Setup:
     def with_seed(self, seed: int) -> Setup:
         """The same with another seed."""
         return replace(self, run=replace(self.run, seed=seed))
+
+    def within(self, table: LatencyTable) -> Setup:
+        """The same, in which a budget in time has become a limit by a table of the model's.
+
+        Raises:
+            GateError: for a time that the model cannot have.
+        """
+        budget = self.model.budget
+        if not isinstance(budget, str):
+            return self
+        limited: dict[str, Any] = {"budget": TimeLimit.parse(budget, table)}  # which no command line says
+        return replace(self, model=replace(self.model, **limited))
 
     def check_scratch(self) -> None:
         """Raises :class:`GateError` if nothing says how long new weights are to be trained: a run without fine-tuning is

@@ -64,8 +64,9 @@ class GateLog(pl.Callback):
                     logged[f"{name}/{kind}"] = float(counts[kinds == index].sum())
             for label, part in zip(labels, counts.split(gates.sizes), strict=True):
                 logged[f"{name}/{label}"] = float(part.sum())
-        if (budget := pruner.steering.budget) is not None:
-            goals = pruner.goals(step - 1)  # which the step that is done aimed at
+        logged |= {f"latency/{name}": ms for name, ms in pruner.steering.milliseconds(pruner.ramp(step - 1)).items()}
+        budget, goals = pruner.steering.budget, pruner.goals(step - 1)  # which the step that is done aimed at
+        if budget is not None and goals:
             logged["heads/target"] = float(sum(goals))
             logged |= {f"heads/target/{kind}": goal for kind, goal in zip(budget.per_kind, goals, strict=False)}
         pruner.log_dict(logged, rank_zero_only=True)

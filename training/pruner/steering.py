@@ -18,7 +18,7 @@ from gates.objective import l0_penalty
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, Kind
 from gates.steering import BudgetSteering, set_apart_
-from training.config import PrunerOptions
+from training.config import BudgetOption, PrunerOptions
 
 
 def kinds_to_prune(options: PrunerOptions, known: Collection[Kind]) -> list[Kind] | None:
@@ -44,7 +44,7 @@ def new_gates(options: PrunerOptions, backbone: nn.Module, kinds: list[Kind] | N
         anneal=options.anneal,
         straight_through_from=options.straight_through_from,
         family=options.gate,
-        budget=options.budget if options.gate in TOP_K_FAMILIES else None,
+        budget=options.budget if options.gate in TOP_K_FAMILIES and not isinstance(options.budget, str) else None,
         kinds=kinds,
     )
 
@@ -123,8 +123,8 @@ class Steering:
                 self.paid.append(list(self.held.price))
 
     def goals(self, ramp: float) -> list[float]:
-        """Open gates aimed at, in all or of each budgeted kind; none without a budget."""
-        if self.held is None or self.budget is None:
+        """Open gates aimed at, in all or of each budgeted kind; none without a budget of gates."""
+        if self.held is None or self.budget is None or self.held.time is not None:
             return []
         budget, learned = self.budget, self.gates.learned
         if self.gates.mode != "masked":
@@ -135,6 +135,19 @@ class Steering:
             if isinstance(learned, TopKGates):
                 budget = learned.current_budget()
         return list(budget.per_kind.values()) or [budget.total]
+
+    @torch.no_grad()
+    def milliseconds(self, ramp: float) -> dict[str, float]:
+        """Under a budget in time, while gates are held to it, the ``expected`` milliseconds and the ``target``.
+
+        Args:
+            ramp: how far the schedule has gone, 0 to 1; 0 outside the prune phase.
+        """
+        if self.held is None or self.held.time is None or self.gates.mode != "stochastic":
+            return {}
+        probability = self.gates.open_probability()
+        expected = self.held.time.to_(probability.device).time(probability)
+        return {"expected": float(expected), "target": self.held.goals(ramp)[0]}
 
     def prices_paid(self) -> dict[str, Any]:
         """The last price and those since the schedule has come to the budget, for a checkpoint."""
@@ -147,7 +160,8 @@ class Steering:
             self.held.price = list(found.get("last", [])) or [0.0] * len(self.held.price)
 
     def price_by_kind(self, ramp: float) -> dict[Kind, float]:
-        """What an expected open gate costs now, in units of the loss: a price that is given, or the one of the last step.
+        """What an expected open gate costs now, or under a budget in time an expected millisecond, in units of the loss: a
+        price that is given, or the one of the last step.
 
         Args:
             ramp: how far the schedule or the price has gone, 0 to 1; 0 outside the prune phase.
@@ -168,6 +182,9 @@ class Steering:
         probability, kinds = self.gates.open_probability(), self.gates.kind_index()
         if self.budget is None:
             return probability.new_zeros(())
+        if self.held is not None and self.held.time is not None:
+            price = self.held.price[0] if ramp > 0 else 0.0
+            return price * self.held.time.to_(probability.device).time(probability).to(probability)
         parts = [price * probability[kinds == KINDS.index(kind)].sum() for kind, price in self.price_by_kind(ramp).items()]
         return sum(parts, probability.new_zeros(()))
 
@@ -218,7 +235,7 @@ class Steering:
         kind: other kinds stay whole then."""
         return self.budget or Budget.parse(self.budget_option(mask), self.gates.kind_sizes())
 
-    def budget_option(self, mask: Tensor) -> int | float | dict[str, int | float]:
+    def budget_option(self, mask: Tensor) -> BudgetOption:
         """The same as an option states it."""
         if self.options.budget is not None:
             return self.options.budget

@@ -208,8 +208,9 @@ class Contents:
         return int(stated) if stated is not None else int(dense["budget"].max()) if len(dense) else None
 
     def label(self, budget: int) -> str:
-        """A budget in words: ``18 heads``, ``106 heads (encoder 10)``."""
-        return budget_label(budget, self.kinds.get(budget, {}), self.unit)
+        """A budget in words: ``18 heads``, ``106 heads (encoder 10)``, ``18 heads at most, within 12 ms``."""
+        within = self.metrics.get("within") or {}
+        return budget_label(budget, self.kinds.get(budget, {}), self.unit, within.get(str(budget), ""))
 
     def of_kinds(self, budget: int) -> str:
         """What a budget says of kinds, in brackets after a space; empty for budgets of all kinds together."""

@@ -4,6 +4,7 @@
 
     config.yaml        the resolved configuration
     began_with.json    fingerprints of data and model, see :mod:`training.runs.resuming`
+    latency.json       of a run with a budget in time, how long the model takes with which heads
     metrics.json       results of the run, versions, machine; written when the tables are
     metrics.csv        what was logged at each step
     comparison.csv     every method at the run's budget; with summary.csv, statistics.csv, agreement.csv, verdict.md
@@ -46,6 +47,7 @@ from training.runs.stored import parsed_table, read_json, read_text
 
 CONFIG = "config.yaml"
 """Makes a directory that of a run."""
+LATENCY = "latency.json"
 METRICS = "metrics.json"
 """Written when all tables are, and taken away before they change: what a reader goes by."""
 UNFINISHED = "comparison.unfinished.csv"

@@ -47,6 +47,7 @@ def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget
                 within=gates.kind_index() if budget.per_kind else None,
                 layer_index=gates.layer_index(),
                 minimum_per_layer=minimum_per_layer,
+                time=budget.time,
             ),
             passes=search.passes,
             significance=search.significance,

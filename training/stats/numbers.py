@@ -84,9 +84,10 @@ def in_brackets(kinds: Mapping[str, int]) -> str:
     return f" ({kinds_kept(kinds)})" if kinds else ""
 
 
-def budget_label(budget: int, kinds: Mapping[str, int], unit: str = "head") -> str:
-    """``18 heads``; where other kinds stay whole, ``106 heads (encoder 10)``."""
-    return counted(budget, unit) + in_brackets(kinds)
+def budget_label(budget: int, kinds: Mapping[str, int], unit: str = "head", within: str = "") -> str:
+    """``18 heads``; where other kinds stay whole, ``106 heads (encoder 10)``; of a budget in time ``18 heads at most, within
+    12 ms``."""
+    return counted(budget, unit) + in_brackets(kinds) + (f" at most, within {within}" if within else "")
 
 
 def duration(seconds: float) -> str:

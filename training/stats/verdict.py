@@ -67,6 +67,7 @@ def verdict(
     ranks: Mapping[str, tuple[pd.DataFrame, RankTest]] | None = None,
     kinds: Mapping[int, Mapping[str, int]] | None = None,
     unit: str = "head",
+    within: Mapping[int, str] | None = None,
     majority: float | None = None,
 ) -> str:
     """At each stage and budget, which method has the best mean, and how the others stand to it.
@@ -87,6 +88,7 @@ def verdict(
         ranks: by stage, as :func:`training.stats.statistics.rank_methods` returns them.
         kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
         unit: what budgets count, ``head`` or ``group``.
+        within: by budget, the time that a budget in time is of.
         majority: what always answering the most frequent class would score, of a classifier.
 
     Returns:
@@ -121,7 +123,8 @@ def verdict(
         for budget, own in budgets.groupby("budget", sort=False):
             tests = statistics[(statistics["stage"] == stage) & (statistics["budget"] == budget)]
             at_budget = _BudgetVerdict(own, tests, dense, ours, chosen_by, main_metric, lower_is_better)
-            label = budget_label(int(str(budget)), (kinds or {}).get(int(str(budget)), {}), unit)
+            number = int(str(budget))
+            label = budget_label(number, (kinds or {}).get(number, {}), unit, (within or {}).get(number, ""))
             lines.append(f"- **{label}**: {' '.join(at_budget.sentences())}")
             if at_budget.own is not None and at_budget.rivals:
                 compared += 1

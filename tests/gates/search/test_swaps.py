@@ -7,9 +7,12 @@ from statistics import NormalDist
 import pytest
 import torch
 
+from gates.budget import counts_by_site, mask_within
 from gates.errors import GateError
+from gates.latency.table import TimeLimit
 from gates.options import LEAST_PASSES
 from gates.search.swaps import CANDIDATES, Limits, paired_gain, refine_by_swaps
+from tests.gates.latency.tables import drawn_table
 
 
 def refine(start, *, loss, gradient, **options):
@@ -331,3 +334,17 @@ def test_a_level_that_is_none_is_refused(level):
     loss, gradient = quadratic(0, 4)
     with pytest.raises(GateError, match="expected a level between 0 and 1"):
         refine(torch.ones(4), loss=loss, gradient=gradient, significance=level)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_swaps_that_are_allowed_are_those_after_which_the_model_is_within_its_time(seed):
+    table = drawn_table(seed)
+    limit = TimeLimit((table.least + table.dense) / 2, table)
+    mask = mask_within(torch.rand(8, generator=torch.Generator().manual_seed(seed)), limit)
+    allowed = Limits(time=limit).allow(mask)
+    for added in range(8):
+        for dropped in range(8):
+            after = mask.clone()
+            after[added], after[dropped] = 1.0, 0.0
+            is_swap = mask[added] == 0 and mask[dropped] == 1
+            assert bool(allowed[added, dropped]) == (is_swap and limit.allows(counts_by_site(after, limit)))

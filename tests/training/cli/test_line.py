@@ -22,7 +22,7 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
         (["--budget=3"], "there is no option --budget; did you mean --model.budget?"),
         (["--data.train_fil", "x"], "there is no option --data.train_fil; did you mean --data.train_file?"),
         (["--epochs", "3"], "there is no option --epochs"),
-        (["--model.budget", "abc"], "--model.budget is abc, which it does not take; expected a whole number, a number or one"),
+        (["--model.budget", "abc"], "--model.budget is abc, which it does not take; expected a whole number, a number, one"),
         (["--model.budget"], "--model.budget needs a value"),
         (["--run.run_dir", "a"], "there is no option --run.run_dir; did you mean --run_dir?"),
         (["--name.run_dir", "a"], "there is no option name.run_dir; did you mean --run_dir?"),

@@ -9,11 +9,12 @@ from training.commands.unused import IN_COMPARISONS, USED, check_used
 from training.config import Setup
 
 VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
-          "--data.max_length": "64"}  # fmt: skip
+          "--data.max_length": "64", "--model.latency_table": "latency.json"}  # fmt: skip
 WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
     "--model.start_by": ["--model.start_apart", "1"],
     "--model.price": ["--model.budget", "null"],
+    "--model.latency_table": ["--model.budget", "0.7x"],
     "--average_every": ["--average_last", "3"],
     "--from_scratch_epochs": ["--from_scratch", "[learned]"],
     "--from_scratch_learning_rate": ["--from_scratch", "[learned]"],

@@ -1,0 +1,122 @@
+"""Latency tables as they are measured: against planted times, which are those of what is left of each model."""
+
+import math
+
+import pytest
+import torch
+
+from gates.errors import GateError
+from gates.head_gates import HeadGates
+from gates.latency.table import TimeLimit
+from gates.sites import find_attention, matched_sites
+from tests.models import build, inputs
+from training.benchmark import latency
+from training.benchmark.alternate import Effort, Times
+from training.benchmark.latency import (
+    MOST_COUNTS,
+    counts_of,
+    inputs_shaped,
+    kinds_of_sites,
+    measure_achieved,
+    measure_table,
+    site_times,
+    without_heads,
+)
+
+COSTS = {"encoder": 1.0, "decoder": 2.0, "cross": 0.5}
+
+
+def planted(model):
+    """Milliseconds of a model: 5, and for each site the root of its heads by the cost of its kind."""
+    return 5 + sum(COSTS[site.kind] * math.sqrt(site.heads) for site in matched_sites(model))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Planted times in place of a clock's."""
+    monkeypatch.setattr(latency, "_forward", lambda model, *_: lambda: model)
+
+    def alternate(what, variants, device, effort):
+        return Times({name: [planted(work())] * 5 for name, work in variants.items()})
+
+    monkeypatch.setattr(latency, "alternate_shown", alternate)
+
+
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_the_table_has_the_times_of_what_is_left_of_each_site(name, clock):
+    model = build(name)
+    table = measure_table(model, inputs(name), "head")
+    sites = find_attention(model)
+    assert table.dense == pytest.approx(planted(model), abs=1e-4)
+    assert table.rest == pytest.approx(5, abs=1e-4)
+    for site, row in zip(sites, table.sites, strict=True):
+        expected = [COSTS[site.kind] * math.sqrt(count) for count in range(site.heads + 1)]
+        assert row.milliseconds == pytest.approx(expected, abs=1e-4)
+    assert table.inputs["input_ids"] == list(inputs(name)["input_ids"].shape)
+
+
+def test_what_is_achieved_stands_beside_what_was_predicted(clock):
+    model = build("bert")
+    limit = TimeLimit.parse("0.8x", measure_table(model, inputs("bert"), "head"))
+    mask = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
+    found = measure_achieved(model, mask, limit, inputs("bert"))
+    assert (
+        found["achieved_ms"] == pytest.approx(5 + 1 + math.sqrt(2), abs=1e-3) == pytest.approx(found["predicted_ms"], abs=1e-3)
+    )
+    assert found["target_ms"] == pytest.approx(0.8 * 9, abs=1e-3)
+    assert found["expected_speedup"] == pytest.approx(1 / 0.8, abs=1e-3)
+    assert found["speedup"]["median"] == pytest.approx(9 / found["achieved_ms"], abs=1e-3)
+
+
+def test_a_real_clock_gives_a_table_that_fits_its_model():
+    model = build("bert")
+    table = measure_table(model, inputs("bert"), "head", Effort(turns=1, warm_up=0, seconds=0.0))
+    table.check_fits({"encoder.0": 4, "encoder.1": 4}, "head")
+    assert all(site.milliseconds == sorted(site.milliseconds) for site in table.sites)
+    assert [site.heads for site in find_attention(model)] == [4, 4]
+    assert not model.training
+
+
+def test_a_copy_without_heads_shares_what_is_no_attention_and_leaves_the_model():
+    model = build("bert")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copied = without_heads(model, torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]), inputs("bert"))
+    assert [site.heads for site in find_attention(copied)] == [1]
+    shared = {id(one) for one in model.parameters()} & {id(one) for one in copied.parameters()}
+    assert id(model.get_input_embeddings().weight) in shared
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert [site.heads for site in find_attention(model)] == [4, 4]
+
+
+def test_sites_of_one_shape_are_measured_together():
+    assert len(kinds_of_sites(HeadGates(build("bert")))) == 1
+    kinds = kinds_of_sites(HeadGates(build("bart")))
+    sites = find_attention(build("bart"))
+    assert [{sites[index].kind for index in members} for members in kinds.values()] == [{"encoder"}, {"decoder"}, {"cross"}]
+
+
+@pytest.mark.parametrize("size", [1, 4, 12, MOST_COUNTS, 33, 64])
+def test_counts_go_from_none_to_all(size):
+    counts = counts_of(size)
+    assert (counts[0], counts[-1]) == (0, size)
+    assert counts == sorted(set(counts))
+    assert len(counts) == min(size, MOST_COUNTS) + 1
+
+
+def test_noise_is_smoothed_without_moving_the_dense_model():
+    assert site_times([2.0, 4.0, 3.0, 8.0, 6.0], [0, 1, 2, 3, 4], sites=1) == pytest.approx([0, 1.5, 1.5, 4, 4])
+    assert site_times([0.0, 4.0, 8.0], [0, 2, 4], sites=2) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_inputs_are_brought_to_the_shapes_of_the_table():
+    given = {"input_ids": torch.arange(6).view(2, 3), "pixel_values": torch.rand(2, 3, 4, 4)}
+    found = inputs_shaped(given, {"input_ids": [5, 2], "pixel_values": [5, 3, 4, 4]})
+    assert {name: list(one.shape) for name, one in found.items()} == {"input_ids": [5, 2], "pixel_values": [5, 3, 4, 4]}
+    assert torch.equal(inputs_shaped(given, None)["input_ids"], given["input_ids"])
+
+
+def test_heads_that_cannot_go_save_no_time():
+    model = build("bert")
+    find_attention(model)[0].core.register_parameter("strange", torch.nn.Parameter(torch.ones(3)))
+    with pytest.raises(GateError, match="removing heads from such attention is not implemented"):
+        measure_table(model, inputs("bert"), "head")

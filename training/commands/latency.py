@@ -1,0 +1,51 @@
+"""``python -m training latency``: how long a run's model takes with which heads, measured once for many runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gates.latency.table import LatencyTable
+from training.cli.ending import stdout
+from training.cli.line import CommandLine
+from training.comparison.in_time import measured_table
+from training.config import Setup, group_of
+from training.config.latency import LatencyOptions
+from training.runs.outputs import check_output
+from training.runs.run_directory import writing_to
+from training.setup import open_data, quiet_libraries
+
+
+def measure_latency(line: CommandLine) -> None:
+    """Measure, write and show."""
+    quiet_libraries()
+    options, setup = group_of(LatencyOptions, line.options), Setup.of(line.options)
+    check_output(options.output, '"rest":', "latency table")
+    table = measured_table(setup, open_data(setup), batch=options.batch_size, length=options.length)
+    with writing_to(Path(options.output)):
+        table.write(options.output)
+    show(stdout(), table)
+    stdout().print(f"latency table: {options.output}", soft_wrap=True, highlight=False)
+
+
+def show(console: Console, table: LatencyTable) -> None:
+    """Milliseconds of a site by what it has left, a column for all sites that take as long."""
+    by_times: dict[tuple[float, ...], list[str]] = {}
+    for site in table.sites:
+        by_times.setdefault(tuple(site.milliseconds), []).append(site.label)
+    shown = Table(title="milliseconds of a site")
+    shown.add_column(f"{table.unit}s left", justify="right")
+    for labels in by_times.values():
+        shown.add_column(labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", justify="right")
+    for count in range(max(map(len, by_times))):
+        shown.add_row(str(count), *(f"{times[count]:.4g}" if count < len(times) else "" for times in by_times))
+    console.print(shown)
+    console.print(
+        f"the model takes {table.dense:.4g} ms, and {table.least:.4g} ms without any {table.unit}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    shapes = "; ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in (table.inputs or {}).items())
+    console.print(f"measured on {table.hardware}, with {shapes}", soft_wrap=True, highlight=False)
