@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from training.analysis.closing import closing_of_roles
 from training.analysis.depth import depth_table, depths_of
@@ -108,6 +109,35 @@ def test_depths_are_those_of_the_roles():
         depth, low, high = (f"{rows[role][name]:.2f}" for name in ("depth", "low", "high"))
         assert f"{before}{depth}" in PAGE
         assert f"{low} to {high}" in PAGE.replace("\n  ", " ")
+
+
+def test_the_course_of_a_short_training_is_that_of_its_file():
+    table = pd.read_csv(RESULTS / "dynamics.csv")
+    names = ["specialised", "positional", "syntactic", "coreference", "first-token"]
+    for (time, phase), rows in table.groupby(["time", "phase"], sort=False):
+        counts = rows.set_index("role")["with_role"][names]
+        assert f"| {time:g} | {phase} | {rows['heads'].iloc[0]} | " + " | ".join(map(str, counts)) + " |" in PAGE
+    appearing = pd.read_csv(RESULTS / "dynamics_appearing.csv").dropna()
+    for role, said in (
+        ("syntactic", "6 of 6 syntactic"),
+        ("coreference", "3 of 4 coreference"),
+        ("first-token", "12 of 13 first"),
+    ):
+        good = appearing[appearing["role"] == role]["for_good"]
+        assert f"{int((good == 0).sum())} of {len(good)} " in said
+        assert said in PAGE.replace("\n  ", " ")
+    assert table.set_index(["role", "time"]).loc[("coreference", 1), "lost"] == 10
+
+
+def test_relevance_and_other_scores_are_those_of_the_file():
+    table = pd.read_csv(RESULTS / "relevance.csv")
+    page = " ".join((ROOT / "docs" / "relevance.md").read_text(encoding="utf-8").split())
+    for one, other, said in (
+        ("relevance", "gradient_x_input", "between relevance and gradient x input"),
+        ("relevance", "his", "between relevance and HIS"),
+        ("gradient_x_input", "his", "between gradient x input and HIS"),
+    ):
+        assert f"{stats.spearmanr(table[one], table[other]).statistic:.2f} {said}" in page
 
 
 def test_known_roles_are_those_of_the_files():

@@ -133,7 +133,9 @@ def _appeared(appearing: pd.DataFrame, over_time: pd.DataFrame, unit: str) -> li
     sentences, middles = [], {}
     for name, rows in appearing.groupby("role", sort=False):
         own, good = over_time[over_time["role"] == name], rows["for_good"].dropna()
-        told = f"{name}: {own['with_role'].iloc[0]} heads at first, {own['with_role'].iloc[-1]} at the end"
+        first, last = own.iloc[0], own.iloc[-1]
+        counts = (f"{look['with_role']} of {look['heads']}" for look in (first, last))
+        told = f"{name}: {' heads at first, '.join(counts)} at the end"
         if not len(good):
             sentences.append(f"{told}; {len(rows)} had it at some time and none kept it.")
             continue

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from training.analysis.closing import Closing
+from training.analysis.closing import Closing, closing_times
 from training.analysis.model import ONE_DEVICE, DenseModel
 from training.analysis.observed import ObservedModel, checkpoints_in, observe_folder, observe_run
 from training.analysis.role_passes import RolePasses
@@ -48,7 +49,8 @@ class Course:
     Args:
         looks: in order.
         unit: of their times.
-        closing: when gates closed for good, as a share of the prune phase; None for checkpoints and where none closed.
+        closing: when gates fell below one half for good, as a share of the prune phase; None for checkpoints, and for a run
+            that learned no gates.
         same: whether the dense weights are those of the run to the last bit; None for checkpoints.
     """
 
@@ -74,6 +76,7 @@ class LookAtRoles(pl.Callback):
         self.per_epoch = len(run.data.batches_of_run(epochs=1, first=0, rank=0, world=1))
         self.looks: list[Look] = []
         self.dense: dict[str, Tensor] = {}
+        self.pruning: list[tuple[int, Tensor]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, HeadPruner)
@@ -85,6 +88,8 @@ class LookAtRoles(pl.Callback):
         stepped = batches % trainer.accumulate_grad_batches == 0
         if stepped and step == pl_module.boundaries[0]:
             self.dense = {name: tensor.cpu().clone() for name, tensor in pl_module.backbone.state_dict().items()}
+        if stepped and pl_module.boundaries[0] < step <= pl_module.boundaries[1]:
+            self.pruning.append((step, pl_module.gates.values().cpu()))
         if batches % self.per_epoch == 0 or (stepped and step in pl_module.boundaries):
             self._look(pl_module, batches / self.per_epoch, pl_module.phase(max(0, step - 1)))
 
@@ -121,16 +126,18 @@ def looks_of_run(dense: DenseModel, texts: RoleTexts) -> Course:
     dense.data.trainer = None
     kept = dense.pruner.backbone.state_dict()
     same = all(torch.equal(kept[name].cpu(), tensor) for name, tensor in recorder.dense.items()) if recorder.dense else None
-    return Course(recorder.looks, "epoch", _closing(again.pruner), same)
+    return Course(recorder.looks, "epoch", _closing(again.pruner, recorder.pruning), same)
 
 
-def _closing(pruner: HeadPruner) -> Closing | None:
-    (first, last, _), steps = pruner.boundaries, pruner.closing_step.cpu().double()
-    if last <= first or not bool((steps >= 0).any()):
+def _closing(pruner: HeadPruner, pruning: list[tuple[int, Tensor]]) -> Closing | None:
+    """From the gates after every step of the prune phase, which begins with all of them open."""
+    if not pruning:
         return None
-    times = torch.where(steps < 0, torch.inf, (steps - first) / (last - first))
+    steps = np.array([pruner.boundaries[0], *(step for step, _ in pruning)], dtype=float)
+    values = torch.stack([torch.ones(pruner.gates.size), *(values for _, values in pruning)]).double().numpy()
     sites = tuple((site.label, size) for site, size in zip(pruner.gates.sites, pruner.gates.sizes, strict=True))
-    return Closing("learned", int((steps < 0).sum()), sites, times.numpy()[None])
+    kept = int((pruner.gates.values() > 0).sum())
+    return Closing("learned", kept, sites, closing_times(steps, values)[None])
 
 
 def looks_of_checkpoints(path: str, read: Callable[[ObservedModel], RoleTexts]) -> Course:

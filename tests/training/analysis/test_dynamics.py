@@ -73,19 +73,17 @@ def test_heads_with_each_role_at_every_look():
     assert closing.loc["syntactic", ["heads", "closed", "median_time", "later"]].tolist() == [1, 1, 0.25, 0]
     told = " ".join(finding.sentences)
     assert "is the run's to the last bit" in told
-    assert (
-        "positional: 2 heads at first, 2 at the end; of the 2 heads that kept it to the end, or to their pruning, 1 (50%"
-        in told
-    )
+    assert "positional: 2 of 4 heads at first, 2 of 3 at the end; of the 2 heads that kept it to the end" in told
+    assert "1 (50%, 95 % interval 1% to 99%) had it from the first look on" in told
     assert "By when the middle head has its role for good: syntactic (epoch 1) and positional (epoch 1.5)." in told
 
 
 def test_the_last_look_of_fine_tuning_is_the_dense_model_of_the_run(tmp_path, capsys):
     config = write_config(tmp_path)
-    assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
+    assert fit(["--config", config, "--run_dir", str(tmp_path / "run"), "--trainer.log_every_n_steps", "1"]) == 0
     trees = write_treebank(tmp_path, texts_of(make_data()))
     out = tmp_path / "out"
-    assert call(tmp_path / "run", out, "--experiments", "dynamics,roles", "--conllu", trees) == 0
+    assert call(tmp_path / "run", out, "--experiments", "dynamics,roles,closing", "--conllu", trees) == 0
     assert "The model at the end of fine-tuning is the run's to the last bit." in capsys.readouterr().out
     heads = pd.read_csv(out / "dynamics_heads.csv")
     assert heads.groupby("time", sort=False)["phase"].first().to_dict() == {
@@ -99,6 +97,10 @@ def test_the_last_look_of_fine_tuning_is_the_dense_model_of_the_run(tmp_path, ca
     last = heads[heads["time"] == 3]
     assert (last["roles"] != "pruned").sum() == 3 == (last["gate"] > 0).sum()
     assert (out / "plots" / "dynamics.png").exists()
+    own, logged = (pd.read_csv(out / f"{name}.csv") for name in ("dynamics_closing", "closing"))
+    assert own["budget"].unique().tolist() == [3]
+    columns = ["role", "heads", "closed", "later", "low", "high"]
+    pd.testing.assert_frame_equal(own[columns], logged[columns])  # of gates that the run logged at every step
     assert json.loads((out / "metrics.json").read_text())["experiments"]["dynamics"]["numbers"]["same_weights"]
 
 
