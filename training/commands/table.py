@@ -20,6 +20,7 @@ from training.cli.line import CommandLine, check_spelling, options_of, parse, sh
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
 from training.commands.benchmark_parser import benchmark_parser
+from training.commands.evaluate_parser import evaluate_parser
 from training.config.data import KINDS
 from training.runs import progress
 from training.runs.own_code import import_from_here
@@ -115,6 +116,12 @@ COMMANDS = {
         benchmark_parser,
         "training.commands.benchmark:benchmark",
         check="training.commands.benchmark_line:check_line",
+    ),
+    "evaluate": Command(
+        "a language model on tasks of lm-evaluation-harness",
+        evaluate_parser,
+        "training.commands.evaluate:evaluate_model",
+        check="training.commands.evaluate_line:check_line",
     ),
     "speed": Command("tokens per second of translators", parsers.speed_parser, "training.commands.speed:measure_speed"),
     "deployment": Command(
