@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ from gates.errors import GateError, first_line
 from training.config.data import Documents
 from training.config.documents import DocumentsAre
 
-BUILDERS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    ".jsonl": ("json", {}), ".parquet": ("parquet", {}), ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t", "quoting": 3}),
-}  # fmt: skip
+BUILDERS = {".jsonl": "json", ".parquet": "parquet"}
 """Readers of ``datasets`` by the endings of files."""
 LONGEST = 100_000_000
 """Characters of a document."""
@@ -62,7 +61,8 @@ class TextStream:
 
     def _read(self, rows: Iterable[Any]) -> Iterator[Any]:
         try:
-            yield from rows
+            with closing(iter(rows)) as found:  # type: ignore[type-var]
+                yield from found
         except GateError:
             raise
         except Exception as error:  # of connections, of packed files, of rows that do not fit
@@ -91,11 +91,11 @@ def _of_file(name: str, file: str, options: Documents) -> TextStream:
         return TextStream(name, rows, "text", probed(file))
     if ending not in BUILDERS:
         raise GateError(
-            f"the {name} file {file!r} has the ending {ending!r}; a stream is of .txt, {', '.join(BUILDERS)}, or one with .gz"
+            f"the {name} file {file!r} has the ending {ending!r}; a stream is of .txt or .jsonl, also with .gz, or of .parquet"
         )
-    builder, settings = BUILDERS[ending]
+    builder = BUILDERS[ending]
     try:
-        rows = datasets.load_dataset(builder, data_files=file, split="train", streaming=True, **settings)
+        rows = datasets.load_dataset(builder, data_files=file, split="train", streaming=True)
     except Exception as error:
         raise GateError(f"the {name} file {file!r} cannot be read as {builder}: {first_line(error)}") from error
     return TextStream(name, rows, _column(name, rows, options), probed(file))
@@ -127,7 +127,8 @@ def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
 def _column(name: str, rows: IterableDataset, options: Documents) -> str:
     """The column of texts."""
     try:
-        columns = rows.column_names or list(next(iter(rows)))
+        with closing(iter(rows)) as found:
+            columns = rows.column_names or [*next(found)]
     except StopIteration:
         raise GateError(f"the {name} split has no text; expected at least one document") from None
     except Exception as error:
