@@ -10,7 +10,7 @@ from training.config import Setup
 
 VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
           "--data.max_length": "64", **dict.fromkeys(STREAMED, "7")}  # fmt: skip
-DOCUMENTS = ["--data", "Documents", "--data.train_file", "a.txt", "--data.test_file", "b.txt"]
+DOCUMENTS = ["--model.backbone", "a", "--data", "Documents", "--data.train_file", "a.txt", "--data.test_file", "b.txt"]
 WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
     "--model.start_by": ["--model.start_apart", "1"],
@@ -18,7 +18,7 @@ WITH = {
     "--average_every": ["--average_last", "3"],
     "--from_scratch_epochs": ["--from_scratch", "[learned]"],
     "--from_scratch_learning_rate": ["--from_scratch", "[learned]"],
-    **dict.fromkeys(STREAMED, [*DOCUMENTS, "--data.streaming", "true", "--data.train_blocks", "9"]),
+    **{option: [*DOCUMENTS, "--data.streaming", "true", "--data.train_blocks", "9"] for option in STREAMED},
 }
 WITHOUT = {
     "--data.max_length": ["--model.backbone", "a", "--data", "Images", "--data.train_folder", "a", "--data.test_folder", "b"],
