@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import xxhash
 from datasets import Features, IterableDataset, Value
 
 from gates.errors import GateError, first_line
 from training.config.data import Documents
 from training.config.documents import DocumentsAre
+from training.data.hashing import probed
 
 BUILDERS = {".jsonl": "json", ".parquet": "parquet"}
 """Readers of ``datasets`` by the endings of files."""
 LONGEST = 100_000_000
 """Characters of a document."""
-PROBES, PROBE = 1024, 65_536
-"""Places of a file that are looked at to know it again, and bytes at each; a file of at most as many is read whole."""
 
 
 @dataclass(frozen=True)
@@ -167,18 +165,3 @@ def stream_documents(file: str, documents: DocumentsAre) -> Iterator[str]:
                 lines, size = [], 0
     if text := "".join(lines).strip():
         yield text
-
-
-def probed(file: str) -> str:
-    """A hash of a file's size and of what it holds: all of it, or at places all over one that is large."""
-    size = os.path.getsize(file)
-    digest = xxhash.xxh3_128(str(size).encode())
-    with open(file, "rb") as stream:
-        if size <= PROBES * PROBE:
-            while part := stream.read(PROBE):
-                digest.update(part)
-        else:
-            for place in range(PROBES):
-                stream.seek((size - PROBE) * place // (PROBES - 1))
-                digest.update(stream.read(PROBE))
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import shutil
 
 import pandas as pd
 import pytest
@@ -11,7 +10,7 @@ from gates.errors import GateError
 from training.config.data import Documents
 from training.data import streams
 from training.data.documents import read_documents
-from training.data.streams import TextStream, open_streams, probed, stream_documents
+from training.data.streams import TextStream, open_streams, stream_documents
 
 TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2." for number in range(40)]
 LINES = [text.replace("\n", " ") for text in TEXTS]
@@ -97,18 +96,6 @@ def test_a_folder_of_many_files_is_a_data_set(tmp_path):
     assert open_streams(options)["train"].content != before
     with pytest.raises(GateError, match="has no split 'valid'; it has"):
         open_streams(Documents(dataset=str(tmp_path), streaming=True, train_blocks=8, test_split="valid"))
-
-
-def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
-    first = write(tmp_path / "a.txt", "abc" * 1000)
-    shutil.copy(first, tmp_path / "b.txt")
-    assert probed(first) == probed(str(tmp_path / "b.txt"))
-    write(tmp_path / "b.txt", "abc" * 999 + "abd")
-    assert probed(first) != probed(str(tmp_path / "b.txt"))
-    monkeypatch.setattr(streams, "PROBES", 4)
-    monkeypatch.setattr(streams, "PROBE", 100)  # now it is a large file
-    for content in ("abd" + "abc" * 999, "abc" * 999 + "abd", "abc" * 1001, "abc" * 333 + "x" + "abc" * 666 + "ab"):
-        assert probed(first) != probed(write(tmp_path / "c.txt", content)), content[:9]
 
 
 def test_what_cannot_be_streamed_is_refused(tmp_path):
