@@ -175,6 +175,14 @@ def sweep_parser() -> ArgumentParser:
     parser.add_argument(
         "--timeout_minutes", type=float | None, default=None, help="End a trial that takes longer, and count it as failed."
     )
+    parser.add_argument(
+        "--storage",
+        type=str | None,
+        default=None,
+        metavar="URL",
+        help="A database for the trials, such as postgresql://USER@HOST/NAME, so that several machines, each with a --run_dir "
+        "of its own, work on one sweep (default: a file in --run_dir).",
+    )
     parser.add_argument("--seed", type=int, default=0, help="Of the search; trials have the seed of their configuration.")
     return parser
 

@@ -6,8 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 
 from gates.errors import GateError
 from training.config import Setup
-from training.config.data import Images
+from training.config.data import Documents, Images
 
+
+def _streams(setup: Setup) -> bool:
+    return isinstance(setup.data, Documents) and setup.data.streaming
+
+
+STREAMED = ("--data.kept_blocks", "--data.select_blocks", "--data.test_blocks", "--data.shuffle_buffer")
 USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
     "--model.distil_temperature": (lambda setup: setup.model.distil > 0, "add --model.distil, such as 0.5"),
     "--model.price": (
@@ -25,11 +31,12 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
     "--average_every": (lambda setup: setup.weights.average_last > 1, "add --average_last, such as 5"),
     "--from_scratch_epochs": (lambda setup: bool(setup.end.from_scratch), "add --from_scratch [learned]"),
     "--from_scratch_learning_rate": (lambda setup: bool(setup.end.from_scratch), "add --from_scratch [learned]"),
+    **dict.fromkeys(STREAMED, (_streams, "add --data.streaming true")),
 }
 """Options by what uses them, and what to do where it does not."""
 
 
-IN_COMPARISONS = ("--model.distil_temperature", "--model.start_by", "--average_every", "--data.max_length")
+IN_COMPARISONS = ("--model.distil_temperature", "--model.start_by", "--average_every", "--data.max_length", *STREAMED)
 """Those of them that no method of a comparison would use by itself."""
 
 

@@ -61,9 +61,15 @@ class Documents(FilesOrHub, DocumentOptions):
         train_split: name of its training split.
         select_split: name of its selection split.
         test_split: name of its test split.
+        streaming: whether documents are read while the run goes on, so that memory does not depend on how many there are.
+        train_blocks: with streaming, blocks of a pass: what an epoch is.
+        kept_blocks: with streaming, training blocks that are kept in memory, of which scores and searches take theirs.
+        select_blocks: with streaming, blocks of the selection split, at most.
+        test_blocks: with streaming, blocks of the test split, at most.
+        shuffle_buffer: with streaming, documents among which the next one is drawn; 1 leaves them in their order.
     """
 
-    reader: ClassVar[str] = "training.data.documents:DocumentsData"
+    reader: ClassVar[str] = "training.data.streamed_documents:documents_data"
 
     train_file: str | None = None
     test_file: str | None = None
@@ -76,10 +82,34 @@ class Documents(FilesOrHub, DocumentOptions):
     train_split: str = "train"
     select_split: str | None = None
     test_split: str = "test"
+    streaming: bool = False
+    train_blocks: int | None = None
+    kept_blocks: int = 2048
+    select_blocks: int = 256
+    test_blocks: int = 1024
+    shuffle_buffer: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_source()
+        at_least_1(self, "kept_blocks", "select_blocks", "test_blocks", "shuffle_buffer")
+        if not self.streaming:
+            if self.train_blocks is not None:
+                raise GateError(
+                    f"train_blocks is {self.train_blocks}, which is of streams; add --data.streaming true, or leave it out"
+                )
+            return
+        if self.train_blocks is None:
+            raise GateError(
+                "a stream has no length of its own; say with --data.train_blocks how many blocks an epoch has, such as 10000"
+            )
+        at_least_1(self, "train_blocks")
+        if self.num_workers:
+            raise GateError(
+                f"num_workers is {self.num_workers}, but blocks of a stream come one behind the other; leave it at 0"
+            )
+        if self.documents == "file":
+            raise GateError("documents is 'file', and a file that is one document cannot be streamed; give line or blank_line")
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,12 @@ class TaskData(pl.LightningDataModule, ABC):
         first = 0
         if self.trainer is not None:
             first = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
-        return self._loader("train", self.run_batches(first))
+        return self._loader("train", self.run_batches(first), self.training_rows)
+
+    @property
+    def training_rows(self) -> Any:
+        """What training batches are made of, by number: the rows of the training split."""
+        return self.splits["train"]
 
     def run_batches(self, first: int = 0) -> Batches:
         """The batches of this process over the whole run; the trainer's module says how many epochs that is."""
@@ -184,9 +189,9 @@ class TaskData(pl.LightningDataModule, ABC):
         rank, world = self._place()
         return self._loader(split, SplitBatches(self.splits[split]["length"][:], batch_size, rank=rank, world=world))
 
-    def _loader(self, split: str, batches: Any) -> DataLoader[Any]:
+    def _loader(self, split: str, batches: Any, rows: Any = None) -> DataLoader[Any]:
         return RunLoader(
-            self.splits[split],
+            self.splits[split] if rows is None else rows,
             batch_sampler=batches,
             collate_fn=self.collate(split),
             num_workers=self.options.num_workers,

@@ -103,6 +103,37 @@ class RunBatches(RunSampler):
         return grouped_batches(self.lengths, self.global_batch, seed=seed)
 
 
+class StreamBatches(Sampler[list[int]]):
+    """All batches of a training run over a stream, as numbers of its blocks, one behind the other, for one of several
+    processes, which has every ``world``-th block of each.
+
+    Args:
+        per_epoch: blocks of an epoch.
+        batch_size: blocks per batch and process.
+        epochs: length of the run, fractions allowed.
+        first: batches to skip, because they were trained on before.
+        rank, world: this process and how many there are.
+
+    >>> list(StreamBatches(6, 1, epochs=1.5, first=1, rank=1, world=2))
+    [[3], [5], [7]]
+    """
+
+    def __init__(
+        self, per_epoch: int, batch_size: int, *, epochs: float, first: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self.size = batch_size * world
+        self.total = max(1, round(epochs * max(1, per_epoch // self.size)))
+        self.first, self.rank, self.world = first, rank, world
+
+    def __len__(self) -> int:
+        """Batches in the whole run, those skipped included."""
+        return self.total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(self.first * self.size, self.total * self.size, self.size):
+            yield list(range(start + self.rank, start + self.size, self.world))
+
+
 class SplitBatches(Sampler[list[int]]):
     """One pass over a split in order of length, longest first, for one of several processes; every example once."""
 

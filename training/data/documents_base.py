@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import DocumentOptions
-from training.data.base import SPLITS, TaskData
+from training.data.base import SPLITS, Batches, TaskData
 from training.data.batches import RunBatches
-from training.data.packing import Block, blocks, positions
+from training.data.packing import packed, positions
 from training.data.subwords import train_subwords
 from training.tasks.causal_lm import CausalLM, check_causal
 from training.tasks.encoding import IGNORED, encode_documents
@@ -74,7 +75,7 @@ class TextBlocks(TaskData):
         assert self.tokenizer is not None
         self.tokenizer.save_pretrained(run / TOKENIZER)
 
-    def load_tokenizer(self, backbone: str | None, texts: Sequence[str]) -> PreTrainedTokenizerBase:
+    def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         """The tokenizer that is named, the backbone's, or a new one of the training texts."""
         name = self.tokenizer_name or backbone
         if name is not None:
@@ -82,41 +83,57 @@ class TextBlocks(TaskData):
         options = self.options
         return train_subwords(texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length)
 
-    def _encode(self, name: str, texts: Sequence[str]) -> Dataset:
-        """The blocks of a split, with the bytes and words of the text that each of them stands for."""
+    def _encode(self, name: str, texts: Iterable[str]) -> Dataset:
+        """The blocks of a split."""
+        return self.as_split(name, self.rows_of(texts, at_once=ENCODED_AT_ONCE))
+
+    def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
+        """Blocks of texts as they come, each with the bytes and words of the text that it stands for.
+
+        Args:
+            texts: of documents; those that say nothing are left out.
+            at_once: documents that are read and tokenized together.
+        """
         assert self.tokenizer is not None
-        texts = [text for text in texts if text.strip()]
-        ids: list[list[int]] = []
-        for first in range(0, len(texts), ENCODED_AT_ONCE):
-            ids += encode_documents(self.tokenizer, texts[first : first + ENCODED_AT_ONCE])
-        if name != "train":
-            self._notice_unknown(name, ids)
-        sizes = [(len(text.encode()), len(text.split())) for text in texts]
+        tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
 
-        def share(block: Block, what: int) -> float:
-            return sum(sizes[number][what] * part for number, part in block.shares)
+        def encoded() -> Iterator[list[int]]:
+            said, number = (text for text in texts if text.strip()), count()
+            while several := list(islice(said, at_once)):
+                for text, ids in zip(several, encode_documents(tokenizer, several), strict=True):
+                    sizes[next(number)] = (len(text.encode()), len(text.split()))
+                    yield ids
 
-        found = blocks(ids, self.options.max_length, packing=self.options.packing)
-        return Dataset.from_dict(
-            {
-                "input_ids": [block.input_ids for block in found],
-                "labels": [block.labels for block in found],
-                "starts": [block.starts for block in found],
-                "bytes": [share(block, 0) for block in found],
-                "words": [share(block, 1) for block in found],
-                "length": [len(block.input_ids) for block in found],
+        for block in packed(encoded(), self.options.max_length, packing=self.options.packing):
+            yield {
+                "input_ids": block.input_ids,
+                "labels": block.labels,
+                "starts": block.starts,
+                "bytes": sum(sizes[number][0] * part for number, part in block.shares),
+                "words": sum(sizes[number][1] * part for number, part in block.shares),
+                "length": len(block.input_ids),
             }
-        )
+            last, _ = block.shares[-1]  # which may go on in the next block
+            while (oldest := next(iter(sizes))) < last:
+                del sizes[oldest]
 
-    def _notice_unknown(self, name: str, ids: Sequence[Sequence[int]]) -> None:
+    def as_split(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Dataset:
+        """Blocks as a split."""
+        rows = list(rows)
+        if name != "train":
+            self._notice_unknown(name, [row["labels"] for row in rows])
+        columns = ("input_ids", "labels", "starts", "bytes", "words", "length")
+        return Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
+
+    def _notice_unknown(self, name: str, labels: Sequence[Sequence[int]]) -> None:
         """A model predicts one unknown token for all that the tokenizer does not know, so perplexities leave that out."""
         unknown = None if self.tokenizer is None else self.tokenizer.unk_token_id
         if unknown is None or unknown == getattr(self.tokenizer, "eos_token_id", None):  # GPT-2 names its end token so too
             return
-        count, total = sum(list(own).count(unknown) for own in ids), sum(map(len, ids))
-        if count:
+        found, total = sum(list(own).count(unknown) for own in labels), sum(map(len, labels))
+        if found:
             self.notices.append(
-                f"{count} of {total} tokens of the {name} split are unknown to the tokenizer; a perplexity per word or byte is "
+                f"{found} of {total} tokens of the {name} split are unknown to the tokenizer; a perplexity per word or byte is "
                 "too low by what they would have said"
             )
 
@@ -127,7 +144,7 @@ class TextBlocks(TaskData):
     def collate(self, split: str) -> StackBlocks:
         return StackBlocks(packing=self.options.packing)
 
-    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> Batches:
         lengths = self.splits["train"]["length"][:]
         return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -23,37 +23,41 @@ class Block:
     shares: list[tuple[int, float]] = field(default_factory=list)
 
 
-def blocks(documents: Iterable[Sequence[int]], length: int, *, packing: bool = True) -> list[Block]:
+def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = True) -> Iterator[Block]:
     """Cut documents into blocks so that every token behind a document's first is predicted exactly once.
 
     A document that does not fit into what is left of a block goes on in the next one, where it sees nothing of its beginning.
+    Of the documents no more are asked for than the next block needs.
 
     Args:
         documents: ids of each, from the token that it begins with to the one that it ends with; at least two.
         length: of a block.
         packing: whether a block may hold several documents.
 
-    >>> packed = blocks([[1, 5, 2], [1, 6, 7, 8, 2]], 4)
-    >>> [(block.input_ids, block.labels, block.starts) for block in packed]
+    >>> found = packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4)
+    >>> [(block.input_ids, block.labels, block.starts) for block in found]
     [([1, 5, 1, 6], [5, 2, 6, 7], [0, 2]), ([7, 8], [8, 2], [0])]
-    >>> [block.input_ids for block in blocks([[1, 5, 2], [1, 6, 7, 8, 2]], 4, packing=False)]
+    >>> [block.input_ids for block in packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4, packing=False)]
     [[1, 5], [1, 6, 7, 8]]
     """
-    found: list[Block] = []
+    block = Block()
     for number, ids in enumerate(documents):
         first, predictions = 0, len(ids) - 1
+        if not packing and block.input_ids:
+            yield block
+            block = Block()
         while first < predictions:
-            fits = found and len(found[-1].input_ids) < length and (packing or first > 0)
-            if not fits:
-                found.append(Block())
-            block = found[-1]
             last = min(predictions, first + length - len(block.input_ids))
             block.starts.append(len(block.input_ids))
             block.input_ids += ids[first:last]
             block.labels += ids[first + 1 : last + 1]
             block.shares.append((number, (last - first) / predictions))
             first = last
-    return found
+            if len(block.input_ids) == length:
+                yield block
+                block = Block()
+    if block.input_ids:
+        yield block
 
 
 def positions(starts: Sequence[int], length: int) -> list[int]:

@@ -15,6 +15,7 @@ from gates.errors import GateError
 from training.config.data import SentenceFiles, Text
 from training.data.classification import ClassificationData
 from training.data.files import choose_columns, no_padding, read_table
+from training.data.hashing import cache_of
 from training.data.headers import check_label_headers
 from training.data.sentences import SentenceData
 from training.tasks.loading import read_tokenizer
@@ -152,7 +153,7 @@ def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | N
     """
     where = f"{dataset!r}" + (f" ({subset})" if subset else "")
     try:
-        loaded = datasets.load_dataset(dataset, subset)
+        loaded = datasets.load_dataset(dataset, subset, cache_dir=cache_of(dataset))
     except Exception as error:  # the hub client raises many kinds of network and lookup errors
         raise GateError(
             f"cannot load the data set {where}: it is neither a local folder nor a hub name that can be reached; "

@@ -4,7 +4,7 @@ Optuna chooses the trials; each is a ``python -m training.fit`` of its own. The 
 was stopped. The directory of a sweep::
 
     sweep.yaml         what was searched, and with which further arguments
-    study.db           Optuna's storage (SQLite), from which everything below is written
+    study.db           Optuna's storage (SQLite), from which everything below is written; with --storage it is elsewhere
     trials/N/          the run directory of trial N, trials/N.log what it printed
     sweep.csv          one row per trial, after each
     sweep.png          the metric against each option, at the end
@@ -13,11 +13,11 @@ was stopped. The directory of a sweep::
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,9 +25,7 @@ from typing import Any
 
 import optuna
 import yaml
-from optuna.trial import TrialState
 from rich.console import Console
-from sqlalchemy.exc import SQLAlchemyError
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
@@ -37,12 +35,24 @@ from training.cli.line import CommandLine
 from training.config.yaml_text import read_yaml
 from training.runs import progress
 from training.runs.lock import LOCK, only_writer
-from training.runs.stored import read_json
+from training.runs.run_directory import CONFIG
+from training.runs.stored import read_json, read_text
 from training.runs.tracking import reachable
 from training.sweeps.configurations import CONFIGURATIONS, fingerprints, refuse_changed
 from training.sweeps.processes import end, end_orphan, last_error, locked, trial_environment
 from training.sweeps.results import show, sweep_table, write_report, write_table
 from training.sweeps.space import Sweep, check_own, read_sweep
+from training.sweeps.studies import (
+    UNREACHABLE,
+    WORKER,
+    Trials,
+    as_json,
+    check_storage,
+    shared_study,
+    study_of,
+    unreachable,
+    without_password,
+)
 
 
 @dataclass
@@ -62,43 +72,39 @@ class LocalSweep:
     Args:
         sweep: what to search.
         directory: where everything is written.
-        study: Optuna's, on disk.
+        trials: those that there are, and the next ones.
         further: arguments of ``training.fit`` for every trial.
         jobs: trials at a time.
-        count: trials in all.
         timeout_minutes: after which a trial is ended and counts as failed; None for no limit.
-        seed: of random choices; a trial's choice depends on the seed, its number and the trials before it, so that a
-            random sweep that was stopped draws what an unbroken one would have drawn.
         console: where results are told.
         environment: of every trial's process, beside what this one has.
     """
 
     sweep: Sweep
     directory: Path
-    study: optuna.Study
+    trials: Trials
     further: tuple[str, ...]
     jobs: int
-    count: int
     timeout_minutes: float | None
-    seed: int
     console: Console
     environment: Mapping[str, str]
 
     def run(self) -> None:
         """Run until all trials have ended; leaves a state that can be gone on from, whatever happens."""
-        left_behind = [trial.number for trial in self.study.trials if trial.state == TrialState.RUNNING]
-        running: list[Job] = []
-        ended = len(self.study.trials) - len(left_behind)
-        shown = progress.begin("trials", max(self.count, len(self.study.trials)), ended)
+        left_behind, running = self.trials.left_behind(), list[Job]()
+        ended = sum(trial.state.is_finished() for trial in self.trials.known())
+        shown = progress.begin("trials", max(self.trials.count, len(self.trials.known())), ended)
         try:
             for number in left_behind:
                 end_orphan(self._lock(number))
             while True:
-                while len(running) < self.jobs and (left_behind or len(self.study.trials) < self.count):
-                    trial = self._again(left_behind.pop(0)) if left_behind else self._next()
+                while len(running) < self.jobs and (left_behind or self.trials.open()):
+                    trial = self.trials.drawn(left_behind.pop(0)) if left_behind else self.trials.next()
+                    if trial is None:
+                        break
                     running.append(self._start(trial, slot=min(set(range(self.jobs)) - {job.slot for job in running})))
                 shown.advance(0, lambda: f"{len(running)} under way")
-                if not running:
+                if not running and not self.trials.open():
                     return
                 time.sleep(0.2)
                 for job in list(running):
@@ -112,23 +118,7 @@ class LocalSweep:
         finally:
             shown.end(completed=False)
             end([job.process for job in running])
-            write_report(self.sweep, self.study, self.directory)
-
-    def _next(self) -> optuna.Trial:
-        self.study.sampler = self.sweep.sampler(self.count, self._seed_of(len(self.study.trials)))
-        return self.study.ask(self.sweep.space)
-
-    def _again(self, number: int) -> optuna.Trial:
-        """A trial whose process was killed, with the options it had; those that were not yet drawn are drawn now."""
-        self.study.sampler = self.sweep.sampler(self.count, self._seed_of(number))
-        trial = optuna.Trial(self.study, self.study.trials[number]._trial_id)
-        for name, distribution in self.sweep.space.items():
-            trial._suggest(name, distribution)  # as Study.ask does it
-        return trial
-
-    def _seed_of(self, number: int) -> int:
-        """Of a trial: no trial of a sweep with another seed shares it."""
-        return (self.seed * 1_000_003 + number) % 2**32
+            write_report(self.sweep, self.trials.study, self.directory)
 
     def _lock(self, number: int) -> Path:
         return self.directory / "trials" / f"{number}.pid"
@@ -159,33 +149,30 @@ class LocalSweep:
         """Record a trial that has ended: its result, or the line that says why there is none."""
         number, seconds = job.trial.number, round(time.monotonic() - job.started, 1)
         run = self.directory / "trials" / str(number)
-        job.trial.set_user_attr("seconds", seconds)
-        self.study.sampler = optuna.samplers.RandomSampler()  # the grid's would stop an optimisation loop, which is not ours
+        self.trials.note(number, "seconds", seconds)
         options = ", ".join(f"{name}={value}" for name, value in self.sweep.values(job.trial.params).items())
         if late or job.process.returncode != 0:
             log = run.with_suffix(".log")
             reason = f"not done after {self.timeout_minutes:g} minutes" if late else last_error(log, job.process.returncode)
-            self._fail(job.trial, reason)
+            self.trials.tell(number, error=reason)
             told = f"trial {number} failed after {seconds:.0f} s ({options}): {reason}"
         else:
             metrics = read_json(run / "metrics.json", dict)
             result = metrics["run"]["result"] | {"all_heads": metrics["heads"]}
-            job.trial.set_user_attr("result", result)
+            self.trials.note(number, "result", result)
+            if self.trials.worker is not None:  # whose report may be written on another machine
+                self.trials.note(number, CONFIG, read_text(run / CONFIG))
             if self.sweep.column not in result:
                 found = ", ".join(name.replace("_", "/", 1) for name in result if name.startswith("select_"))
                 reason = f"the sweep's metric is {self.sweep.metric!r}, which trial {number} does not have; it has {found}"
-                self._fail(job.trial, reason)
+                self.trials.tell(number, error=reason)
                 raise GateError(reason)  # the others will not have it either
-            self.study.tell(number, result[self.sweep.column])
+            self.trials.tell(number, result[self.sweep.column])
             told = f"trial {number}: {self.sweep.metric} {result[self.sweep.column]:.4f}, {result['heads']} of "
             told += f"{result['all_heads']} heads, {seconds:.0f} s ({options})"
         with progress.paused():
             self.console.print(told, markup=False, highlight=False, soft_wrap=True)
-        write_table(self.sweep, self.study, self.directory)
-
-    def _fail(self, trial: optuna.Trial, reason: str) -> None:
-        trial.set_user_attr("error", reason)
-        self.study.tell(trial.number, state=TrialState.FAIL)
+        write_table(self.sweep, self.trials.study, self.directory)
 
 
 def _claimed_by(file: Path) -> dict[str, Any]:
@@ -199,62 +186,47 @@ def _claimed_by(file: Path) -> dict[str, Any]:
     return found
 
 
-def claim(directory: Path, sweep: Sweep, further: Sequence[str], seed: int) -> None:
+def described_by(sweep: Sweep, further: Sequence[str], seed: int) -> dict[str, Any]:
+    """All that makes a sweep this one, as JSON."""
+    described = as_json(asdict(sweep) | {"further": list(further), "seed": seed})
+    described[CONFIGURATIONS] = fingerprints(sweep, further)
+    for name in ("run_cap", "unused"):  # which may differ when a sweep goes on
+        del described[name]
+    return described
+
+
+def claim(directory: Path, described: Mapping[str, Any], storage: str | None = None) -> str | None:
     """State in the directory which sweep it holds, or see that it is this very one.
+
+    Args:
+        directory: of the sweep.
+        described: all that makes it this sweep.
+        storage: database that it shares with others, without a password.
+
+    Returns:
+        The name by which trials of this directory are known in the database; None without one.
 
     Raises:
         GateError: if it holds something else.
     """
-    described = json.loads(json.dumps(asdict(sweep) | {"further": list(further), "seed": seed}, default=str))
-    described[CONFIGURATIONS] = fingerprints(sweep, further)
-    for name in ("run_cap", "unused"):  # which may differ when a sweep goes on
-        del described[name]
     file = directory / "sweep.yaml"
     if file.is_file():
         found = _claimed_by(file)
         changed = [name for name in described if found.get(name) != described[name]]
         if changed[:1] == [CONFIGURATIONS]:  # whose fingerprints tell nobody anything
             refuse_changed(directory, found.get(CONFIGURATIONS), described[CONFIGURATIONS])
+        changed += ["storage"] * (found.get("storage") != storage)
         if changed:
             raise GateError(
                 f"{str(directory)!r} holds a sweep whose {changed[0]} is {found.get(changed[0])!r}; give another --run_dir"
             )
-        return
+        return found.get(WORKER)
     if any(path.name != LOCK for path in directory.iterdir()):
         raise GateError(f"{str(directory)!r} is there and does not hold a sweep; give another --run_dir")
+    shared = {} if storage is None else {"storage": storage, WORKER: uuid.uuid4().hex}
     with replacing(file) as partial:
-        partial.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
-
-
-def study_of(directory: Path, *, maximize: bool) -> optuna.Study:
-    """The trials of a sweep so far, in ``study.db``.
-
-    Args:
-        directory: of the sweep.
-        maximize: whether more is better.
-
-    Raises:
-        GateError: if the file is damaged, or gone while there are trials, or can have no place there.
-    """
-    file, instead = directory.resolve() / "study.db", "bring back what it was, or give another --run_dir"
-    if "?" in str(file):
-        raise GateError(
-            f"--run_dir {str(directory)!r} has a question mark in its path, where a database's name ends; rename it"
-        )
-    trials = directory / "trials"
-    if not file.exists() and trials.is_dir() and any(trials.iterdir()):
-        raise GateError(f"{str(file)!r} is gone, without which nobody knows what the trials beside it are; {instead}")
-    try:
-        study = optuna.create_study(
-            storage=f"sqlite:///{file}",
-            study_name="sweep",
-            direction="maximize" if maximize else "minimize",
-            load_if_exists=True,
-        )
-        study.get_trials(deepcopy=False)
-    except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
-        raise GateError(f"cannot read {str(file)!r}: it is damaged ({first_line(error)}); {instead}") from error
-    return study
+        partial.write_text(yaml.safe_dump({**described, **shared}, sort_keys=False), encoding="utf-8")
+    return shared.get(WORKER)
 
 
 def run_sweep(line: CommandLine) -> None:
@@ -267,6 +239,8 @@ def run_sweep(line: CommandLine) -> None:
     }.items():
         if value is not None and not value > 0:
             raise GateError(f"{name} is {value}; expected more than 0")
+    if options.storage is not None:
+        check_storage(options.storage)
     sweep = read_sweep(Path(shipped(options.file)))
     check_own(further)
     count = sweep.count(options.trials)
@@ -276,25 +250,39 @@ def run_sweep(line: CommandLine) -> None:
     directory = Path(options.run_dir or Path("runs") / "sweeps" / sweep.name)
     console = stdout()
     offline = {"WANDB_MODE": "offline"} if reachable(of_trials).mode == "offline" else {}  # so that no trial tries by itself
+    storage = options.storage
     with only_writer(directory):
-        claim(directory, sweep, further, options.seed)
+        described = described_by(sweep, further, options.seed)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = study_of(directory, maximize=sweep.maximize)
-        before = len(study.trials)
+        if storage is None:
+            worker = claim(directory, described)
+            study = study_of(directory, maximize=sweep.maximize)
+        else:
+            study = shared_study(storage, sweep, described)
+            worker = claim(directory, described, without_password(storage))
+        trials = Trials(study, sweep, count, options.seed, worker)
+        before = len(trials.known())
         console.print(f"{sweep.name}: {count} trials, {options.jobs} at a time" + f" ({before} begun before)" * bool(before))
-        LocalSweep(
+        local = LocalSweep(
             sweep=sweep,
             directory=directory,
-            study=study,
+            trials=trials,
             further=tuple(further),
             jobs=options.jobs,
-            count=count,
             timeout_minutes=options.timeout_minutes,
-            seed=options.seed,
             console=console,
             environment=offline,
-        ).run()
-    table = sweep_table(sweep, study)
+        )
+        try:
+            local.run()
+            table = sweep_table(sweep, study)
+        except UNREACHABLE as error:
+            if storage is None:
+                raise
+            raise GateError(f"{unreachable(storage, error)}; the same command goes on where it was") from error
     if not (table["state"] == "complete").any():
+        if (table["state"] == "running").any():
+            console.print("no trial has a result yet; others are at work on some")
+            return
         raise GateError(f"all {len(table)} trials failed, the last with: {table['error'].iloc[-1]}")
     show(console, sweep, table, study.best_trial.number, directory)

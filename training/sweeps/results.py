@@ -18,7 +18,9 @@ from rich.table import Table
 
 from gates.files import replacing
 from training.config.yaml_text import read_yaml
+from training.runs.run_directory import CONFIG
 from training.sweeps.space import Sweep
+from training.sweeps.studies import known_trials
 
 STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
 
@@ -26,7 +28,7 @@ STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState
 def sweep_table(sweep: Sweep, study: optuna.Study) -> pd.DataFrame:
     """One row per trial: its number, state, options, heads, metrics of both splits, seconds of its (last) process, error."""
     rows = []
-    for trial in study.trials:
+    for trial in known_trials(study):
         result = trial.user_attrs.get("result", {})
         rows.append(
             {"trial": trial.number, "state": STATES[trial.state], **sweep.values(trial.params)}
@@ -56,7 +58,10 @@ def write_report(sweep: Sweep, study: optuna.Study, directory: Path) -> None:
     with replacing(directory / "sweep.png") as partial:
         slices(complete, sweep).savefig(partial, format="png", dpi=150)
     best = study.best_trial
-    config = read_yaml(directory / "trials" / str(best.number) / "config.yaml", "the configuration of the best trial")
+    if CONFIG in best.user_attrs:  # of a study that is shared
+        config = yaml.safe_load(best.user_attrs[CONFIG])
+    else:
+        config = read_yaml(directory / "trials" / str(best.number) / CONFIG, "the configuration of the best trial")
     config |= {"name": f"{sweep.name}-best", "run_dir": None, "existing": "refuse"}
     config["wandb"] |= {"group": None, "name": None}
     head = f"# The best trial of the sweep {sweep.name!r}: trial {best.number}, {sweep.metric} {best.value:.6g}.\n"

@@ -5,11 +5,12 @@ import pytest
 from gates.errors import GateError
 from training.commands.preflight import check_run
 from training.commands.table import read, run_command
-from training.commands.unused import IN_COMPARISONS, USED, check_used
+from training.commands.unused import IN_COMPARISONS, STREAMED, USED, check_used
 from training.config import Setup
 
 VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
-          "--data.max_length": "64", "--model.latency_table": "latency.json"}  # fmt: skip
+          "--data.max_length": "64", "--model.latency_table": "latency.json", **dict.fromkeys(STREAMED, "7")}  # fmt: skip
+DOCUMENTS = ["--model.backbone", "a", "--data", "Documents", "--data.train_file", "a.txt", "--data.test_file", "b.txt"]
 WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
     "--model.start_by": ["--model.start_apart", "1"],
@@ -18,9 +19,11 @@ WITH = {
     "--average_every": ["--average_last", "3"],
     "--from_scratch_epochs": ["--from_scratch", "[learned]"],
     "--from_scratch_learning_rate": ["--from_scratch", "[learned]"],
+    **{option: [*DOCUMENTS, "--data.streaming", "true", "--data.train_blocks", "9"] for option in STREAMED},
 }
 WITHOUT = {
-    "--data.max_length": ["--model.backbone", "a", "--data", "Images", "--data.train_folder", "a", "--data.test_folder", "b"]
+    "--data.max_length": ["--model.backbone", "a", "--data", "Images", "--data.train_folder", "a", "--data.test_folder", "b"],
+    **dict.fromkeys(STREAMED, DOCUMENTS),
 }
 OTHER_GATES = ["--model.gate", "relaxed-top-k"]
 

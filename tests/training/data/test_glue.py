@@ -3,15 +3,28 @@
 import json
 from typing import get_args
 
+import numpy as np
 import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
+from scipy import stats
 
 from gates.errors import GateError
 from training.config.data import Glue, Ratings, Text
 from training.config.glue import COLUMNS, GlueTask
 from training.data.glue import glue_data
-from training.data.synthetic import build_tokenizer
+from training.data.synthetic import NOUNS, build_tokenizer
 from training.tasks import Classification, Regression
 
+CLASSES = {
+    "cola": ["unacceptable", "acceptable"], "sst2": ["negative", "positive"], "mrpc": ["not_equivalent", "equivalent"],
+    "qqp": ["not_duplicate", "duplicate"], "mnli": ["entailment", "neutral", "contradiction"],
+    "qnli": ["entailment", "not_entailment"], "rte": ["entailment", "not_entailment"],
+    "wnli": ["not_entailment", "entailment"],
+}  # fmt: skip
+"""As the hub's data set names them, in its order; STS-B has numbers."""
+KNOWN_BY = {"cola": "matthews", "mrpc": "binary_f1", "qqp": "binary_f1", "stsb": "pearson"}
+"""Wang et al. (2019), table 1; the others by accuracy."""
 SPLITS = {"mrpc": ("train", "validation"), "stsb": ("train", "validation"),
           "mnli": ("train", "validation_matched", "validation_mismatched")}  # fmt: skip
 
@@ -31,6 +44,85 @@ def folder(tmp_path_factory):
         configs.append({"config_name": task, "data_files": files})
     (place / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
     return place
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """All tasks in the form of the hub: parquet files whose labels are numbers with names, and hidden in the test splits."""
+    place = tmp_path_factory.mktemp("hub")
+    build_tokenizer().save_pretrained(place / "tokenizer")
+    configs = []
+    for task in get_args(GlueTask):
+        label = ClassLabel(names=CLASSES[task]) if task in CLASSES else Value("float32")
+        features = Features({**dict.fromkeys(COLUMNS[task], Value("string")), "label": label, "idx": Value("int32")})
+        evaluated = ("validation_matched", "validation_mismatched") if task == "mnli" else ("validation",)
+        hidden = ("test_matched", "test_mismatched") if task == "mnli" else ("test",)
+        files = []
+        for split, rows in {"train": 40, **dict.fromkeys(evaluated, 20), **dict.fromkeys(hidden, 10)}.items():
+            labels = [-1 if split in hidden else row % len(CLASSES.get(task, range(6))) for row in range(rows)]
+            seen = NOUNS[split.endswith("mismatched")]
+            texts = [f"the fox {'sees ' * (row % 4)}the {seen}" for row in range(rows)]
+            table = {**dict.fromkeys(COLUMNS[task], texts), "label": labels, "idx": list(range(rows))}
+            Dataset.from_dict(table, features=features).to_parquet(place / f"{task}-{split}.parquet")
+            files.append({"split": split, "path": f"{task}-{split}.parquet"})
+        configs.append({"config_name": task, "data_files": files})
+    (place / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    return place
+
+
+@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions")
+@pytest.mark.parametrize("mismatched", [False, True])
+@pytest.mark.parametrize("task", get_args(GlueTask))
+def test_every_task_is_opened_as_the_hub_has_it(hub, task, mismatched):
+    """Results are on the validation split, choices on a tenth of the training examples, the metric is the known one, and a
+    class has the hub's number where it matters: the positive one is the second."""
+    if mismatched and task != "mnli":
+        pytest.skip("of mnli alone")
+    data = opened(hub, subset=task, **({"mismatched": True} if mismatched else {}))
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 36, "select": 4, "test": 20}
+    assert data.task.main_metric == KNOWN_BY.get(task, "accuracy")
+    told = data.task.metrics("test")
+    labels = data.splits["test"]["labels"][:]
+    if task == "stsb":
+        assert set(told) == {"pearson", "spearman"}
+        assert labels == [float(row % 6) for row in range(20)]
+        return
+    assert {"accuracy", "f1", "matthews"} <= set(told)
+    assert sorted(data.labels) == sorted(CLASSES[task])
+    assert [data.labels[int(label)] for label in labels] == [CLASSES[task][row % len(CLASSES[task])] for row in range(20)]
+    if task in ("mrpc", "qqp"):
+        assert data.labels == CLASSES[task]
+        assert "binary_f1" in told
+
+
+def test_matched_and_mismatched_are_other_texts_with_the_same_choices(hub):
+    matched, other = opened(hub, subset="mnli"), opened(hub, subset="mnli", mismatched=True)
+    for name in ("train", "select"):
+        assert matched.splits[name][:] == other.splits[name][:]
+    assert matched.splits["test"]["input_ids"][:] != other.splits["test"]["input_ids"][:]
+    assert matched.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions")
+def test_f1_and_correlations_are_those_of_other_implementations(hub):
+    """Of the equivalent and the duplicate ones (F1), of the acceptable ones (Matthews), of numbers and of their ranks."""
+    random = np.random.default_rng(0)
+    truth, said = random.integers(0, 2, 60), random.integers(0, 2, 60)
+    right, found, are = ((truth & said).sum(), said.sum(), truth.sum())
+    logits = torch.nn.functional.one_hot(torch.tensor(said), 2).float()
+    for task in ("mrpc", "qqp", "cola"):
+        metrics = opened(hub, subset=task).task.metrics("test")
+        metrics.update(logits, torch.tensor(truth))
+        if task == "cola":
+            assert float(metrics.compute()["matthews"]) == pytest.approx(np.corrcoef(truth, said)[0, 1], abs=1e-6)
+        else:
+            assert float(metrics.compute()["binary_f1"]) == pytest.approx(2 * right / (found + are))
+    metrics = opened(hub, subset="stsb").task.metrics("test")
+    truth, said = random.uniform(0, 5, 60), random.uniform(0, 5, 60)
+    metrics.update(torch.tensor(said), torch.tensor(truth))
+    found = {name: float(value) for name, value in metrics.compute().items()}
+    assert found["pearson"] == pytest.approx(stats.pearsonr(said, truth).statistic, abs=1e-6)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(said, truth).statistic, abs=1e-6)
 
 
 def row_of(task, row):

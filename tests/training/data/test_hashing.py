@@ -1,11 +1,16 @@
 """Hashes of columns: the same for the same values, however they lie in memory, and for no others."""
 
+import json
+import shutil
+
 import pyarrow as pa
 import pytest
 import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from training.data import hashing
+from training.data.hashing import probed
+from training.data.text import read_hub
 
 LISTS = [[1, 2], [], [3], [4, 5, 6]]
 
@@ -52,3 +57,34 @@ def test_more_rows_than_are_read_at_once(monkeypatch):
     monkeypatch.setattr(hashing, "ROWS", 2)
     assert hashed(split_of(LISTS)) != hashed(split_of([*LISTS[:3], [4, 5, 7]]))
     assert hashed(split_of(LISTS)) == hashed(split_of(LISTS, pa.list_(pa.int16())))
+
+
+def written(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
+    first = written(tmp_path / "a.txt", "abc" * 1000)
+    shutil.copy(first, tmp_path / "b.txt")
+    assert probed(first) == probed(str(tmp_path / "b.txt"))
+    written(tmp_path / "b.txt", "abc" * 999 + "abd")
+    assert probed(first) != probed(str(tmp_path / "b.txt"))
+    monkeypatch.setattr(hashing, "PROBES", 4)
+    monkeypatch.setattr(hashing, "PROBE", 100)  # now it is a large file
+    for content in ("abd" + "abc" * 999, "abc" * 999 + "abd", "abc" * 1001, "abc" * 333 + "x" + "abc" * 666 + "ab"):
+        assert probed(first) != probed(written(tmp_path / "c.txt", content)), content[:9]
+
+
+def test_a_folder_with_a_card_that_changes_is_read_anew(tmp_path):
+    """As one without; ``datasets`` alone would not notice."""
+    card = '---\nconfigs: [{"config_name": "c", "data_files": [{"split": "train", "path": "train.jsonl"}]}]\n---\n'
+    for text in ("first", "other, of another size"):
+        written(tmp_path / "train.jsonl", json.dumps({"text": text}) + "\n")
+        for name, subset in (("README.md", "c"), ("none", None)):
+            if subset is None:
+                (tmp_path / "README.md").unlink()
+            else:
+                written(tmp_path / name, card)
+            found = read_hub(str(tmp_path), subset, {"train": "train"}, instead="files")
+            assert found["train"]["text"][:] == [text]

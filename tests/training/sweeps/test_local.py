@@ -298,6 +298,11 @@ run.joinpath("metrics.json").write_text(json.dumps(metrics))
 @pytest.fixture
 def quick(monkeypatch):
     """Trials take no time: the loss is a parabola of the price, whose top fails."""
+    stand_in(monkeypatch)
+
+
+def stand_in(monkeypatch):
+    """From now on."""
 
     def command(self, values, further=()):
         options = [f"--{name}={value}" for name, value in (self.constants | dict(values)).items()]

@@ -1,0 +1,154 @@
+"""Streams of documents: the texts are those of the files, in an order of the seed, and no more is read than is needed."""
+
+import gzip
+import json
+
+import pandas as pd
+import pytest
+
+from gates.errors import GateError
+from training.config.data import Documents
+from training.data import streams
+from training.data.documents import read_documents
+from training.data.streams import TextStream, open_streams, stream_documents
+
+TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2." for number in range(40)]
+LINES = [text.replace("\n", " ") for text in TEXTS]
+
+
+def write(path, content):
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return str(path)
+
+
+def told(file, **more):
+    return Documents(train_file=str(file), test_file=str(file), streaming=True, train_blocks=8, **more)
+
+
+def texts_of(file, seed=None, buffer=1, **more):
+    return list(open_streams(told(file, **more))["train"].texts(seed, buffer))
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".parquet"])
+def test_texts_of_every_format_come_as_they_are(tmp_path, ending, packed):
+    file, table = tmp_path / f"a{ending}{packed}", pd.DataFrame({"id": range(40), "text": TEXTS})
+    if ending == ".txt":
+        write(file, "\n\n".join(TEXTS))
+    elif ending == ".jsonl":
+        write(file, "".join(json.dumps(row) + "\n" for row in table.to_dict("records")))
+    elif packed:
+        pytest.skip("parquet packs by itself")
+    else:
+        table.to_parquet(file)
+    assert texts_of(file) == TEXTS
+
+
+@pytest.mark.parametrize("documents", ["blank_line", "line"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_documents_end_where_those_that_are_read_whole_do(tmp_path, documents, name):
+    text = "\ufeff  One, first line.\n Its second line.\r\n\r\nAnother.\n   \n\n\n A third one \n"
+    file = write(tmp_path / name, text)
+    assert list(stream_documents(file, documents)) == read_documents(file, documents)
+
+
+def test_the_order_is_that_of_the_seed(tmp_path):
+    file = write(tmp_path / "a.txt", "\n\n".join(TEXTS))
+    one, again, other = (texts_of(file, seed, 10) for seed in (3, 3, 4))
+    assert one == again != other
+    assert one != TEXTS
+    assert sorted(one) == sorted(other) == sorted(TEXTS)
+    assert texts_of(file, 3, 1) == TEXTS
+    place = {text: number for number, text in enumerate(TEXTS)}
+    assert all(place[text] <= number + 10 for number, text in enumerate(one))  # none comes from beyond the buffer
+
+
+def test_nothing_is_read_beyond_the_buffer(tmp_path, monkeypatch):
+    asked = 0
+
+    def counted(file, documents):
+        nonlocal asked
+        for text in TEXTS:
+            asked += 1
+            yield text
+
+    monkeypatch.setattr(streams, "stream_documents", counted)
+    found = open_streams(told(write(tmp_path / "a.txt", "x")))["train"].texts(0, 5)
+    assert asked == 0
+    for number in range(1, 20):
+        next(found)
+        assert asked <= number + 6
+
+
+def test_a_folder_of_many_files_is_a_data_set(tmp_path):
+    for split, part in (("train", LINES[:30]), ("test", LINES[30:])):
+        (tmp_path / split).mkdir()
+        for first in range(0, len(part), 10):
+            rows = "".join(json.dumps({"body": text}) + "\n" for text in part[first : first + 10])
+            write(tmp_path / split / f"{first}.jsonl", rows)
+    options = Documents(dataset=str(tmp_path), streaming=True, train_blocks=8)
+    found = open_streams(options)
+    assert sorted(found["train"].texts()) == sorted(LINES[:30])
+    assert list(found["test"].texts()) == LINES[30:]
+    assert found["train"].content != found["test"].content
+    before = found["train"].content
+    write(tmp_path / "train" / "10.jsonl", json.dumps({"body": "other"}))
+    assert open_streams(options)["train"].content != before
+    with pytest.raises(GateError, match="has no split 'valid'; it has"):
+        open_streams(Documents(dataset=str(tmp_path), streaming=True, train_blocks=8, test_split="valid"))
+
+
+def test_what_cannot_be_streamed_is_refused(tmp_path):
+    with pytest.raises(GateError, match=r"the train file '.*none.txt' does not exist"):
+        texts_of(tmp_path / "none.txt")
+    with pytest.raises(GateError, match=r"has the ending '.csv'; a stream is of .txt or .jsonl"):
+        texts_of(write(tmp_path / "a.csv", "x"))
+    with pytest.raises(GateError, match=r"no column 'text'; it has 'a', 'b'. Set --data.text_column"):
+        texts_of(write(tmp_path / "a.jsonl", '{"a": "x", "b": "y"}\n'))
+    with pytest.raises(GateError, match="the train split"):
+        texts_of(write(tmp_path / "b.jsonl", "no json\n"))
+    with pytest.raises(GateError, match="'text' of document 2 of the train split is None; expected a text"):
+        texts_of(write(tmp_path / "c.jsonl", '{"text": "x"}\n{"text": null}\n'))
+    (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"story\n\n" * 9999)[:-20])
+    with pytest.raises(GateError, match="the train split cannot be read to its end"):
+        texts_of(tmp_path / "d.txt.gz")
+    (tmp_path / "e.txt").write_bytes(b"story\n\n\xff\xfe\n")
+    with pytest.raises(GateError, match="cannot be read to its end: 'utf-8' codec"):
+        texts_of(tmp_path / "e.txt")
+    with pytest.raises(GateError, match="neither a local folder nor a hub name"):
+        open_streams(Documents(dataset=str(tmp_path / "none"), streaming=True, train_blocks=8))
+
+
+def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "LONGEST", 50)
+    with pytest.raises(GateError, match=r"more than 50 characters; see --data\.documents"):
+        texts_of(write(tmp_path / "a.txt", "a line\n" * 20))
+    assert len(texts_of(write(tmp_path / "a.txt", "a line\n" * 20), documents="line")) == 20
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"streaming": True}, r"say with --data\.train_blocks how many blocks an epoch has"),
+        ({"train_blocks": 8}, r"train_blocks is 8, which is of streams; add --data\.streaming true"),
+        ({"streaming": True, "train_blocks": 8, "num_workers": 2}, "num_workers is 2, .*; leave it at 0"),
+        ({"streaming": True, "train_blocks": 8, "documents": "file"}, "give line or blank_line"),
+        ({"streaming": True, "train_blocks": 0}, "train_blocks is 0"),
+        ({"streaming": True, "train_blocks": 8, "shuffle_buffer": 0}, "shuffle_buffer is 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(more, said):
+    with pytest.raises(GateError, match=said):
+        Documents(train_file="a.txt", test_file="b.txt", **more)
+
+
+def test_errors_of_a_connection_that_breaks_off_are_one_sentence():
+    class Broken:
+        def __iter__(self):
+            yield {"text": "one"}
+            raise ConnectionError("the peer is gone\nand more")
+
+    found = TextStream("train", Broken(), "text", "").texts()
+    assert next(found) == "one"
+    with pytest.raises(GateError, match=r"^the train split cannot be read to its end: the peer is gone$"):
+        next(found)
