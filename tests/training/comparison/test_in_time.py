@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -196,6 +197,14 @@ def test_a_comparison_counts_heads(tmp_path, capsys):
     own = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "comparison"), "--methods", "his,random"]
     assert run_command("compare", [*own, "--budgets", "3,0.7x"]) == 2
     assert "--budgets has '0.7x', a time, but a comparison of several seeds counts heads so far" in capsys.readouterr().err
+
+
+def test_a_configuration_with_a_time_serves_a_comparison_with_heads(tmp_path):
+    config = Path(write_config(tmp_path))
+    config.write_text(config.read_text().replace("budget: 3", "budget: 0.7x").replace("compare: none", ""))
+    own = ["--config", str(config), "--run_dir", str(tmp_path / "comparison"), "--methods", "random", "--stages", "post hoc"]
+    assert run_command("compare", [*own, "--budgets", "3", "--seeds", "0"]) == 0
+    assert pd.read_csv(tmp_path / "comparison" / "comparison.csv")["heads"].tolist() == [8, 3]
 
 
 def test_the_command_writes_a_table_for_many_runs(tmp_path, capsys):
