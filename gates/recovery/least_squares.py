@@ -95,9 +95,9 @@ class ProjectionMoments(HeadMetric):
 def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
     """Add ``x.T @ y`` to a float64 total, at the speed of the inputs' precision.
 
-    With a, b near the means of x and y, ``sum x y = sum (x - a)(y - b) + a sum y + (sum x - n a) b``. The first part, from which
-    the means are gone, is multiplied in the precision of the inputs, at least float32, so that nothing cancels; the rest,
-    of rank two, is computed in float64.
+    With a, b near the means of x and y, ``sum x y = sum (x - a)(y - b) + a sum y + (sum x - n a) b``. The first part is without
+    the means, so that nothing cancels, and is multiplied in the precision of the inputs, at least float32; the rest, of rank
+    two, is computed in float64.
 
     Args:
         total: ``[in, out]``, float64; changed in place, since a large one costs more to copy than the product does.
