@@ -84,12 +84,15 @@ class SyntacticShares(SentenceShares):
     Args:
         sites: attention modules of the model.
         relations: names of the relations.
+        reach: of the fixed offsets that heads are compared with, in words.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    def __init__(self, sites: tuple[AttentionSite, ...], relations: Sequence[str], **kwargs: Any) -> None:
+    def __init__(
+        self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
+    ) -> None:
         self.relations = list(relations)
-        self.offsets = offsets_within(REACH, zero=False)
+        self.offsets = offsets_within(reach, zero=False)
         super().__init__(sites, columns=2 * len(self.relations), baselines=len(self.offsets), **kwargs)
 
     @property

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, ArgumentParser
 from matplotlib.figure import Figure
 from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
@@ -167,14 +167,17 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     file = run.path / CONFIG
     check_unchanged(file, read_text(file, "the configuration"))
     config = ["--config", str(file)]
-    told = _read(config, f"the run's configuration cannot be used ({str(file)!r})")
-    setup = Setup.of(_read([*config, *overrides], f"{given} cannot be used") if overrides else told)
+    told = read_arguments(config, f"the run's configuration cannot be used ({str(file)!r})")
+    setup = Setup.of(read_arguments([*config, *overrides], f"{given} cannot be used") if overrides else told)
     return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
 
 
-def _read(arguments: Sequence[str], wrong: str) -> Any:
-    """What arguments of ``training.fit`` say; raises :class:`GateError` that begins with what is wrong then."""
-    parser = build_parser()
+def read_arguments(
+    arguments: Sequence[str], wrong: str, build: Callable[[], ArgumentParser] = build_parser
+) -> Any:
+    """What arguments of ``training.fit``, or of what another parser is for, say; raises :class:`GateError` that begins with what
+    is wrong then."""
+    parser = build()
     parser.exit_on_error = False
     try:
         return parser.parse_args(list(arguments))

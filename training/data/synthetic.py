@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -44,6 +43,21 @@ MARKER = "indeed"
 LABELS = ("no", "yes")
 FRESH = 2**20
 """Beyond all seeds of the splits."""
+FACTS = {"agree?": "subject", "order?": "marked", "rare?": "rare"}
+"""The word that carries the fact behind the answer to each question, see :func:`places_of`."""
+READER = "answer"
+"""Where a model reads its answer off, which is no word."""
+RELATIONS = {
+    "agree?": (
+        ("verb", "subject"), ("subject", "verb"), ("question", "subject"), ("question", "verb"), (READER, "subject"),
+        (READER, "verb"),
+    ),
+    "order?": (
+        ("marker", "marked"), ("question", "marked"), ("question", "marker"), (READER, "marked"), (READER, "marker"),
+    ),
+    "rare?": (("question", "rare"), (READER, "rare")),
+}  # fmt: skip
+"""From where and to where a head can look that brings the fact behind each answer on its way, see :func:`arcs_of`."""
 
 
 def plural(noun: str) -> str:
@@ -107,15 +121,42 @@ def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> li
         question: of :data:`QUESTIONS`.
         heads: the index of each word's dependency head, -1 for the root and the question.
     """
-    if question == "rare?":
-        place = next(index for index, word in enumerate(words) if word in OTHER_KIND)
-        return [*words[:place], OTHER_KIND[words[place]], *words[place + 1 :]]
-    if question == "order?":
-        place = words.index(MARKER) - 1
-    else:
-        verb = next(index for index, head in enumerate(heads) if head == -1 and index > 0)
-        place = next(index for index, head in enumerate(heads) if head == verb and words[index] in OTHER_NUMBER)
-    return [*words[:place], OTHER_NUMBER[words[place]], *words[place + 1 :]]
+    place, other = places_of(words, heads)[FACTS[question]], OTHER_NUMBER | OTHER_KIND
+    return [*words[:place], other[words[place]], *words[place + 1 :]]
+
+
+def places_of(words: Sequence[str], heads: Sequence[int]) -> dict[str, int]:
+    """The words that answers hang on, by what they are: the question, the marker and the word that it marks, the verb and its
+    subject, and the one rare word.
+
+    Args:
+        words, heads: see :func:`counterpart`.
+    """
+    marker = words.index(MARKER)
+    verb = next(index for index, head in enumerate(heads) if head == -1 and index > 0)
+    subject = next(index for index, head in enumerate(heads) if head == verb and words[index] in OTHER_NUMBER)
+    rare = next(index for index, word in enumerate(words) if word in OTHER_KIND)
+    return {"question": 0, "marker": marker, "marked": marker - 1, "verb": verb, "subject": subject, "rare": rare}
+
+
+def arc_name(source: str, target: str) -> str:
+    return f"{source} to {target}"
+
+
+def arcs_of(words: Sequence[str], question: str, heads: Sequence[int], reader: int) -> dict[str, tuple[int, int]]:
+    """The gold arcs of an example: from which word to which a head has to look to bring on the fact behind the answer.
+
+    No single one of them is necessary: a fact may go to the answer at once, or over another word.
+
+    Args:
+        words, question, heads: see :func:`counterpart`.
+        reader: the place where the model reads its answer off, such as -1 for a special token before all words.
+
+    Returns:
+        Source and target of every arc of :data:`RELATIONS`, by :func:`arc_name`.
+    """
+    places = places_of(words, heads) | {READER: reader}
+    return {arc_name(one, other): (places[one], places[other]) for one, other in RELATIONS[question]}
 
 
 def _example(random: np.random.Generator, question: str, max_distractors: int) -> dict[str, object]:
@@ -201,19 +242,41 @@ class SyntheticData(ClassificationData):
         Returns:
             Batches: the question, the examples with their labels, and the counterparts with theirs.
         """
-        tokenizer: Any = self.tokenizer
-        encode = partial(tokenizer, return_tensors="pt")
+        encode = self._tokens_of
+        for question, members in self.fresh(rows):
+            others = [" ".join(counterpart(row["text"].split(), row["question"], row["heads"])) for row in members]
+            labels = torch.tensor([self.labels.index(row["label"]) for row in members])
+            texts = [row["text"] for row in members]
+            yield question, {**encode(texts), "labels": labels}, {**encode(others), "labels": 1 - labels}
+
+    def fresh(self, rows: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Examples that are in no split, see :func:`generate`: those of each question and length together.
+
+        Args:
+            rows: examples, of all questions together.
+        """
         generated = generate(rows, seed=FRESH + self.options.text_seed, max_distractors=self.options.max_distractors)
 
         def kind(row: dict[str, Any]) -> tuple[int, int]:
             return QUESTIONS.index(row["question"]), len(row["heads"])
 
         for (question, _), group in groupby(sorted(generated.to_list(), key=kind), kind):
-            members = list(group)
-            others = [" ".join(counterpart(row["text"].split(), row["question"], row["heads"])) for row in members]
-            labels = torch.tensor([self.labels.index(row["label"]) for row in members])
-            yield (
-                QUESTIONS[question],
-                {**encode([row["text"] for row in members]), "labels": labels},
-                {**encode(others), "labels": 1 - labels},
-            )
+            yield QUESTIONS[question], list(group)
+
+    def with_arcs(self, rows: int, reader: int) -> Iterator[tuple[dict[str, Tensor], list[dict[str, tuple[int, int]]]]]:
+        """Fresh examples of each question, in batches of one length each, with their gold arcs from token to token.
+
+        Args:
+            rows: examples, of all questions together.
+            reader: the token where the model reads its answer off; of those at the end -1 for the last one.
+        """
+        for question, members in self.fresh(rows):
+            batch = self._tokens_of([row["text"] for row in members])
+            place = reader % batch["input_ids"].shape[1] - 1  # words begin behind the first token
+            found = [arcs_of(row["text"].split(), question, row["heads"], place) for row in members]
+            yield batch, [{name: (one + 1, other + 1) for name, (one, other) in arcs.items()} for arcs in found]
+
+    def _tokens_of(self, texts: list[str]) -> dict[str, Tensor]:
+        """Texts of one length."""
+        tokenizer: Any = self.tokenizer
+        return {**tokenizer(texts, return_tensors="pt")}
