@@ -38,6 +38,7 @@ from training.analysis.changes import changes_of_roles
 from training.analysis.closing import closing_of_roles
 from training.analysis.disagreement import disagreement
 from training.analysis.dynamics import dynamics_of
+from training.analysis.embedded_roles import embedded_roles
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
 from training.analysis.known_roles import known_roles
 from training.analysis.looks import looks_of_checkpoints, looks_of_run
@@ -55,7 +56,7 @@ from training.cli.line import CommandLine
 from training.runs import progress
 from training.runs.cost import measured
 from training.runs.lock import only_writer
-from training.runs.run_directory import RunDirectory
+from training.runs.run_directory import CONFIG, RunDirectory
 from training.setup import Setup, open_classification, quiet_libraries
 
 EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
@@ -117,7 +118,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
     pictures: dict[str, Path] = {}
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console, device = stdout(), torch.device("cpu") if dense is None else dense.device
-    for name, experiment in _experiments(options, dense, mask, chosen, elsewhere).items():
+    for name, experiment in _experiments(options, dense, mask, chosen, elsewhere, overrides).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
             with progress.stage(TITLES[name]), measured(device, None) as meter:
@@ -138,7 +139,12 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
 
 
 def _experiments(
-    options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
+    options: Any,
+    dense: DenseModel | None,
+    mask: Tensor | None,
+    chosen: Sequence[str],
+    elsewhere: Setup | None,
+    overrides: Sequence[str],
 ) -> dict[str, Callable[[], Finding]]:
     """What is to be done, by name; files are read here, so that what is wrong with them shows before the long part.
 
@@ -149,6 +155,7 @@ def _experiments(
         mask: of the gates, with the weights of the end.
         chosen: experiments.
         elsewhere: the run with other data; None without the experiment that needs them.
+        overrides: arguments in place of the run's.
     """
     found: dict[str, Callable[[], Finding]] = {}
     for name in chosen:
@@ -156,7 +163,7 @@ def _experiments(
         if name in FROM_TABLES:
             found[name] = partial(FROM_TABLES[name], options.run, roles)
         elif name == KNOWN:
-            found[name] = partial(known_roles, options.run)
+            found[name] = _known(options.run, overrides)
         elif name == CHANGES:
             found[name] = partial(changes_of_roles, options.before, roles)
         elif name == ROLES:
@@ -168,6 +175,12 @@ def _experiments(
             assert dense is not None
             found[name] = _of_run(name, dense, elsewhere)
     return found
+
+
+def _known(run: str, overrides: Sequence[str]) -> Callable[[], Finding]:
+    """Roles of compiled models, which a table of their truth stands for, or of trained ones of the generated language."""
+    trained = (Path(run) / CONFIG).is_file() and not (Path(run) / "truth.csv").is_file()
+    return partial(embedded_roles, run, overrides) if trained else partial(known_roles, run)
 
 
 def _files(options: Any) -> RoleFiles:

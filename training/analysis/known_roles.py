@@ -3,6 +3,7 @@ heads look like, and whether methods keep those that look like something."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def known_roles(run: str) -> Finding:
     tracked = progress.track(pairs, "compiling programs")
     rows = [row for name, seed in tracked for row in program_rows(PROGRAMS[name], int(seed))]
     heads = pd.DataFrame(rows)
-    groups, methods = group_table(heads), method_table(truth, set(heads.loc[heads["group"] == BUILT, "program"]))
+    groups = group_table(heads, GROUPS, [rule.name for rule in MEASURED])
+    methods = method_table(truth, set(heads.loc[heads["group"] == BUILT, "program"]))
     numbers = {"models": len(pairs), "heads": len(heads)}
     tables = {"known_roles": groups, "known_roles_heads": heads, "known_roles_methods": methods}
     return Finding(tables, {}, _told(groups, methods, len(pairs)), numbers)
@@ -68,7 +70,10 @@ def read_truth(run: Path) -> pd.DataFrame:
     try:
         truth = read_table(run / "truth.csv", needed=("seed", "method", "budget", "needed", "recall"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise GateError(f"{str(run)!r} has no truth.csv; give the directory of a comparison of KnownTruth") from error
+        raise GateError(
+            f"{str(run)!r} has no truth.csv; give the directory of a comparison of KnownTruth, or that of a run or comparison "
+            "of Synthetic"
+        ) from error
     truth = with_program(truth)
     if unknown := sorted(set(map(str, truth["program"])) - set(PROGRAMS)):
         named = f"program {unknown[0]!r}, which there is not" if unknown[0] else "program without a name"
@@ -145,19 +150,29 @@ def _roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, program: 
 
     with observe_weights(model, sites, take):
         model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    return roles_without_trees(positional, sinks)
+
+
+def roles_without_trees(positional: PositionalShares, sinks: SinkShares) -> list[Role]:
+    """The roles of :data:`MEASURED`, in its order."""
     shares = sinks.compute()
     found = [assign(POSITIONAL, positional.compute(), positional.names)]
     return found + [assign(rule, shares.of(column), [rule.name]) for column, rule in enumerate(MEASURED[1:])]
 
 
-def group_table(heads: pd.DataFrame) -> pd.DataFrame:
-    """For every group of heads how many have each role, with the exact interval of the share."""
+def group_table(heads: pd.DataFrame, groups: Sequence[str], roles: Sequence[str]) -> pd.DataFrame:
+    """For every group of heads how many have each role, and how many none at all, with the exact interval of the share.
+
+    Args:
+        heads: a row for each, with ``group`` and ``roles``.
+        groups, roles: in the order of the rows.
+    """
     rows = []
-    for name in GROUPS:
+    for name in groups:
         own = heads[heads["group"] == name]
         if not len(own):
             continue
-        for role in (*(rule.name for rule in MEASURED), NONE):
+        for role in (*roles, NONE):
             count = int(own["roles"].str.split(", ").map(lambda held, role=role: role in held).sum())
             low, high = stats.binomtest(count, len(own)).proportion_ci(method="exact")
             counts = {"heads": len(own), "with_role": count, "share": count / len(own), "low": low, "high": high}
@@ -189,8 +204,9 @@ def method_table(truth: pd.DataFrame, positional: set[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _told(groups: pd.DataFrame, methods: pd.DataFrame, models: int) -> list[str]:
-    sentences = [f"{counted(models, 'model')}; roles are seen from the letters, as special tokens do not count as attending."]
+def told_of_groups(groups: pd.DataFrame) -> list[str]:
+    """A sentence for every group of :func:`group_table`."""
+    sentences = []
     for name, rows in groups.groupby("group", sort=False):
         parts = [
             f"{row['with_role']} {row['role']} ({row['share']:.0%}, {row['low']:.0%} to {row['high']:.0%})"
@@ -198,6 +214,12 @@ def _told(groups: pd.DataFrame, methods: pd.DataFrame, models: int) -> list[str]
             if row["with_role"]
         ]
         sentences.append(f"Of {rows['heads'].iloc[0]} heads, {name}: {listed(parts)}.")
+    return sentences
+
+
+def _told(groups: pd.DataFrame, methods: pd.DataFrame, models: int) -> list[str]:
+    sentences = [f"{counted(models, 'model')}; roles are seen from the letters, as special tokens do not count as attending."]
+    sentences += told_of_groups(groups)
     for name, rows in methods.groupby("positional", sort=False):
         parts = []
         for row in rows.to_dict("records"):

@@ -172,11 +172,9 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
 
 
-def read_arguments(
-    arguments: Sequence[str], wrong: str, build: Callable[[], ArgumentParser] = build_parser
-) -> Any:
-    """What arguments of ``training.fit``, or of what another parser is for, say; raises :class:`GateError` that begins with what
-    is wrong then."""
+def read_arguments(arguments: Sequence[str], wrong: str, build: Callable[[], ArgumentParser] = build_parser) -> Any:
+    """What arguments of ``training.fit`` say, or those of another parser; raises :class:`GateError` that begins with what is
+    wrong then."""
     parser = build()
     parser.exit_on_error = False
     try:
