@@ -64,8 +64,8 @@ def embedded_roles(run: str, overrides: Sequence[str] = ()) -> Finding:
         found.append(head_table(seed, subject, effects, arc_roles(subject, data, ROWS)))
     if not found:
         raise GateError(
-            f"no dense model of {run!r} answers a question right in {LEARNED:.0%} of the cases, so no head can be told to carry "
-            "a fact; train longer (--model.finetune)"
+            f"no dense model of {run!r} answers a question right in {LEARNED:.0%} of the cases, so no head can be told to "
+            "carry a fact; train longer (--model.finetune)"
         )
     heads = pd.concat(found, ignore_index=True)
     roles = [ARC, *map(of_question, QUESTIONS), *(rule.name for rule in MEASURED)]
