@@ -54,8 +54,8 @@ def embedded_roles(run: str, overrides: Sequence[str] = ()) -> Finding:
         data = subject.data
         if not isinstance(data, SyntheticData):
             raise GateError(
-                f"{run!r} is of {type(data.options).__name__}, where no truth is known; give a run or comparison of Synthetic, "
-                "or a comparison of KnownTruth"
+                f"{run!r} is of {type(data.options).__name__}, which has no gold arcs; give a run or comparison of Synthetic, or a "
+                "comparison of KnownTruth, which has a truth.csv"
             )
         effects = {fact: torch.tensor(own) for fact, own in effects_on(subject, data).items()}
         if not effects:

@@ -110,3 +110,9 @@ def test_a_fixed_distance_is_no_arc_of_varying_ones(monkeypatch):
     found = arc_roles.arc_roles(subject, data, ROWS)
     assert max(found.shares["answer to subject"].tolist()) > 0.3
     assert [found.arcs_of(head) for head in range(8)] == [{}] * 8
+
+
+def test_arcs_to_later_words_do_not_count_in_a_decoder():
+    found = arc_roles.arc_roles(subject_of(from_scratch=GPT2, budget=1), make_data(), ROWS)
+    unseen = {name for name, share in found.shares.items() if bool(share.isnan().all())}
+    assert unseen == {name for name in QUESTION_OF if name.startswith(("question", "subject"))}
