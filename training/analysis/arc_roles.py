@@ -36,12 +36,14 @@ class ArcRoles:
         far: the arcs at varying distances, by the rule for syntactic heads.
         near: the arc of one distance, by the share that positional heads need.
         shares: how often the largest weight at an arc's source falls on its target, by its name, ``[heads]`` each.
+        baselines: the share of the best fixed distance, by the name of the arc; NaN of arcs that are not seen.
         others: roles that need no arcs.
     """
 
     far: Role
     near: Role
     shares: dict[str, Tensor]
+    baselines: dict[str, float]
     others: list[Role]
 
     def arcs_of(self, head: int) -> dict[str, str]:
@@ -167,5 +169,6 @@ def _assigned(shares: Shares, others: list[Role]) -> ArcRoles:
         far=assign(Rule(ARC, margin=SYNTACTIC.margin), shares.of(*far), [names[column] for column in far]),
         near=assign(Rule(ARC, least=POSITIONAL.least), alone, [NEAR]),
         shares={name: shares.value[:, column] for column, name in enumerate(names)},
+        baselines={name: float(shares.baseline[0, column]) for column, name in enumerate(names)},  # heads are of one kind
         others=others,
     )

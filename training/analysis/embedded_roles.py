@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from gates.errors import GateError
-from training.analysis.arc_roles import ARC, ArcRoles, arc_roles
+from training.analysis.arc_roles import ARC, QUESTION_OF, ArcRoles, arc_roles
 from training.analysis.dense_models import dense_of_seeds
 from training.analysis.known_roles import MEASURED, group_table, told_of_groups
 from training.analysis.model import Finding
@@ -49,29 +49,33 @@ def embedded_roles(run: str, overrides: Sequence[str] = ()) -> Finding:
     Raises:
         GateError: if it has no masks or models, is of other data, or its models have learned nothing.
     """
-    masks, models, found, unlearned = read_masks(Path(run)), dense_of_seeds(run, overrides), [], []
+    masks, models = read_masks(Path(run)), dense_of_seeds(run, overrides)
+    found, arcs, unlearned = [], [], []
     for seed, subject in progress.track(models, "looking at models"):
         data = subject.data
         if not isinstance(data, SyntheticData):
             raise GateError(
-                f"{run!r} is of {type(data.options).__name__}, which has no gold arcs; give a run or comparison of Synthetic, or a "
-                "comparison of KnownTruth, which has a truth.csv"
+                f"{run!r} is of {type(data.options).__name__}, which has no gold arcs; give a run or comparison of Synthetic, "
+                "or a comparison of KnownTruth, which has a truth.csv"
             )
         effects = {fact: torch.tensor(own) for fact, own in effects_on(subject, data).items()}
         if not effects:
             unlearned.append(seed)
             continue
-        found.append(head_table(seed, subject, effects, arc_roles(subject, data, ROWS)))
+        roles = arc_roles(subject, data, ROWS)
+        found.append(head_table(seed, subject, effects, roles))
+        arcs.append(arc_table(seed, found[-1], roles))
     if not found:
         raise GateError(
             f"no dense model of {run!r} answers a question right in {LEARNED:.0%} of the cases, so no head can be told to "
             "carry a fact; train longer (--model.finetune)"
         )
     heads = pd.concat(found, ignore_index=True)
-    roles = [ARC, *map(of_question, QUESTIONS), *(rule.name for rule in MEASURED)]
-    groups, facts, methods = group_table(heads, GROUPS, roles), fact_table(heads), method_table(heads, masks)
+    names = [ARC, *map(of_question, QUESTIONS), *(rule.name for rule in MEASURED)]
+    groups, facts, methods = group_table(heads, GROUPS, names), fact_table(heads), method_table(heads, masks)
     tables = {
-        "known_roles": groups, "known_roles_heads": heads, "known_roles_facts": facts, "known_roles_methods": methods,
+        "known_roles": groups, "known_roles_heads": heads, "known_roles_methods": methods,
+        "known_roles_arcs": pd.concat(arcs, ignore_index=True), "known_roles_facts": facts,
     }  # fmt: skip
     numbers = {"models": len(found), "heads": len(heads), "unlearned_seeds": unlearned}
     return Finding(tables, {}, _told(groups, facts, methods, len(found), unlearned), numbers)
@@ -108,6 +112,23 @@ def head_table(seed: int, subject: Subject, effects: dict[str, Tensor], roles: A
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def arc_table(seed: int, heads: pd.DataFrame, roles: ArcRoles) -> pd.DataFrame:
+    """A row for every arc: how many heads of a model look along it, and how often the best one does and a fixed distance would.
+
+    Args:
+        seed: of the model.
+        heads: its :func:`head_table`.
+        roles: of its heads.
+    """
+    return pd.DataFrame(
+        {
+            "seed": seed, "question": question, "arc": name, "heads": int(has(heads["arcs"], name).sum()),
+            "best_share": heads[f"{name}_share"].max(), "baseline": roles.baselines[name],
+        }
+        for name, question in QUESTION_OF.items()
+    )  # fmt: skip
 
 
 def has(column: pd.Series, name: str) -> pd.Series:

@@ -80,13 +80,18 @@ def test_a_comparison_and_a_run_have_the_same_tables(compared, full_run, tmp_pat
         assert sorted(path.name for path in run.rglob("*")) == before
         found[name] = {path.stem: pd.read_csv(path) for path in (tmp_path / name).glob("*.csv")}
         assert "1 model; an arc leads to a word" in " ".join(capsys.readouterr().out.split())
-    names = {"known_roles", "known_roles_heads", "known_roles_facts", "known_roles_methods"}
+    names = {f"known_roles{part}" for part in ("", "_heads", "_methods", "_arcs", "_facts")}
     assert found["comparison"].keys() == found["run"].keys() == names
     heads = found["comparison"]["known_roles_heads"]
     assert len(heads) == 8
     assert heads["carries"].tolist() == ["agree?", "agree?", "none", "rare?", "none", "none", "none", "none"]
     assert heads["order?_effect"].isna().all()
     pd.testing.assert_frame_equal(heads, found["run"]["known_roles_heads"])  # one seed, one dense model
+    arcs = found["comparison"]["known_roles_arcs"].set_index("arc")
+    assert arcs.loc["marker to marked", "baseline"] == 1  # which is always one word before
+    assert arcs.loc["answer to rare", "baseline"] < 0.5
+    assert arcs.loc["answer to rare", "best_share"] == heads["answer to rare_share"].max()
+    assert arcs["heads"].sum() == heads["arcs"].replace("none", np.nan).dropna().str.split(", ").map(len).sum()
     groups = found["comparison"]["known_roles"].set_index(["group", "role"])["heads"]
     assert (groups[CARRIERS] == 3).all()
     methods = found["comparison"]["known_roles_methods"]
