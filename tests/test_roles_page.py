@@ -10,7 +10,9 @@ from scipy import stats
 from training.analysis.closing import closing_of_roles
 from training.analysis.depth import depth_table, depths_of
 from training.analysis.disagreement import disagreement
+from training.analysis.embedded_roles import fact_table, method_table
 from training.analysis.published import beside_clark
+from training.analysis.survival import read_masks
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
@@ -153,6 +155,53 @@ def test_known_roles_are_those_of_the_files():
         row = methods.loc[key]
         assert f"{row['recall']:.2f} ({row['low']:.2f} to {row['high']:.2f}" in PAGE
     assert methods.loc[("learned", "without"), "recall"] == 1
+
+
+def of_arcs():
+    for arc, rows in pd.read_csv(RESULTS / "known_roles_embedded_arcs.csv").groupby("arc", sort=False):
+        found, best = (rows["heads"].sum(), (rows["heads"] > 0).sum()), 100 * rows["best_share"]
+        shares = f"{best.mean():.0f} ({best.min():.0f} to {best.max():.0f}) | {100 * rows['baseline'].mean():.0f}"
+        yield f"| {rows['question'].iloc[0]} | {arc} | {found[0]} | {found[1]} | {shares} |"
+
+
+def of_facts():
+    for row in pd.read_csv(RESULTS / "known_roles_embedded_facts.csv").to_dict("records"):
+        cells = [str(row[name]) for name in ("question", "with_arc", "carriers", "both")]
+        for name in ("arcs_that_carry", "others_that_carry"):
+            cells.append(f"{100 * row[name]:.0f} % ({100 * row[f'{name}_low']:.0f} to {100 * row[f'{name}_high']:.0f})")
+        yield f"| {' | '.join(cells)} | {row['odds_ratio']:.2f} ({row['odds_low']:.2f} to {row['odds_high']:.2f}) |"
+
+
+def of_kept():
+    table = pd.read_csv(RESULTS / "known_roles_embedded_methods.csv")
+    for (budget, method), rows in table.groupby(["budget", "method"], sort=False):
+        rows = rows.set_index("heads")
+        cells = [with_interval(rows.loc[name], "kept") for name in ("with an arc", "carriers")]
+        yield f"| {budget} | {method} | " + " | ".join(cells) + " |"
+
+
+def test_known_roles_of_trained_models_are_those_of_the_files():
+    for line in (*of_arcs(), *of_facts(), *of_kept()):
+        assert line in PAGE
+
+
+def test_known_roles_of_trained_models_follow_from_their_heads():
+    """And from the masks of the comparison beside them, whose carriers are the same."""
+    heads, truth = (
+        pd.read_csv(RESULTS / "known_roles_embedded_heads.csv", keep_default_na=False, na_values=[""]),
+        RESULTS.parent / "embedded_truth",
+    )
+    pd.testing.assert_frame_equal(fact_table(heads), pd.read_csv(RESULTS / "known_roles_embedded_facts.csv"))
+    kept = pd.read_csv(RESULTS / "known_roles_embedded_methods.csv").set_index(["method", "budget", "heads"])
+    again = method_table(heads, read_masks(truth)).set_index(["method", "budget", "heads"])
+    pd.testing.assert_frame_equal(kept, again.loc[kept.index])
+    recall = pd.read_csv(truth / "interchange.csv").groupby(["method", "budget"])["recall"].mean()
+    for (method, budget, group), row in kept.iterrows():
+        if group == "carriers":
+            assert row["recall"] == pytest.approx(recall[(method, budget)])
+    carriers = heads[heads["group"] == "carriers"]
+    assert (carriers["arcs"] == "none").sum() == 1  # all but one
+    assert not heads["roles"].str.contains("positional").any()
 
 
 def test_what_fine_tuning_keeps_is_that_of_the_file():
