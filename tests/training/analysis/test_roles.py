@@ -240,8 +240,6 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
     assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "through-training") == 2
-    assert "the experiment through-training works on classifiers" in capsys.readouterr().err
     assert call(tmp_path / "run", tmp_path / "other") == 0  # without trees what is done of a run of any task
     ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
     np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
