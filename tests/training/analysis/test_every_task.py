@@ -45,7 +45,7 @@ def test_heads_on_other_data_of_the_same_task(task):
 
 
 def test_other_data_of_another_task_are_refused():
-    with pytest.raises(GateError, match="of the task .* and the run's of Classification; give data of the same task"):
+    with pytest.raises(GateError, match=r"of the task .* and the run's of Classification; give data of the same task"):
         across_domains(make_dense(), causal_runs.make_data())
 
 
