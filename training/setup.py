@@ -19,7 +19,6 @@ from rich.console import Console
 from gates.errors import GateError
 from training.config import PrunerOptions, Setup
 from training.data.base import TaskData
-from training.data.classification import ClassificationData
 from training.pruner.averaging import AverageWeights
 from training.pruner.checkpoints import WholeCheckpoints
 from training.pruner.module import HeadPruner
@@ -88,21 +87,6 @@ def check_limits(setup: Setup, data: TaskData) -> None:
                 f"--trainer.val_check_interval is {interval}, more than the {count} batches of the run; give at most that, or "
                 "a share of the run, such as 0.5"
             )
-
-
-def open_classification(setup: Setup) -> ClassificationData:
-    """The same for commands that know classes only.
-
-    Raises:
-        GateError: for data of another task.
-    """
-    data = open_data(setup)
-    if not isinstance(data, ClassificationData):
-        raise GateError(
-            f"{type(data).__name__} is data of another task, and this command works on classifiers so far; training.fit "
-            "compares methods on any task at the end of a run"
-        )
-    return data
 
 
 def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = None) -> HeadPruner:

@@ -136,14 +136,14 @@ class SentenceShares(HeadMetric):
         sizes = torch.tensor(self._sizes, device=self.hits.device)
         kinds = torch.tensor(self._kinds, device=self.hits.device).repeat_interleave(sizes)
         values = self.hits / self.chances[:, kinds]
-        baselines = (self.baseline_hits / self.chances.unsqueeze(2))[:, kinds]
+        baselines = self.baseline_hits / self.chances.unsqueeze(2)  # of kinds: those of every head would be many times as many
         best = baselines[0].nan_to_num(-1.0).max(1).indices
-        found = baselines.gather(2, best.expand(len(values), -1, -1).unsqueeze(2)).squeeze(2)
+        found = baselines.gather(2, best.expand(len(values), -1, -1).unsqueeze(2)).squeeze(2)[:, kinds]
         return Shares(
             value=values[0],
             error=_spread(values[1:]),
             baseline=found[0],
-            which=best,
+            which=best[kinds],
             difference_error=_spread(values[1:] - found[1:]),
             count=self.chances[0, kinds],
             replicates=values[1:],

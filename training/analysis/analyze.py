@@ -22,7 +22,6 @@ from training.analysis.asked import (
     DOMAINS,
     DYNAMICS,
     KNOWN,
-    NEED_CLASSES,
     NO_MODEL,
     ROLES,
     STORY,
@@ -57,7 +56,7 @@ from training.runs import progress
 from training.runs.cost import measured
 from training.runs.lock import only_writer
 from training.runs.run_directory import CONFIG, RunDirectory
-from training.setup import Setup, open_classification, quiet_libraries
+from training.setup import Setup, open_data, quiet_libraries
 
 EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
     "ablate": ablate_each,
@@ -203,9 +202,8 @@ def _dynamics(options: Any, dense: DenseModel | None) -> Callable[[], Finding]:
 
 def _of_run(name: str, dense: DenseModel, elsewhere: Setup | None) -> Callable[[], Finding]:
     """An experiment on the dense model of a run."""
-    if name in NEED_CLASSES:
-        dense.need_classifier(name)
     if name == DOMAINS:
         assert elsewhere is not None
-        return partial(across_domains, dense, open_classification(elsewhere))
+        vocabulary_of = str(dense.run.checkpoint("dense"))  # a vocabulary trained anew would mean nothing to the model
+        return partial(across_domains, dense, open_data(elsewhere, vocabulary_of))
     return partial(EXPERIMENTS[name], dense)

@@ -18,8 +18,6 @@ KNOW_ROLES = (*STORY, CHANGES)
 """Experiments that read ``roles.csv``."""
 NO_MODEL = (*KNOW_ROLES, KNOWN)
 """Experiments that load no model of a run."""
-NEED_CLASSES = (DOMAINS, "through-training")
-"""Experiments on classifiers alone."""
 WITHOUT_TREES = ("ablate", "one-per-layer", "by-kind")
 """What is done of a run where nothing else is asked for."""
 READ_TREES = (ROLES, DYNAMICS)

@@ -18,7 +18,7 @@ from gates.sites import KINDS
 from training.analysis.model import DenseModel, Finding, gate_columns, head_importance, outcomes
 from training.analysis.outcomes import Measure
 from training.analysis.plots import domain_scatter, effect_map, quality_by_kind
-from training.data.classification import ClassificationData
+from training.data.base import TaskData
 from training.stats.significance import SIGNIFICANCE, holm
 
 POINT = 0.01
@@ -151,38 +151,47 @@ def prune_counts(heads: int) -> list[int]:
     return sorted({round(step * heads / STEPS) for step in range(STEPS + 1)})
 
 
-def across_domains(dense: DenseModel, other: ClassificationData) -> Finding:
+def across_domains(dense: DenseModel, other: TaskData) -> Finding:
     """Whether the same heads matter on other data of the same task (section 3.4): HIS and the effect on the loss of removing
     each head alone, both on the test splits, where nothing is chosen by them.
 
     Raises:
-        GateError: if the other data have other classes or another vocabulary.
+        GateError: if the other data are of another task, or have other classes or another vocabulary.
     """
-    own = dense.classification
-    assert own.tokenizer is not None
-    assert other.tokenizer is not None
-    if other.labels != own.labels:
-        raise GateError(
-            f"the other data have the classes {other.labels} and the run has {own.labels}; give data of the same task"
-        )
-    if other.tokenizer.get_vocab() != own.tokenizer.get_vocab():
-        raise GateError("the other data are read with another tokenizer than the run's; give data for the same model")
+    _check_same_task(dense.data, other)
     layers, masks = dense.gates.layer_index().cpu(), leave_one_out_masks(dense.gates.size)
     columns: dict[str, Any] = {}
     values = []
-    for prefix, data in (("", own), ("other_", other)):
+    for prefix, data in (("", dense.data), ("other_", other)):
         found = outcomes(dense, masks, "test", data=data)
         changes = _changes(found.values, found.losses)
         values.append(float(found.values[0]))
         columns[f"{prefix}his"] = normalise_by_layer(head_importance(dense, split="test", data=data), layers).numpy()
         columns[f"{prefix}loss_change"], columns[f"{prefix}change"] = changes["loss_change"], changes["change"]
     table = gate_columns(dense.gates).assign(**columns)
-    sentences = [f"Test {dense.metric} is {100 * values[0]:.1f} on the run's data and {100 * values[1]:.1f} on the other data."]
+    measure = dense.measure
+    here, there = (measure.told(value) for value in values)
+    sentences = [f"Test {measure.name} is {here} on the run's data and {there} on the other data."]
     numbers: dict[str, Any] = {"dense": values[0], "dense_other": values[1]}
     for name, title in (("his", "HIS"), ("loss_change", f"the effect on the loss of removing each {dense.gates.unit}")):
         numbers[name] = _correlations(table[name].to_numpy(), table[f"other_{name}"].to_numpy())
         sentences.append(f"Between the two, {title} correlates {_described(numbers[name])}.")
     return Finding({"domains": table}, {"domains": domain_scatter(table, numbers)}, sentences, numbers)
+
+
+def _check_same_task(own: TaskData, other: TaskData) -> None:
+    """Raises :class:`GateError` for data on which the model of a run means nothing."""
+    if type(other.task) is not type(own.task):
+        raise GateError(
+            f"the other data are of the task {type(other.task).__name__} and the run's of {type(own.task).__name__}; give data "
+            "of the same task"
+        )
+    classes, theirs = (getattr(data, "labels", None) for data in (own, other))
+    if theirs != classes:
+        raise GateError(f"the other data have the classes {theirs} and the run has {classes}; give data of the same task")
+    vocabulary, read = (data.tokenizer and data.tokenizer.get_vocab() for data in (own, other))
+    if read != vocabulary:
+        raise GateError("the other data are read with another tokenizer than the run's; give data for the same model")
 
 
 def _changes(values: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -65,20 +65,6 @@ class DenseModel:
         return isinstance(self.data, ClassificationData) and self.metric in METRICS
 
     @property
-    def classification(self) -> ClassificationData:
-        """The data of a classifier."""
-        assert isinstance(self.data, ClassificationData)
-        return self.data
-
-    def need_classifier(self, experiment: str) -> None:
-        """Raises :class:`GateError` where an experiment that counts right and wrong classes has none."""
-        if not self.is_classifier:
-            raise GateError(
-                f"the experiment {experiment} works on classifiers, and {type(self.data).__name__} is data of another task; "
-                "choose another one"
-            )
-
-    @property
     def metric(self) -> str:
         """The main metric, by its name in :data:`training.stats.bootstrap.METRICS`."""
         return self.pruner.task.main_metric

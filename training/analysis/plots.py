@@ -143,18 +143,22 @@ def domain_scatter(table: pd.DataFrame, numbers: dict[str, Any]) -> Figure:
 
 
 @styled
-def quality_through_training(table: pd.DataFrame, *, metric: str) -> Figure:
-    """The metric against the share of heads pruned, a line per epoch from dark to light."""
+def quality_through_training(table: pd.DataFrame, *, measure: Measure) -> Figure:
+    """The metric, relative to that of all heads, or the loss, against the share of heads pruned: a line per epoch from dark to
+    light."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     epochs = list(dict.fromkeys(table["epoch"]))
+    is_loss = measure.sign < 0
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(epochs)))
     for index, (colour, epoch) in enumerate(zip(colours, epochs, strict=True)):
         line = table[table["epoch"] == epoch]
         share = 100 * line["pruned"] / line["left"].max()
-        label = f"epoch {epoch:g} ({100 * line['metric'].iloc[0]:.1f} with all)"
-        axes.plot(share, 100 * line["relative"], color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, label=label)
-    axes.set(xlabel="heads pruned (%)", ylabel=f"test {metric}, % of the same epoch's with all heads", title="Pruned by HIS")
+        label = f"epoch {epoch:g} ({measure.told(line['metric'].iloc[0])} with all)"
+        values = line["metric"] if is_loss else 100 * line["relative"]
+        axes.plot(share, values, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, label=label)
+    relative = "" if is_loss else ", % of the same epoch's with all heads"
+    axes.set(xlabel="heads pruned (%)", ylabel=f"test {measure.name}{relative}", title="Pruned by HIS")
     axes.legend(fontsize=8)
     axes.grid()
     return figure

@@ -34,7 +34,7 @@ from gates.roles.syntactic import SyntacticShares
 from gates.roles.view import View
 from gates.sites import Kind
 from training.analysis.observed import ObservedModel
-from training.analysis.role_texts import RoleTexts, mentions_of, own_pairs, padded, repeats, trees_of
+from training.analysis.role_texts import RoleTexts, mentions_of, own_pairs, repeats, trees_of
 from training.runs import progress
 from training.tasks.encoding import IGNORED, shifted_right
 
@@ -101,7 +101,7 @@ class RolePasses:
     def _trees(self) -> None:
         texts, device = self.texts.trees, self.observed.device
         for rows in progress.track(list(texts.batches()), "reading the treebank"):
-            ids = padded([texts.pieces[row].ids for row in rows], -1).to(device)
+            ids = texts.ids(rows).to(device)
             trees, views = trees_of(rows, texts, self.texts.relations, device), self._views(ids, rows)
 
             def take(site: int, weights: Tensor, ids: Tensor = ids, trees: Any = trees, views: Any = views) -> None:
@@ -115,7 +115,7 @@ class RolePasses:
         texts = self.texts.pronouns
         assert texts is not None
         for rows in progress.track(list(texts.batches()), "reading pronouns"):
-            ids = padded([texts.pieces[row].ids for row in rows], -1).to(self.observed.device)
+            ids = texts.ids(rows).to(self.observed.device)
             mentions, views = mentions_of(rows, texts, self.observed.device), self._views(ids, rows)
 
             def take(site: int, weights: Tensor, mentions: Any = mentions, views: Any = views) -> None:
@@ -166,7 +166,7 @@ class RolePasses:
     def _batches_of_pairs(self) -> list[Any]:
         own = list(own_pairs(self.observed))
         texts = self.texts.trees
-        return own or [padded([texts.pieces[row].ids for row in rows], -1) for rows in texts.batches()]
+        return own or [texts.ids(rows) for rows in texts.batches()]
 
     def _inputs_of_pair(self, batch: Any) -> tuple[dict[str, Tensor], Tensor]:
         """What goes into the model, and the decoder's tokens with padding as -1."""

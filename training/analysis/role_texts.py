@@ -24,6 +24,8 @@ from training.stats.numbers import counted
 
 BATCH, CELLS = 32, 32 * 48**2
 """Sentences at a time, and the most pairs of their tokens: less for sentences of more than 48 tokens."""
+MULTIPLE = 8
+"""Of tokens, to which batches are filled up: a CPU keeps something for every new width, which would grow with the data."""
 REPEATED = 200
 """Random sequences that are said twice."""
 MOST_PAIRS = 1000
@@ -85,23 +87,36 @@ class Encoded:
         golds: what is known of each, in the same order.
         left_out: sentences that are too long or have no piece.
         pieceless: words without a piece, which count nowhere.
+        limit: the most tokens that the model takes; None for any number.
     """
 
     pieces: list[Pieces]
     golds: list[Any]
     left_out: int
     pieceless: int
+    limit: int | None = None
 
     def batches(self) -> Iterator[list[int]]:
         """Numbers of sentences of similar lengths, fewer at a time where they are long, so that attention takes as much memory
         in any data."""
         rows: list[int] = []
         for row in sorted(range(len(self.pieces)), key=lambda row: len(self.pieces[row].ids)):
-            if len(rows) == BATCH or (rows and (len(rows) + 1) * len(self.pieces[row].ids) ** 2 > CELLS):
+            width = width_of([self.pieces[row].ids], self.limit)
+            if len(rows) == BATCH or (rows and (len(rows) + 1) * width**2 > CELLS):
                 yield rows
                 rows = []
             rows.append(row)
         yield rows
+
+    def ids(self, rows: Sequence[int]) -> Tensor:
+        """The tokens of some sentences, ``[rows, width]``; -1 behind their ends."""
+        found = [self.pieces[row].ids for row in rows]
+        return padded(found, -1, width_of(found, self.limit))
+
+    def words(self, rows: Sequence[int]) -> Tensor:
+        """The word of each of these tokens; -1 for none."""
+        found = [self.pieces[row].words for row in rows]
+        return padded(found, -1, width_of(found, self.limit))
 
     def told(self, what: str) -> str:
         """What was left out, in words; empty if nothing was."""
@@ -187,7 +202,9 @@ def _encoded(observed: ObservedModel, golds: Sequence[Tree | Pronoun], what: str
     if not kept:
         raise GateError(f"{what} is longer than the {observed.limit} tokens of the model, or has no piece; give other texts")
     pieceless = sum(len(set(range(len(gold.words))) - set(pieces.words)) for pieces, gold in kept)
-    return Encoded([pieces for pieces, _ in kept], [gold for _, gold in kept], len(found) - len(kept), pieceless)
+    return Encoded(
+        [pieces for pieces, _ in kept], [gold for _, gold in kept], len(found) - len(kept), pieceless, observed.limit
+    )
 
 
 def _frequencies(files: RoleFiles, observed: ObservedModel, trees: Encoded) -> tuple[dict[str, Tensor], str]:
@@ -214,36 +231,48 @@ def _count(rows: Iterable[Sequence[int]], observed: ObservedModel) -> Tensor:
     return counts
 
 
-def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Rows filled up on the right to the longest, ``[rows, longest]``."""
+def width_of(rows: Sequence[Sequence[Any]], limit: int | None) -> int:
+    """The longest row's length, up to a whole number of :data:`MULTIPLE` where the model takes so many tokens.
+
+    >>> width_of([[1] * 5, [1] * 11], limit=None), width_of([[1] * 11], limit=12)
+    (16, 12)
+    """
     longest = max(map(len, rows))
-    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
+    filled = -(-longest // MULTIPLE) * MULTIPLE
+    return filled if limit is None else max(longest, min(filled, limit))
+
+
+def padded(rows: Sequence[Sequence[int]], value: int, width: int | None = None) -> Tensor:
+    """Rows filled up on the right, ``[rows, width]``; to the longest by default."""
+    width = max(map(len, rows)) if width is None else width
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long)
 
 
 def trees_of(rows: Sequence[int], texts: Encoded, relations: Sequence[str], device: torch.device) -> Trees:
     """The gold trees of a batch."""
     number = {relation: place for place, relation in enumerate(relations)}
     golds: list[Tree] = [texts.golds[row] for row in rows]
+    size = width_of([gold.heads for gold in golds], None)
     return Trees(
-        words=padded([texts.pieces[row].words for row in rows], -1).to(device),
-        heads=padded([gold.heads for gold in golds], -1).to(device),
-        relations=padded([[number.get(relation, -1) for relation in gold.relations] for gold in golds], -1).to(device),
+        words=texts.words(rows).to(device),
+        heads=padded([gold.heads for gold in golds], -1, size).to(device),
+        relations=padded([[number.get(relation, -1) for relation in gold.relations] for gold in golds], -1, size).to(device),
     )
 
 
 def mentions_of(rows: Sequence[int], texts: Encoded, device: torch.device) -> Mentions:
     """Pronouns and candidates of a batch."""
     golds: list[Pronoun] = [texts.golds[row] for row in rows]
-    longest = max(len(gold.words) for gold in golds)
+    size = width_of([gold.words for gold in golds], None)
 
     def marked(words: Callable[[Pronoun], list[int]]) -> Tensor:
-        marks = torch.zeros(len(golds), longest, dtype=torch.bool)
+        marks = torch.zeros(len(golds), size, dtype=torch.bool)
         for mark, gold in zip(marks, golds, strict=True):
             mark[words(gold)] = True
         return marks.to(device)
 
     return Mentions(
-        words=padded([texts.pieces[row].words for row in rows], -1).to(device),
+        words=texts.words(rows).to(device),
         pronouns=marked(lambda gold: [gold.pronoun]),
         antecedents=marked(lambda gold: gold.antecedent),
         others=marked(lambda gold: gold.other),
@@ -256,7 +285,8 @@ def repeats(observed: ObservedModel, seen: Sequence[int]) -> Iterator[Tensor]:
     limit = observed.limit
     longest = LENGTHS[1] if limit is None else max(2, (limit - 1) // 2)
     rows = repeated_sequences(seen, REPEATED, start=start, longest=longest)
-    return (padded(rows[first : first + BATCH], -1) for first in range(0, len(rows), BATCH))
+    parts = (rows[first : first + BATCH] for first in range(0, len(rows), BATCH))
+    return (padded(part, -1, width_of(part, limit)) for part in parts)
 
 
 def own_pairs(observed: ObservedModel) -> Iterator[Any]:

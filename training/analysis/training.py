@@ -22,9 +22,9 @@ from training.setup import make_pruner, make_trainer
 
 
 class EveryEpoch(pl.Callback):
-    """After every epoch of fine-tuning, and where it ends: HIS and entropy of all heads on training data, and the metric on the
-    test split with more and more heads pruned in the order of HIS. Training stops where fine-tuning ends, and goes on between
-    as if nobody had looked.
+    """After every epoch of fine-tuning, and where it ends: HIS and entropy of all heads on training data, and the metric of
+    a classifier or else the loss on the test split with more and more heads pruned in the order of HIS. Training stops where
+    fine-tuning ends, and goes on between as if nobody had looked.
 
     Args:
         dense: the run; its pruner is the one in training.
@@ -32,6 +32,7 @@ class EveryEpoch(pl.Callback):
 
     def __init__(self, dense: DenseModel) -> None:
         self.dense = dense
+        self.per_epoch = len(dense.data.batches_of_run(epochs=1, first=0, rank=0, world=1))
         self.curves: list[pd.DataFrame] = []
         self.scores: list[pd.DataFrame] = []
 
@@ -41,11 +42,11 @@ class EveryEpoch(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
-        batches, per_epoch = args[2] + 1, self.dense.classification.per_epoch
+        batches = args[2] + 1
         ends = trainer.global_step == pl_module.boundaries[0] and batches % trainer.accumulate_grad_batches == 0
-        if batches % per_epoch == 0 or ends:
+        if batches % self.per_epoch == 0 or ends:
             with at_rest(pl_module):
-                self._record(trainer, batches / per_epoch)
+                self._record(trainer, batches / self.per_epoch)
 
     def _record(self, trainer: pl.Trainer, epoch: float) -> None:
         dense = self.dense
@@ -87,11 +88,11 @@ def through_training(dense: DenseModel) -> Finding:
     trained, kept = again.pruner.backbone.state_dict(), dense.pruner.backbone.state_dict()
     same = all(torch.equal(kept[name].cpu(), tensor.cpu()) for name, tensor in trained.items())
     epochs = _by_epoch(table, scores)
-    first, last, metric = epochs[0], epochs[-1], dense.metric
+    first, last, measure = epochs[0], epochs[-1], dense.measure
     sentences = [
-        f"With half of the {dense.gates.unit}s pruned in the order of HIS, test {metric} is "
+        f"With half of the {dense.gates.unit}s pruned in the order of HIS, test {measure.name} is "
         + " and ".join(
-            f"{100 * row['half_pruned']:.1f} (of {100 * row['dense']:.1f}) after epoch {row['epoch']:g}"
+            f"{measure.told(row['half_pruned'])} (with all {measure.told(row['dense'])}) after epoch {row['epoch']:g}"
             for row in ([first] if first is last else [first, last])
         )
         + ".",
@@ -105,7 +106,7 @@ def through_training(dense: DenseModel) -> Finding:
             1, f"HIS after epoch {first['epoch']:g} has a rank correlation of {correlation:.2f} with the last one."
         )
     tables = {"through_training": table, "through_training_scores": scores}
-    figures = {"through_training": quality_through_training(table, metric=metric)}
+    figures = {"through_training": quality_through_training(table, measure=measure)}
     return Finding(tables, figures, sentences, {"epochs": epochs, "same_weights": same})
 
 

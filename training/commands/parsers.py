@@ -70,7 +70,7 @@ def analyze_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m training analyze",
         description="What the heads of a trained model do: roles, relevance, causal classes, which of them survive, when they "
-        "close, and Michel et al.'s (2019) experiments on classifiers.",
+        "close, and Michel et al.'s (2019) experiments.",
         epilog="The experiment domains needs other data of the same task: options of fit's data as --other_data.NAME, such as "
         "--other_data.test_file FILE; the rest is as in the run. After a lone -- come options of fit in place of the run's, "
         "such as -- --trainer.accelerator cpu --data.test_file FILE.",

@@ -14,8 +14,10 @@ from gates.roles.roles import RULES
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.test_analyze import make_dense
 from tests.training.runs import write_config
+from training.analysis import role_texts
 from training.analysis.model import DenseModel
 from training.analysis.observed import observe_folder, observe_run
+from training.analysis.role_passes import RolePasses
 from training.analysis.role_texts import BATCH, CELLS, Encoded, RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
@@ -214,6 +216,33 @@ def test_long_sentences_are_read_fewer_at_a_time():
     assert sizes[-2:] == [(1, 300), (1, 500)]
 
 
+@pytest.mark.parametrize("make", [make_dense, decoder, translator])
+def test_widths_of_whole_multiples_change_nothing(tmp_path, monkeypatch, make):
+    dense = make()
+    observed, found, widths = observe_run(dense), {}, {}
+    trees = write_treebank(tmp_path, texts_of(dense.data))
+    files = RoleFiles(trees, text=str(tmp_path / "texts.txt"), coref=write_pronouns(tmp_path))
+    (tmp_path / "texts.txt").write_text(" ".join(texts_of(dense.data)[:5]))
+    texts = read_texts(files, observed)
+    for multiple in (1, 8):
+        monkeypatch.setattr(role_texts, "MULTIPLE", multiple)
+        passes = RolePasses(observed, texts)
+        passes.run()
+        metrics = (passes.positional, passes.sinks, passes.rare, passes.syntactic, passes.coreference, passes.copies)
+        names = ("hits", "chances", "baseline_hits")
+        found[multiple] = [getattr(metric, name) for metric in metrics for name in names]
+        widths[multiple] = {texts.trees.ids(rows).shape[1] for rows in texts.trees.batches()}
+    assert widths[1] != widths[8]
+    assert {width % 8 for width in widths[8]} == {0}
+    for one, other in zip(found[1], found[8], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_widths_stay_within_the_model():
+    assert [role_texts.width_of([[0] * length], 12) for length in (1, 8, 9, 12)] == [8, 8, 12, 12]
+    assert role_texts.width_of([[0] * 9, [0] * 17], None) == 24
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_folders_with_other_models(tmp_path, kind):
     torch.manual_seed(0)
@@ -240,8 +269,6 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     assert len(pd.read_csv(tmp_path / "out" / "roles.csv")) == 8  # heads, although the run prunes groups of two
     assert set(pd.read_csv(tmp_path / "out" / "survival.csv")["budget"]) == {2}
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "other", "--experiments", "through-training") == 2
-    assert "the experiment through-training works on classifiers" in capsys.readouterr().err
     assert call(tmp_path / "run", tmp_path / "other") == 0  # without trees what is done of a run of any task
     ablated = pd.read_csv(tmp_path / "other" / "ablate.csv")
     np.testing.assert_allclose(ablated["change"], ablated["loss_change"])
