@@ -71,7 +71,7 @@ def test_compare_methods(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_what_heads_do(monkeypatch):
     outputs = execute("03_what_heads_do.ipynb", monkeypatch, COMPARISON=NOTEBOOKS / "results" / "agreement")
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 6
     said = "".join(str(output.get("data", {}).get("text/markdown", "")) for output in outputs)
     assert "Important, focused: 16 heads, 11 of them specialised" in said
 
