@@ -221,6 +221,24 @@ def test_what_fine_tuning_keeps_is_that_of_the_file():
     assert f"{named['kept']:.0f} of {named['before']:.0f} stay, and {named['gained']:.0f} are" in PAGE
 
 
+def test_what_fine_tuning_on_agreement_keeps_is_that_of_the_file():
+    table = pd.read_csv(RESULTS / "role_changes_agreement.csv")
+    rows, pruned = (table[table["model"] == name].set_index("role") for name in ("fine-tuned", "pruned"))
+    page = " ".join(PAGE.split())
+    syntactic, named, first = rows.loc["syntactic"], rows.loc["coreference"], rows.loc["first-token"]
+    assert syntactic["kept"] == syntactic["before"]
+    assert f"keeps all {syntactic['kept']} syntactic heads and makes {syntactic['gained']} more" in page
+    assert f"{named['kept']} of {named['before']} coreference heads stay and {named['gained']} are new" in page
+    assert f"first-token heads go from {first['before']} to {first['after']}" in page
+    kept = pruned.loc["syntactic"]
+    share = f"({100 * kept['share']:.0f} %, {100 * kept['low']:.0f} to {100 * kept['high']:.0f} %), with {kept['gained']} more"
+    assert f"{kept['before']} are syntactic in the fine-tuned model (SST-2: 5) and {kept['kept']} of them" in page
+    assert f"after pruning and retraining {share}" in page
+    assert pruned.loc["positional", ["before", "kept"]].tolist() == [2, 2]
+    assert f"{pruned.loc['coreference', 'before']} are coreference heads and {pruned.loc['coreference', 'kept']} stay so" in page
+    assert pruned.loc["first-token", "before"] == 0
+
+
 def test_what_is_said_is_what_was_found():
     roles = pd.read_csv(RESULTS / "roles.csv")
     background = int((~roles["specialised"]).sum())

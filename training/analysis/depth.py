@@ -59,10 +59,12 @@ def mean_depths(depths: dict[str, Array]) -> dict[str, Interval]:
 
 
 def mean_depth(depths: Array) -> Interval:
-    """The mean with Student's interval over heads; NaN for a single head, and where all are of one layer, which says nothing of
-    how far apart others would lie."""
+    """The mean with Student's interval over heads, within the depths that there are; NaN for a single head, and where all are of
+    one layer, which says nothing of how far apart others would lie."""
     found = interval(depths)
-    return found if found.std > 0 else found._replace(low=np.nan, high=np.nan)
+    if not found.std > 0:
+        return found._replace(low=np.nan, high=np.nan)
+    return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))
 
 
 def _sure(mean: Interval) -> str:

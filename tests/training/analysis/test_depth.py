@@ -28,11 +28,13 @@ def test_depths_are_shares_of_the_way_to_the_last_layer():
 
 
 def test_the_interval_is_students_over_heads():
-    rows = depth_table(depths_of(table(syntactic=[1, 2, 4], rare=[3], coreference=[4, 5]))).set_index("role")
-    depths = np.array([0.2, 0.4, 0.8])
+    rows = depth_table(depths_of(table(syntactic=[1, 2, 3], rare=[3], coreference=[0, 5]))).set_index("role")
+    depths = np.array([0.2, 0.4, 0.6])
     low, high = stats.t.interval(0.95, 2, depths.mean(), depths.std(ddof=1) / 3**0.5)
-    np.testing.assert_allclose(rows.loc["syntactic", ["depth", "low", "high"]].astype(float), [depths.mean(), low, high])
+    assert low < 0 < high < 1
+    np.testing.assert_allclose(rows.loc["syntactic", ["depth", "low", "high"]].astype(float), [depths.mean(), 0, high])
     assert rows.loc["rare", ["low", "high"]].isna().all()
+    assert rows.loc["coreference", ["low", "high"]].tolist() == [0, 1]
 
 
 def test_heads_of_one_layer_say_nothing_of_the_spread():
