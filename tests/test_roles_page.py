@@ -235,7 +235,8 @@ def test_what_fine_tuning_on_agreement_keeps_is_that_of_the_file():
     assert f"{kept['before']} are syntactic in the fine-tuned model (SST-2: 5) and {kept['kept']} of them" in page
     assert f"after pruning and retraining {share}" in page
     assert pruned.loc["positional", ["before", "kept"]].tolist() == [2, 2]
-    assert f"{pruned.loc['coreference', 'before']} are coreference heads and {pruned.loc['coreference', 'kept']} stay so" in page
+    named = pruned.loc["coreference"]
+    assert f"{named['before']} are coreference heads and {named['kept']} stay so" in page
     assert pruned.loc["first-token", "before"] == 0
 
 

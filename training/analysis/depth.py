@@ -59,8 +59,8 @@ def mean_depths(depths: dict[str, Array]) -> dict[str, Interval]:
 
 
 def mean_depth(depths: Array) -> Interval:
-    """The mean with Student's interval over heads, within the depths that there are; NaN for a single head, and where all are of
-    one layer, which says nothing of how far apart others would lie."""
+    """The mean with Student's interval over heads, within the model's depth; NaN for a single head, and where all are of one
+    layer, which says nothing of how far apart others would lie."""
     found = interval(depths)
     if not found.std > 0:
         return found._replace(low=np.nan, high=np.nan)
