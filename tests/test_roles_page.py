@@ -221,6 +221,14 @@ def test_what_fine_tuning_keeps_is_that_of_the_file():
     assert f"{named['kept']:.0f} of {named['before']:.0f} stay, and {named['gained']:.0f} are" in PAGE
 
 
+def test_how_often_specialised_heads_are_kept_more_often():
+    above = pd.read_csv(RESULTS / "survival.csv").assign(above=lambda rows: rows["low"] > 1).groupby("comparison")["above"]
+    page = " ".join(PAGE.split())
+    assert f"above 1 in {above.sum()['agreement']} of the {above.size()['agreement']} rows of `survival.csv`" in page
+    assert above.sum()["sick"] == 0
+    assert f"On SICK it is so in none of {above.size()['sick']}." in page
+
+
 def test_what_fine_tuning_on_agreement_keeps_is_that_of_the_file():
     table = pd.read_csv(RESULTS / "role_changes_agreement.csv")
     rows, pruned = (table[table["model"] == name].set_index("role") for name in ("fine-tuned", "pruned"))

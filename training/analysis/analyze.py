@@ -183,13 +183,18 @@ def _known(run: str, overrides: Sequence[str]) -> Callable[[], Finding]:
 
 
 def _files(options: Any) -> RoleFiles:
-    relations, maps = (
-        tuple(part.strip() for part in (listed or "").split(",") if part.strip())
-        for listed in (options.relations, options.maps)
-    )
+    relations, maps = _names("relations", options.relations), _names("maps", options.maps)
     return RoleFiles(
         options.conllu, options.text, options.coref, relations, options.sentences, options.parser, options.show, maps
     )
+
+
+def _names(option: str, listed: str | None) -> tuple[str, ...]:
+    """Names separated by commas; none where the option is not given."""
+    names = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+    if listed is not None and not names:
+        raise GateError(f"--{option} is {listed!r}; expected names separated by commas, or leave it out")
+    return names
 
 
 def _dynamics(options: Any, dense: DenseModel | None) -> Callable[[], Finding]:

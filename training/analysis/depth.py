@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 
 import numpy as np
@@ -38,8 +39,13 @@ def depth_table(depths: dict[str, Array]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["role", "heads", "depth", "low", "high"])
 
 
-def depth_told(depths: dict[str, Array]) -> list[str]:
-    """Whether positional heads lie before syntactic ones, and these before coreference, as far as there are any."""
+def depth_told(depths: dict[str, Array], measured: Collection[str] = CLAIMED) -> list[str]:
+    """Whether positional heads lie before syntactic ones, and these before coreference, as far as there are any.
+
+    Args:
+        depths: see :func:`depths_of`.
+        measured: roles that heads could be found to have.
+    """
     found = {name: mean for name, mean in mean_depths(depths).items() if name in CLAIMED}
     if not found:
         return []
@@ -48,7 +54,7 @@ def depth_told(depths: dict[str, Array]) -> list[str]:
     orders = [_order(one, other, found) for one, other in pairwise(found)]
     if orders:
         sentences.append(f"Positional early, syntactic in the middle and coreference late: {listed(orders)}.")
-    if missing := [name for name in CLAIMED if name not in found]:
+    if missing := [name for name in CLAIMED if name in measured and name not in found]:
         sentences.append(f"Of {listed(missing)} heads there are none, so that their depth is not tested.")
     return sentences
 

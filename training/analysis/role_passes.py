@@ -34,7 +34,7 @@ from gates.roles.syntactic import SyntacticShares
 from gates.roles.view import View
 from gates.sites import Kind
 from training.analysis.observed import ObservedModel
-from training.analysis.role_texts import RoleTexts, mentions_of, own_pairs, repeats, trees_of
+from training.analysis.role_texts import RoleTexts, mentions_of, own_pairs, repeats, special_ids, trees_of
 from training.runs import progress
 from training.tasks.encoding import IGNORED, shifted_right
 
@@ -77,7 +77,7 @@ class RolePasses:
         self.syntactic = SyntacticShares(sites, texts.relations).to(device)
         self.coreference = CoreferenceShares(sites).to(device)
         self.copies = CopyShares(sites).to(device)
-        self.special = torch.tensor(observed.tokenizer.all_special_ids, device=device)
+        self.special = torch.tensor(sorted(special_ids(observed.tokenizer)), device=device)
         self.frequencies = {name: token_counts(counts.to(device)) for name, counts in texts.frequencies.items()}
 
     @property

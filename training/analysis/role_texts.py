@@ -166,12 +166,18 @@ def read_texts(files: RoleFiles, observed: ObservedModel) -> RoleTexts:
     pronouns = None
     if files.coref is not None:
         pronouns = _encoded(observed, read_coreference(files.coref)[: files.most_sentences], f"every text of {files.coref!r}")
-    special = set(observed.tokenizer.all_special_ids)
+    special = special_ids(observed.tokenizer)
     seen = sorted({token for pieces in encoded.pieces for token in pieces.ids} - special)
     if len(seen) < LEAST_KINDS:
         seen = [token for token in range(len(observed.tokenizer)) if token not in special]
     frequencies, told = _frequencies(files, observed, encoded)
     return RoleTexts(encoded, relations, pronouns, frequencies, told, seen, files.parser, shown, maps)
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Special tokens that stand for no word: all but the unknown one, unless it is the start, end or padding token too."""
+    others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls", "sep", "mask")}
+    return set(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - others)
 
 
 def _named_heads(names: Sequence[str], observed: ObservedModel) -> list[tuple[int, int]]:

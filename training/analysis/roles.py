@@ -21,6 +21,7 @@ from training.report.role_plots import role_map
 from training.stats.numbers import counted, listed
 
 CAUSAL = "of causal self-attention alone"
+SPECIALISED = [rule.name for rule in RULES if rule.specialised]
 NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": CAUSAL}
 
 
@@ -32,7 +33,7 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     sentences = [
         *_left_out(observed),
         *_told(table, measured),
-        *depth_told(depths),
+        *depth_told(depths, [role.rule.name for role in measured.roles if not role.strength.isnan().all()]),
         *_of_texts(texts, measured),
         *_best_told(relations),
         *clark_told(clark),
@@ -120,7 +121,7 @@ def best_heads(observed: ObservedModel, measured: Measured) -> pd.DataFrame:
             continue
         best = int(values.nan_to_num(-1.0).argmax())
         place, half = places.iloc[best], TWO_SIDED * float(shares.error[best, column])
-        relation, direction = name.split(", ")
+        relation, direction = name.rsplit(", ", 1)
         rows.append(
             {
                 "relation": relation,
@@ -154,16 +155,22 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     roles = [f"{int(role.holds.sum())} {role.rule.name}" for role in measured.roles]
     low, high = stats.binomtest(background, total).proportion_ci(method="exact")
     several = int((table[[f"{rule.name}_has" for rule in RULES if rule.specialised]].sum(axis=1) > 1).sum())
+    absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
+    unknown = [role.rule.name for role in measured.roles if bool(role.strength.isnan().all())]
+    could_be = [name for name in (*absent, *unknown) if NEEDS.get(name) != CAUSAL and name in SPECIALISED]
+    about_half = (
+        f"{listed(could_be).capitalize()} heads could be among them, so this is at most how many there are."
+        if could_be
+        else f"That about half of all heads are background is {_fits(low, high)}."
+    )
     sentences = [
         f"Of {total} heads: {', '.join(roles)}; {several} have more than one specialised role.",
         f"{background} of {total} heads ({background / total:.0%}, 95 % interval {low:.0%} to {high:.0%}) are background, with "
         f"no specialised role; {int((table['roles'] == 'none').sum())} have no role at all, not even as sinks or broad heads. "
-        f"That about half of all heads are background is {_fits(low, high)}.",
+        + about_half,
     ]
-    absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
     if absent:
         sentences.append(f"Not measured: {listed([f'{name} ({NEEDS[name]})' for name in absent])}.")
-    unknown = [role.rule.name for role in measured.roles if bool(role.strength.isnan().all())]
     if unknown:
         sentences.append(f"No head has enough opportunities for {listed(unknown)}, so nothing is said of it.")
     if (table["kind"] == "cross").any():

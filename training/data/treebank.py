@@ -130,6 +130,8 @@ def _tree(place: str, first: int, block: Sequence[str]) -> Tree:
             raise GateError(
                 f"{where} has the ID {token['id']}; expected {len(words) + 1}, as words count from 1 in each sentence"
             )
+        if not fields[1].strip():
+            raise GateError(f"{where} has no word in its second column; expected one, or _ for a word that is not known")
         if token["head"] is None or not token["deprel"] or token["deprel"] == "_":
             raise GateError(f"{where} has no head or relation; expected a treebank with dependencies")
         words.append(fields[1])

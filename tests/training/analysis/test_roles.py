@@ -1,6 +1,7 @@
 """Roles of the heads of runs and of plain folders, on every task."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from training.analysis import role_texts
 from training.analysis.model import DenseModel
 from training.analysis.observed import observe_folder, observe_run
 from training.analysis.role_passes import RolePasses
-from training.analysis.role_texts import BATCH, CELLS, Encoded, RoleFiles, read_texts
+from training.analysis.role_texts import BATCH, CELLS, Encoded, RoleFiles, read_texts, special_ids
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
 from training.data.word_tokenizer import word_tokenizer
@@ -182,6 +183,10 @@ def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
         (["--experiments", "roles", "--conllu", "x", "--roles", "y"], "--roles is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--sentences", "0"], "--sentences is 0; expected 1 or more"),
         (["--experiments", "ablate"], "is a folder with a model and no run, so there is nothing to do ablate with"),
+        (
+            ["--experiments", "roles", "--conllu", "x", "--relations", " ,"],
+            "--relations is ' ,'; expected names",
+        ),
         (["--experiments", "roles", "--conllu", "nowhere.conllu"], "the treebank file 'nowhere.conllu' does not exist"),
     ],
 )
@@ -191,6 +196,32 @@ def test_bad_input_is_one_sentence(folder, tmp_path, capsys, arguments, message)
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_background_is_no_more_than_was_measured(folder, tmp_path):
+    """Without pronouns some of it could be coreference heads; relations may have commas in their names."""
+    observed, trees = observe_folder(str(folder)), write_treebank(tmp_path, WORDS, rows=60)
+    with open(trees) as stream:
+        text = stream.read().replace("\tobj\t", "\tobj, near\t")
+    with open(trees, "w") as stream:
+        stream.write(text)
+    found = roles_of_heads(observed, read_texts(RoleFiles(trees), observed))
+    assert set(found.tables["relations"]["relation"]) == {"nsubj", "obj, near"}
+    said = " ".join(found.sentences)
+    assert re.search(r"Coreference\b[^.]* heads could be among them, so this is at most how many there are", said)
+    assert "about half" not in said
+    assert "Of coreference heads there are none" not in said
+    whole = roles_of_heads(observed, read_texts(RoleFiles(trees, coref=write_pronouns(tmp_path)), observed))
+    assert not re.search(r"Coreference\b[^.]* heads could be among them", " ".join(whole.sentences))
+
+
+@pytest.mark.parametrize(("end", "counts"), [("[UNK]", False), ("[SEP]", True)])
+def test_unknown_words_are_words_unless_their_token_is_another_one(folder, end, counts):
+    """As in GPT-2, whose one special token is all of them."""
+    tokenizer = observe_folder(str(folder)).tokenizer
+    tokenizer.eos_token = end
+    assert (tokenizer.unk_token_id not in special_ids(tokenizer)) == counts
+    assert {tokenizer.cls_token_id, tokenizer.pad_token_id} <= special_ids(tokenizer)
 
 
 def test_sentences_that_are_too_long_are_left_out_and_told(folder, tmp_path):
