@@ -142,6 +142,21 @@ def test_relevance_and_other_scores_are_those_of_the_file():
         assert f"{stats.spearmanr(table[one], table[other]).statistic:.2f} {said}" in page
 
 
+def test_causal_roles_are_those_of_the_files():
+    page = (ROOT / "docs" / "relevance.md").read_text(encoding="utf-8")
+    heads, closed = pd.read_csv(RESULTS / "causal.csv"), pd.read_csv(RESULTS / "causal_closed.csv").set_index("role")
+    counts = heads["role"].value_counts()
+    for role in ("facilitating", "irrelevant"):
+        row = closed.loc[role]
+        assert row["gates"] == counts[role]
+        change, low, high = (f"{100 * row[name]:.1f}" for name in ("change", "low", "high"))
+        assert f"| {role} | {counts[role]} | {change} points ({low} to {high}) |" in page
+    assert "interfering" not in counts
+    assert f"agree on {(heads['agreement'] == 1).sum()} of {len(heads)} heads" in page
+    kept = 100 * closed.loc[["irrelevant", "interfering"], "metric"]
+    assert f"alone keep {kept['irrelevant']:.1f} % of {kept['interfering']:.1f}" in " ".join(page.split())
+
+
 def test_known_roles_are_those_of_the_files():
     table = pd.read_csv(RESULTS / "known_roles.csv")
     for group, rows in table.groupby("group", sort=False):
