@@ -142,6 +142,15 @@ def test_relevance_and_other_scores_are_those_of_the_file():
         assert f"{stats.spearmanr(table[one], table[other]).statistic:.2f} {said}" in page
 
 
+def test_how_many_heads_of_each_role_stay():
+    table = pd.read_csv(RESULTS / "survival_by_role.csv")
+    for (comparison, budget, method), rows in table.groupby(["comparison", "budget", "method"]):
+        if method in ("learned", "his", "random"):
+            kept = rows.set_index("role")["kept"]
+            cells = [f"{kept[role]:.1f}" for role in ("positional", "syntactic", "coreference", "first-token", "broad")]
+            assert f"| {comparison} | {budget} | {method} | {' | '.join(cells)} |" in PAGE
+
+
 def test_causal_roles_are_those_of_the_files():
     page = (ROOT / "docs" / "relevance.md").read_text(encoding="utf-8")
     heads, closed = pd.read_csv(RESULTS / "causal.csv"), pd.read_csv(RESULTS / "causal_closed.csv").set_index("role")
