@@ -151,6 +151,20 @@ def test_how_many_heads_of_each_role_stay():
             assert f"| {comparison} | {budget} | {method} | {' | '.join(cells)} |" in PAGE
 
 
+def test_the_translator_is_told_as_it_was_found():
+    table = pd.read_csv(RESULTS / "roles_multi30k.csv", keep_default_na=False, na_values=[""])
+    assert not table["specialised"].any()
+    first = table["first-token_has"]
+    assert first.sum() == 6
+    assert table.loc[first, "site"].unique().tolist() == ["decoder.0"]
+    assert not table.loc[first, "kept"].any()
+    assert not (table["syntactic_strength"] > table["syntactic_baseline"]).any()
+    for kind, rows in table.groupby("kind"):
+        strongest = [f"{100 * rows[f'{role}_strength'].max():.1f}" for role in ("positional", "rare")]
+        counts = [str(len(rows)), str(rows["kept"].sum())]
+        assert f"| {kind} | {' | '.join([*counts, *strongest, str(rows['first-token_has'].sum())])} |" in PAGE
+
+
 def test_causal_roles_are_those_of_the_files():
     page = (ROOT / "docs" / "relevance.md").read_text(encoding="utf-8")
     heads, closed = pd.read_csv(RESULTS / "causal.csv"), pd.read_csv(RESULTS / "causal_closed.csv").set_index("role")
