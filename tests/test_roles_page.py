@@ -165,6 +165,17 @@ def test_the_translator_is_told_as_it_was_found():
         assert f"| {kind} | {' | '.join([*counts, *strongest, str(rows['first-token_has'].sum())])} |" in PAGE
 
 
+def test_what_entropy_keeps_is_that_of_the_file():
+    rows, page = pd.read_csv(RESULTS / "survival_entropy.csv").set_index(["method", "budget"]), " ".join(PAGE.split())
+    shares = (100 * rows[["specialised_kept", "others_kept"]]).map("{:.0f}".format)
+    low, high, learned = (shares.loc[name] for name in ("entropy-low-first", "entropy-high-first", "learned"))
+    assert f"keeps {low.loc[18].iloc[0]} % of the specialised heads and {low.loc[18].iloc[1]} % of the others" in page
+    assert rows.loc[("entropy-low-first", 9), "specialised_kept"] == 0
+    assert f"exact interval up to {rows.loc[('entropy-low-first', 9), 'high']:.2f})" in page
+    assert f"keeps {' and '.join(high.loc[18])} % at 18 heads, {' and '.join(high.loc[9])} % at 9" in page
+    assert f"learned gates {' and '.join(learned.loc[18])} %, {' and '.join(learned.loc[9])} %" in page
+
+
 def test_causal_roles_are_those_of_the_files():
     page = (ROOT / "docs" / "relevance.md").read_text(encoding="utf-8")
     heads, closed = pd.read_csv(RESULTS / "causal.csv"), pd.read_csv(RESULTS / "causal_closed.csv").set_index("role")
