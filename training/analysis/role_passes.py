@@ -59,6 +59,16 @@ class Measured:
     coreference: Shares | None
     confidence: Tensor
 
+    @property
+    def unknown(self) -> list[str]:
+        """Names of the roles that no head had enough opportunities for."""
+        return [role.rule.name for role in self.roles if bool(role.strength.isnan().all())]
+
+    @property
+    def known(self) -> list[str]:
+        """Names of the other roles that were looked for."""
+        return [role.rule.name for role in self.roles if role.rule.name not in self.unknown]
+
 
 class RolePasses:
     """Runs a model on texts and adds up what its heads look at.

@@ -33,7 +33,7 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     sentences = [
         *_left_out(observed),
         *_told(table, measured),
-        *depth_told(depths, [role.rule.name for role in measured.roles if not role.strength.isnan().all()]),
+        *depth_told(depths, measured.known),
         *_of_texts(texts, measured),
         *_best_told(relations),
         *clark_told(clark),
@@ -156,8 +156,7 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     low, high = stats.binomtest(background, total).proportion_ci(method="exact")
     several = int((table[[f"{rule.name}_has" for rule in RULES if rule.specialised]].sum(axis=1) > 1).sum())
     absent = [rule.name for rule in RULES if rule.name not in {role.rule.name for role in measured.roles}]
-    unknown = [role.rule.name for role in measured.roles if bool(role.strength.isnan().all())]
-    could_be = [name for name in (*absent, *unknown) if NEEDS.get(name) != CAUSAL and name in SPECIALISED]
+    could_be = [name for name in (*absent, *measured.unknown) if NEEDS.get(name) != CAUSAL and name in SPECIALISED]
     about_half = (
         f"{listed(could_be).capitalize()} heads could be among them, so this is at most how many there are."
         if could_be
@@ -171,8 +170,8 @@ def _told(table: pd.DataFrame, measured: Measured) -> list[str]:
     ]
     if absent:
         sentences.append(f"Not measured: {listed([f'{name} ({NEEDS[name]})' for name in absent])}.")
-    if unknown:
-        sentences.append(f"No head has enough opportunities for {listed(unknown)}, so nothing is said of it.")
+    if measured.unknown:
+        sentences.append(f"No head has enough opportunities for {listed(measured.unknown)}, so nothing is said of it.")
     if (table["kind"] == "cross").any():
         sentences.append(
             "For cross attention only positional, rare (of the source) and the sinks are defined; in an encoder-decoder trees "

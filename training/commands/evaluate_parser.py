@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from jsonargparse import ArgumentParser
 
-FORMS = ("dense", "gated", "pruned")
 Form = Literal["dense", "gated", "pruned"]
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 def evaluate_parser() -> ArgumentParser:
