@@ -94,7 +94,10 @@ def compare_with_stock(architecture, saved_class, folder):
             continue
         assert found_info["missing_keys"] == info["missing_keys"], name
         for key in info["missing_keys"]:
-            found.get_parameter_or_buffer(key).copy_(expected.get_parameter_or_buffer(key))
+            new = expected.get_parameter_or_buffer(key)
+            if new.is_floating_point():  # Transformers leaves some biases as the memory was, such as Data2VecText's
+                new.normal_(std=0.1)
+            found.get_parameter_or_buffer(key).copy_(new)
         if not name.endswith("XVector"):  # needs more sound than these inputs have, and PEFT
             try:
                 batch, results = inputs(architecture, expected), []
@@ -106,7 +109,7 @@ def compare_with_stock(architecture, saved_class, folder):
             assert results[0]
             for left, right in zip(*results, strict=True):
                 if left.shape == right.shape:  # but for caches, which are smaller
-                    torch.testing.assert_close(right, left, atol=1e-5, rtol=1e-4, msg=name)
+                    torch.testing.assert_close(right, left, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
         loaded += 1
     return loaded, refused
 
