@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from gates import load_pruned
+from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.fit import main
 from training.tasks import TokenClassification
@@ -82,7 +83,7 @@ def test_the_export_tags_words_in_plain_transformers(run):
 def test_the_loss_is_transformers_own_over_a_batch():
     torch.manual_seed(0)
     task = TokenClassification(["O", "B-X", "I-X"], "BIO")
-    model = task.build(None, MODEL, build_tokenizer()).eval()
+    model = task.build(Source(from_scratch=MODEL), build_tokenizer()).eval()
     labels = torch.tensor([[-100, 0, 1, 2], [-100, 1, -100, -100]])
     batch = {
         "input_ids": torch.tensor([[3, 4, 5, 6], [7, 5, 4, 1]]),

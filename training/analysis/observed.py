@@ -16,6 +16,7 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.sites import AttentionSite, find_attention
 from training.analysis.model import DenseModel
+from training.config import Source
 from training.data.base import TaskData
 from training.runs.run_directory import CONFIG
 from training.tasks.encoder_decoder import positions
@@ -120,7 +121,7 @@ def observe_folder(path: str) -> ObservedModel:
     tokenizer = read_tokenizer(path)
     config = read_config(path)
     what = "a model"
-    backbone = load_pretrained(AutoModel, path, config, what=what, trust_remote_code=False, allow_pickle=False).eval()
+    backbone = load_pretrained(AutoModel, Source(path), config, what=what).eval()
     if "input_ids" not in backbone.main_input_name:
         raise GateError(f"{type(backbone).__name__} in {path!r} reads no text; give a model of texts")
     return ObservedModel(backbone, find_attention(backbone), tokenizer, torch.device("cpu"))

@@ -22,6 +22,7 @@ from gates.export.vocabulary import check_known
 from gates.files import replacing
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
+from training.config import Source
 from training.config.checks import check_positive
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
@@ -100,7 +101,7 @@ def load_system(
     if not (path / "config.json").is_file():
         raise GateError(f"{folder!r} holds no model: it has no config.json; give a folder of a model or a run directory")
     tokenizer = read_tokenizer(str(path))
-    model = load_encoder_decoder(str(path)).eval()
+    model = load_encoder_decoder(Source(str(path))).eval()
     set_languages(tokenizer, source=source_language, target=target_language)
     if target_language is not None:
         begin_with_(model, tokenizer, language_token(tokenizer, target_language))

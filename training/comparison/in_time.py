@@ -74,13 +74,7 @@ def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, le
             f"{trainer.world_size} processes would measure latency at once; measure it on one device (python -m training "
             "latency) and give --model.latency_table"
         )
-    model = data.task.build(
-        options.backbone,
-        options.from_scratch,
-        data.processor,
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle,
-    )
+    model = data.task.build(options, data.processor)
     device = trainer.strategy.root_device
     inputs = first_inputs(data, model, device)
     if batch is not None or length is not None:

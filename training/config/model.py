@@ -38,6 +38,7 @@ BudgetOption = GivenBudget | TimeLimit
 """The same, of which a time has become a limit by a table of the model's."""
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
+WeightType = Literal["float32", "bfloat16", "float16"]
 MOST_EPOCHS = 1_000_000
 """Of a phase."""
 DEFAULT_PRICE = 0.01
@@ -53,12 +54,15 @@ class Source:
         from_scratch: instead of a backbone, config fields of a new model (``model_type`` and sizes).
         trust_remote_code: whether code that comes with the backbone may run.
         allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
+        dtype: of the backbone's weights. In ``bfloat16`` or ``float16`` they take half the memory and are all fixed, so that
+            gates alone are learned, which stay in float32: for models that do not fit otherwise.
     """
 
     backbone: str | None = None
     from_scratch: dict[str, Any] | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    dtype: WeightType = "float32"
 
     def __post_init__(self) -> None:
         if self.backbone is None and self.from_scratch is None:
@@ -70,6 +74,13 @@ class Source:
                 f"both a pretrained model ({self.backbone!r}) and config fields of a new one are given; add "
                 "--model.from_scratch null, or start from a --config without it, such as configs/sst2_minilm_local.yaml"
             )
+        if self.is_half and self.backbone is None:
+            raise GateError(f"dtype is {self.dtype}, whose weights are fixed, but the model is new; train it in float32")
+
+    @property
+    def is_half(self) -> bool:
+        """Whether weights are kept in half precision."""
+        return self.dtype != "float32"
 
 
 @dataclass(frozen=True)
@@ -263,6 +274,14 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             group.__post_init__(self)
         if self.pipelined is None:
             object.__setattr__(self, "pipelined", self.gate == "hard-concrete" and self.budget is not None)
+        if self.is_half:
+            for phase in ("finetune", "retrain"):
+                if (epochs := getattr(self, phase)) != 0:
+                    raise GateError(
+                        f"dtype is {self.dtype}, in which weights are fixed, but {phase} is {epochs:g} epochs; set it to 0, so "
+                        "that gates alone are learned, or leave out dtype and set --trainer.precision bf16-mixed"
+                    )
+            object.__setattr__(self, "freeze", [".*"])
         if self.prune == 0 and (self.retrain > 0 or self.budget is not None or self.finetune == 0):
             raise GateError(
                 "prune is 0 epochs, but the gates need some training, for example 1; to train a dense model alone, set retrain "

@@ -11,6 +11,8 @@ from training.config.checks import at_least_0, at_least_1, at_most
 MOST_DEVICES = 4096
 """Of a machine, and machines: Lightning makes a list of them."""
 
+TRUE_HALF = ("bf16-true", "16-true")
+"""Precisions of Lightning in which everything is rounded, weights and labels and sums of metrics."""
 SHARDING = ("fsdp", "deepspeed", "model_parallel")
 """What strategies of Lightning that spread a model over devices begin with."""
 
@@ -89,6 +91,11 @@ class TrainerOptions:
             raise GateError(
                 f"--trainer.strategy is {self.strategy}, which spreads a model over devices, but here each holds a "
                 "whole one; use ddp, or gates with a loop of your own (gates.replicate_)"
+            )
+        if str(self.precision) in TRUE_HALF:
+            raise GateError(
+                f"--trainer.precision is {self.precision}, in which small steps of weights are lost and sums and labels are "
+                "rounded; use bf16-mixed or 16-mixed, or --model.dtype bfloat16 to learn gates alone on fixed weights"
             )
         for name in ("limit_train_batches", "val_check_interval"):
             if getattr(self, name) == 0:

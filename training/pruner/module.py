@@ -78,13 +78,7 @@ class HeadPruner(pl.LightningModule):
         if hasattr(self, "backbone"):
             return
         options, self.task = self.options, task
-        backbone = task.build(
-            options.backbone,
-            options.from_scratch,
-            tokenizer,
-            trust_remote_code=options.trust_remote_code,
-            allow_pickle=options.allow_pickle,
-        )
+        backbone = task.build(options, tokenizer)
         sites = find_attention(backbone)
         kinds = kinds_to_prune(options, [kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = new_gates(options, backbone, kinds)

@@ -10,6 +10,8 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from training.config import Source
+
 Batch = Mapping[str, Any]
 """Tensors by name; for evaluation also lists of texts."""
 
@@ -30,23 +32,12 @@ class Task(ABC):
         return -value if self.lower_is_better else value
 
     @abstractmethod
-    def build(
-        self,
-        backbone: str | None,
-        from_scratch: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> PreTrainedModel:
-        """A pretrained model for the task, or a new one from config fields, in float32.
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A pretrained model for the task, exports of this project too, or a new one from config fields.
 
         Args:
-            backbone: hub name or local folder; exports of this project too.
-            from_scratch: instead of a backbone, config fields.
+            source: of the model.
             tokenizer: of the data.
-            trust_remote_code: whether code that comes with the backbone may run.
-            allow_pickle: whether ``pytorch_model.bin`` may be read where there are no safetensors.
 
         Raises:
             GateError: if the backbone cannot be loaded or is not for this task.

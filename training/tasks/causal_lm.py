@@ -13,11 +13,15 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from gates.errors import GateError
 from gates.hooks.evaluating import evaluating
+from training.config import Source
 from training.tasks.base import Batch, Task
 from training.tasks.encoder_decoder import check_vocabulary, positions
 from training.tasks.encoding import IGNORED, end_token, start_token, tokens_of
 from training.tasks.loading import from_config, load_pretrained, read_config
 from training.tasks.perplexity import Perplexity, TokenAccuracy
+
+HALF_DIGITS = 0.1
+"""How far two half-precision logits of the same tokens may be apart, in standard deviations of logits."""
 
 
 @dataclass
@@ -35,30 +39,16 @@ class CausalLM(Task):
     main_metric: str = field(default="perplexity", init=False)
     lower_is_better: bool = field(default=True, init=False)
 
-    def build(
-        self,
-        backbone: str | None,
-        from_scratch: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> PreTrainedModel:
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """A pretrained decoder, or a new one, that is seen to predict from earlier tokens of the same document alone; see
         :meth:`Task.build`."""
-        if backbone is None:
-            model, name = _new(from_scratch or {}, tokenizer, self.max_length), "the new model"
+        if source.backbone is None:
+            model, name = _new(source.from_scratch or {}, tokenizer, self.max_length), "the new model"
         else:
-            config, name = read_config(backbone, trust_remote_code=trust_remote_code), repr(backbone)
-            check_causal(config, backbone)
-            model = load_pretrained(
-                AutoModelForCausalLM,
-                backbone,
-                config,
-                what="a language model",
-                trust_remote_code=trust_remote_code,
-                allow_pickle=allow_pickle,
-            )
+            config = read_config(source.backbone, trust_remote_code=source.trust_remote_code)
+            check_causal(config, source.backbone)
+            name = repr(source.backbone)
+            model = load_pretrained(AutoModelForCausalLM, source, config, what="a language model")
         check_vocabulary(model, tokenizer, name)
         limit = positions(model.config, "decoder")
         if limit is not None and self.max_length > limit:
@@ -151,7 +141,10 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _are_same(logits: Tensor, others: Tensor) -> bool:
     """Whether logits differ no more than by the order in which they were computed."""
-    return torch.allclose(logits.float(), others.float(), rtol=1e-3, atol=1e-4)
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits, others = logits.float(), others.float()
+        return bool((logits - others).abs().max() <= HALF_DIGITS * others.std())
+    return torch.allclose(logits, others, rtol=1e-3, atol=1e-4)
 
 
 def _new(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedModel:

@@ -7,23 +7,19 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
+from training.config import Source
 from training.tasks.loading import load_pretrained, read_config
 
 
-def load_encoder_decoder(backbone: str, *, trust_remote_code: bool = False, allow_pickle: bool = False) -> PreTrainedModel:
-    """The encoder-decoder of a hub name or local folder, in float32; see :meth:`training.tasks.base.Task.build`."""
-    config = read_config(backbone, trust_remote_code=trust_remote_code)
-    check_encoder_decoder(config, backbone)
-    model = load_pretrained(
-        AutoModelForSeq2SeqLM,
-        backbone,
-        config,
-        what="an encoder-decoder",
-        trust_remote_code=trust_remote_code,
-        allow_pickle=allow_pickle,
-    )
+def load_encoder_decoder(source: Source) -> PreTrainedModel:
+    """The encoder-decoder of a hub name or local folder; see :meth:`training.tasks.base.Task.build`."""
+    config = read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
+    check_encoder_decoder(config, str(source.backbone))
+    model = load_pretrained(AutoModelForSeq2SeqLM, source, config, what="an encoder-decoder")
     if model.config.decoder_start_token_id is None:
-        raise GateError(f"{backbone!r} does not say how its decoder starts; set decoder_start_token_id in its config.json")
+        raise GateError(
+            f"{source.backbone!r} does not say how its decoder starts; set decoder_start_token_id in its config.json"
+        )
     return model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
 
 from gates.errors import GateError, first_line
+from training.config import Source
 from training.tasks.classification import Classification
 from training.tasks.loading import from_config, load_pretrained, read_config
 
@@ -24,42 +24,25 @@ class ImageClassification(Classification):
     auto: ClassVar[Any] = AutoModelForImageClassification
     what: ClassVar[str] = "a classifier of images"
 
-    def build(
-        self,
-        backbone: str | None,
-        from_scratch: Mapping[str, Any] | None,
-        tokenizer: Any,
-        *,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> PreTrainedModel:
+    def build(self, source: Source, tokenizer: Any) -> PreTrainedModel:
         """A pretrained backbone with a head for the classes, or a new one for images of the size that the processor makes; see
         :meth:`Task.build`.
 
         Args:
-            backbone, from_scratch, trust_remote_code, allow_pickle: see :meth:`Task.build`.
+            source: of the model.
             tokenizer: the image processor of the data.
         """
         told, size = self.label_fields, size_of(tokenizer)
-        if from_scratch is not None:
-            model = from_config(self.auto, {**from_scratch, **told}, {"image_size": size[0], "num_channels": CHANNELS})
+        if source.from_scratch is not None:
+            model = from_config(self.auto, {**source.from_scratch, **told}, {"image_size": size[0], "num_channels": CHANNELS})
             check_images(model.config, size, "the new model", "set --data.image_size to it")
             return model
-        assert backbone is not None
-        config = read_config(backbone, trust_remote_code=trust_remote_code)
-        check_images(config, size, repr(backbone), "correct its preprocessor_config.json")
+        config = read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
+        check_images(config, size, repr(source.backbone), "correct its preprocessor_config.json")
         resized = config.num_labels != told["num_labels"]
         for name, value in told.items():
             setattr(config, name, value)
-        return load_pretrained(
-            self.auto,
-            backbone,
-            config,
-            what=self.what,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            resized=resized,
-        )
+        return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
 
 
 def read_image_processor(name: str) -> BaseImageProcessor:

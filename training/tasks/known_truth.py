@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
+from training.config import Source
 from training.tasks.classification import Classification
 from training.truth.compiler import compiled
 from training.truth.programs import PROGRAMS
@@ -25,20 +24,12 @@ class KnownAnswer(Classification):
 
     program: str = ""
 
-    def build(
-        self,
-        backbone: str | None,
-        from_scratch: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> PreTrainedModel:
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The compiled model; rotation, places of heads and noise come from torch's seed. See :meth:`Task.build`."""
-        if backbone is not None or from_scratch is None:
+        if source.backbone is not None or source.from_scratch is None:
             raise GateError(
-                f"the model of the program {self.program!r} is compiled, and {backbone!r} is given; give --model.from_scratch "
-                "'{model_type: bert}' alone"
+                f"the model of the program {self.program!r} is compiled, and {source.backbone!r} is given; give "
+                "--model.from_scratch '{model_type: bert}' alone"
             )
         names = {label: index for index, label in enumerate(self.labels)}
         model = compiled(
@@ -49,7 +40,7 @@ class KnownAnswer(Classification):
             label2id=names,
         )
         fields = model.config.to_dict()
-        for name, value in from_scratch.items():
+        for name, value in source.from_scratch.items():
             if name not in fields or fields[name] != value:
                 raise GateError(
                     f"model.from_scratch has {name}: {value}, but the program {self.program!r} decides on the model "

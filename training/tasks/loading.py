@@ -99,36 +99,39 @@ def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_pretrained(
-    auto: Any, backbone: str, config: Any, *, what: str, trust_remote_code: bool, allow_pickle: bool, resized: bool = False
-) -> PreTrainedModel:
-    """The weights of a hub name or local folder, exports of this project among them, in float32.
+def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resized: bool = False) -> PreTrainedModel:
+    """The weights of a hub name or local folder, exports of this project among them, in the type that is asked for.
 
     Args:
         auto: Auto class of the task.
-        backbone: hub name or local folder.
+        source: with a hub name or local folder.
         config: as :func:`read_config` gave it, perhaps changed.
         what: the model is called in errors, such as ``a classifier``.
-        trust_remote_code, allow_pickle: see :meth:`training.tasks.base.Task.build`.
         resized: whether weights of another size are to be made anew.
 
     Raises:
         GateError: if the weights cannot be loaded.
     """
-    more: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    more: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
+    dtype = getattr(torch, source.dtype)
     if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
         check_pruned_config(config)
         auto, more = pruned_class(auto._model_mapping[type(config)]), {}
     try:
         model: PreTrainedModel = auto.from_pretrained(
-            backbone, config=config, ignore_mismatched_sizes=resized, use_safetensors=None if allow_pickle else True, **more
+            source.backbone,
+            config=config,
+            dtype=dtype,
+            ignore_mismatched_sizes=resized,
+            use_safetensors=None if source.allow_pickle else True,
+            **more,
         )
     except Exception as error:  # damaged weights raise errors of many kinds
         reason = first_line(error)
-        if not allow_pickle and "safetensors" in reason:
+        if not source.allow_pickle and "safetensors" in reason:
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
-        raise GateError(f"cannot load {what} from {backbone!r}: {reason}") from error
-    return model.float()
+        raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error
+    return model.to(dtype)
 
 
 def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from training.config import Source
 from training.tasks.base import Batch, Task
 from training.tasks.loading import from_config, load_pretrained, read_config
 
@@ -29,41 +30,24 @@ class SentenceTask(Task):
     def label_fields(self) -> dict[str, Any]:
         """Config fields that say what the model tells of a sentence, ``num_labels`` among them."""
 
-    def build(
-        self,
-        backbone: str | None,
-        from_scratch: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> PreTrainedModel:
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """A pretrained backbone with a head for the labels, or a new one; see :meth:`Task.build`."""
         told = self.label_fields
-        if from_scratch is not None:
+        if source.from_scratch is not None:
             tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-            model = from_config(self.auto, {**from_scratch, **told}, tokens)
+            model = from_config(self.auto, {**source.from_scratch, **told}, tokens)
             if model.config.is_encoder_decoder:  # which reads its answer at the end of the text, and begins as T5 does
                 ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
                 for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
-                    setattr(model.config, name, from_scratch.get(name, value))
+                    setattr(model.config, name, source.from_scratch.get(name, value))
             return model
-        assert backbone is not None
-        config = read_config(backbone, trust_remote_code=trust_remote_code)
+        config = read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
         resized = config.num_labels != told["num_labels"]
         for name, value in told.items():
             setattr(config, name, value)
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
-        return load_pretrained(
-            self.auto,
-            backbone,
-            config,
-            what=self.what,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            resized=resized,
-        )
+        return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in batch.items() if name != "labels"}

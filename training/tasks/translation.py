@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from training.config import Source
 from training.config.data import BleuTokenizer, SentenceLoss
 from training.tasks.base import Batch, Task
 from training.tasks.decoding import Decoding, begin_with_, decode, generate
@@ -51,21 +52,13 @@ class Translation(Task):
     beam_splits: tuple[str, ...] = ("test",)
     main_metric: str = field(default="bleu", init=False)
 
-    def build(
-        self,
-        backbone: str | None,
-        from_scratch: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> PreTrainedModel:
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """A pretrained encoder-decoder, or a new Transformer whose sizes default to :data:`SCRATCH`; see :meth:`Task.build`."""
-        if backbone is None:
-            return self._new(from_scratch or {}, tokenizer)
-        model = load_encoder_decoder(backbone, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-        check_positions(model.config, repr(backbone), self.decoding.max_length)
-        check_vocabulary(model, tokenizer, repr(backbone))
+        if source.backbone is None:
+            return self._new(source.from_scratch or {}, tokenizer)
+        model = load_encoder_decoder(source)
+        check_positions(model.config, repr(source.backbone), self.decoding.max_length)
+        check_vocabulary(model, tokenizer, repr(source.backbone))
         if self.decoding.forced_first is not None:
             begin_with_(model, tokenizer, self.decoding.forced_first)
         return model

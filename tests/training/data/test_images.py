@@ -8,6 +8,7 @@ from PIL import Image
 from transformers import BertConfig, ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from gates.errors import GateError
+from training.config import Source
 from training.config.data import Images
 from training.data.image_folders import open_image, read_folder
 from training.data.images import ImagesData
@@ -93,7 +94,7 @@ def test_the_fingerprint_is_of_contents(tmp_path):
 def test_the_processor_of_a_pretrained_model_is_used(tmp_path):
     data = opened(tmp_path, save_vit(tmp_path / "vit"), ["RED", "blue"])
     assert data.labels == ["red", "blue"]
-    model = data.task.build(str(tmp_path / "vit"), None, data.processor)
+    model = data.task.build(Source(str(tmp_path / "vit")), data.processor)
     assert model(**data.task.model_inputs(model, next(iter(data.test_dataloader())))).logits.shape == (8, 2)
     with pytest.raises(GateError, match="image_size is 8, but a pretrained model knows the size"):
         ImagesData(Images(train_folder="a", test_folder="b", image_size=8)).build(str(tmp_path / "vit"))
@@ -102,14 +103,14 @@ def test_the_processor_of_a_pretrained_model_is_used(tmp_path):
 def test_sizes_that_do_not_fit_are_refused(tmp_path):
     data = opened(tmp_path, save_vit(tmp_path / "vit", 16))
     with pytest.raises(GateError, match="sees images of 8 x 8 pixels, and they have 16 x 16; correct its preprocessor_config"):
-        data.task.build(str(tmp_path / "vit"), None, data.processor)
+        data.task.build(Source(str(tmp_path / "vit")), data.processor)
     data = opened(tmp_path)
     with pytest.raises(
         GateError, match=r"the new model sees images of 16 x 16 pixels, and they have 8 x 8; set --data.image_size"
     ):
-        data.task.build(None, VIT | {"image_size": 16}, data.processor)
+        data.task.build(Source(from_scratch=VIT | {"image_size": 16}), data.processor)
     with pytest.raises(GateError, match="takes no images; give one such as vit"):
-        data.task.build(None, MODEL | {"model_type": "bert"}, data.processor)
+        data.task.build(Source(from_scratch=MODEL | {"model_type": "bert"}), data.processor)
 
 
 def test_a_model_of_text_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from gates.hooks.observe import observe_entropy
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.importance import gradient_rows
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
-from training.config import RefitSearch
+from training.config import RefitSearch, Source
 from training.pruner.averaging import StopEarly
 from training.pruner.distillation import Teacher, distillation_terms
 from training.pruner.evaluation import evaluate
@@ -221,12 +221,12 @@ def test_training_ends_when_perplexity_does_not_fall():
 )
 def test_models_that_would_be_wrong_without_a_word_are_refused(data, fields, said):
     with pytest.raises(GateError, match=said):
-        data.task.build(None, fields, data.tokenizer)
+        data.task.build(Source(from_scratch=fields), data.tokenizer)
 
 
 def test_a_model_that_takes_no_positions_works_without_packing():
     data = make_data(packing=False)
-    model = data.task.build(None, BLOOM, data.tokenizer).eval()
+    model = data.task.build(Source(from_scratch=BLOOM), data.tokenizer).eval()
     batch = next(iter(data.test_dataloader()))
     losses, logits = data.task.losses(model, batch)
     assert losses.isfinite().all()
@@ -242,6 +242,6 @@ def test_an_encoder_is_no_backbone(tmp_path, data):
 
 
 def test_a_new_model_knows_where_documents_begin_and_end(data):
-    model = data.task.build(None, MODEL, data.tokenizer)
+    model = data.task.build(Source(from_scratch=MODEL), data.tokenizer)
     assert model.config.vocab_size == len(data.tokenizer)
     assert model.generation_config.eos_token_id == data.tokenizer.eos_token_id

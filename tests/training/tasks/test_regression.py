@@ -5,6 +5,7 @@ import torch
 from scipy import stats
 
 from tests.models import build
+from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.pruner.distillation import Teacher, distillation_terms, number_mse
 from training.tasks import Classification, Regression
@@ -20,7 +21,7 @@ BATCH = {
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return Regression().build(None, FIELDS, build_tokenizer()).eval()
+    return Regression().build(Source(from_scratch=FIELDS), build_tokenizer()).eval()
 
 
 def test_the_loss_is_the_one_that_transformers_has_for_numbers(model):
@@ -46,7 +47,7 @@ def test_metrics_are_those_of_scipy(model):
 
 def test_a_pretrained_encoder_gets_one_output(tmp_path):
     build("bert").save_pretrained(tmp_path)
-    model = Regression().build(str(tmp_path), None, build_tokenizer())
+    model = Regression().build(Source(str(tmp_path)), build_tokenizer())
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
     assert model.classifier.out_features == 1
 

@@ -8,6 +8,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import save_pruned
 from gates.surgery.remove import zero_heads_
 from tests.models import build, logits
+from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.tasks import Classification, from_config, stated_labels
 from training.tasks.loading import count_parameters
@@ -16,7 +17,7 @@ BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones
 
 
 def load(folder, **more):
-    return Classification(["no", "yes"]).build(str(folder), None, build_tokenizer(), **more)
+    return Classification(["no", "yes"]).build(Source(str(folder), **more), build_tokenizer())
 
 
 def test_a_misspelt_field_of_a_new_model_is_named():
@@ -49,7 +50,7 @@ def test_layers_of_any_name_are_limited_before_they_are_made():
 )
 def test_a_new_model_that_cannot_be_is_told_by_what_the_user_gave(fields, message):
     with pytest.raises(GateError, match=message):
-        Classification(["no", "yes"]).build(None, fields, build_tokenizer())
+        Classification(["no", "yes"]).build(Source(from_scratch=fields), build_tokenizer())
 
 
 def test_parameters_are_counted_without_a_draw_and_a_lack_of_memory_is_told(monkeypatch):

@@ -13,6 +13,7 @@ from gates.scores.importance import head_gradients
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build
 from tests.training.translation_runs import MODEL, make_data, make_pruner
+from training.config import Source
 from training.data.languages import language_token, set_languages
 from training.pruner.distillation import Teacher
 from training.tasks.decoding import Decoding, begin_with_, generate
@@ -121,7 +122,7 @@ def test_gated_pruned_and_reloaded_models_translate_alike(beams, data, pruner, t
     reloaded = [
         load_pruned(tmp_path / "export"),
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "export", trust_remote_code=True).eval(),
-        task.build(str(tmp_path / "export"), None, data.tokenizer).eval(),
+        task.build(Source(str(tmp_path / "export")), data.tokenizer).eval(),
     ]
     for model in reloaded:
         assert task.translate(model, batch, beams=beams) == gated
@@ -186,13 +187,13 @@ def test_greedy_decoding_takes_the_likeliest_token_each_time(data, pruner):
 def test_a_model_without_encoder_and_decoder_is_refused(family, kind, data, tmp_path):
     build(family).save_pretrained(tmp_path / "model")
     with pytest.raises(GateError, match=f"is a {kind} model, which has no encoder and decoder"):
-        data.task.build(str(tmp_path / "model"), None, data.tokenizer)
+        data.task.build(Source(str(tmp_path / "model")), data.tokenizer)
 
 
 @pytest.mark.parametrize("fields", [{"model_type": "gpt2"}, {"model_type": "bart", "encoder_layers": 1, "d_model": 6}])
 def test_a_new_model_that_is_none_is_refused(fields, data):
     with pytest.raises(GateError):
-        data.task.build(None, fields, data.tokenizer)
+        data.task.build(Source(from_scratch=fields), data.tokenizer)
 
 
 @pytest.mark.parametrize("family", ["bart", "marian"])
@@ -200,13 +201,13 @@ def test_a_pretrained_encoder_decoder_is_loaded(family, data, tmp_path):
     model = build(family)
     model.resize_token_embeddings(len(data.tokenizer), mean_resizing=False)
     model.save_pretrained(tmp_path / "model")
-    again = data.task.build(str(tmp_path / "model"), None, data.tokenizer).eval()
+    again = data.task.build(Source(str(tmp_path / "model")), data.tokenizer).eval()
     torch.testing.assert_close(again.state_dict(), model.state_dict())
 
 
 def test_t5_can_be_made_from_scratch(data):
     sizes = {"model_type": "t5", "d_model": 16, "d_kv": 4, "num_layers": 1, "num_heads": 4, "d_ff": 16}
-    model = data.task.build(None, sizes, data.tokenizer).eval()
+    model = data.task.build(Source(from_scratch=sizes), data.tokenizer).eval()
     losses, _ = data.task.losses(model, batch_of(data))
     assert losses.shape == (6,)
     assert len(data.task.translate(model, batch_of(data), beams=2)) == 6
@@ -217,7 +218,7 @@ def test_a_pruned_translator_without_heads_in_a_layer_is_pruned_on_and_reloads(d
     mask = torch.ones(pruner.gates.size)
     mask[:4] = 0
     save_pruned(pruner.backbone, tmp_path / "first", mask, tokenizer=None)
-    model = data.task.build(str(tmp_path / "first"), None, data.tokenizer).eval()
+    model = data.task.build(Source(str(tmp_path / "first")), data.tokenizer).eval()
     more = torch.ones(pruner.gates.size - 4)
     more[:2] = 0
     save_pruned(model, tmp_path / "second", more, tokenizer=None)
@@ -286,7 +287,7 @@ def test_an_export_says_what_translations_begin_with(data, pruner, tmp_path):
     pruner.gates.detach()
     save_pruned(pruner.backbone, tmp_path / "plain", torch.ones(pruner.gates.size), tokenizer=None)
     task = replace(data.task, decoding=Decoding(1, max_length=20, forced_first=9))
-    model = task.build(str(tmp_path / "plain"), None, data.tokenizer)
+    model = task.build(Source(str(tmp_path / "plain")), data.tokenizer)
     save_pruned(model, tmp_path / "export", torch.ones(pruner.gates.size), tokenizer=None)
     batch = batch_of(data)
     for folder, first in (("plain", False), ("export", True)):
@@ -338,4 +339,4 @@ def test_translations_begin_as_the_targets_in_training(kind):
 
 def test_a_tokenizer_of_another_model_is_refused(data):
     with pytest.raises(GateError, match="but the new model has embeddings of 20; a model needs its own tokenizer"):
-        data.task.build(None, MODEL | {"vocab_size": 20}, data.tokenizer)
+        data.task.build(Source(from_scratch=MODEL | {"vocab_size": 20}), data.tokenizer)
