@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from jsonargparse import ArgumentParser
 
@@ -12,7 +12,7 @@ from training.config.data import BleuTokenizer
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
-DeploymentTable = Literal["routes", "runtimes", "speed"]
+DeploymentTable = Literal["routes", "runtimes", "gguf", "speed"]
 EXPERIMENTS = (
     "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "disagreement", "closing", "dynamics",
     "changes", "known-roles", "domains", "through-training",
@@ -319,7 +319,7 @@ def deployment_parser() -> ArgumentParser:
         "--only", type=list[str], default=[], help="Parts of names of architectures for the routes; all if empty."
     )
     parser.add_argument(
-        "--tables", type=list[DeploymentTable], default=["routes", "runtimes", "speed"], help="Some of these, such as [speed]."
+        "--tables", type=list[DeploymentTable], default=list(get_args(DeploymentTable)), help="Some of these, such as [speed]."
     )
     parser.add_argument("--batch_sizes", type=list[int], default=[1, 8], help="Of the measured speed.")
     parser.add_argument("--repeats", type=int, default=5, help="Timed calls of each model and batch size.")

@@ -15,6 +15,7 @@ from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.config.checks import check_positive
 from training.coverage import architectures as zoo
+from training.coverage.gguf import gguf_table
 from training.coverage.routes import BY_LAYER, ROUTES, route_table
 from training.coverage.runtimes import packages, runtime_table
 from training.coverage.speed import HEADS, KEPT, speed_table, systems
@@ -49,6 +50,7 @@ def deployment(line: CommandLine) -> None:
     parts = {
         "routes": lambda: [*_about_routes(), *route_table(chosen)],
         "runtimes": lambda: [*_about_runtimes(), *runtime_table()],
+        "gguf": lambda: [*_about_gguf(), *gguf_table()],
         "speed": lambda: [*_about_speed(), *speed_table(systems(), options.batch_sizes, repeats=options.repeats)],
     }
     lines = [HEADING, "", *_about_page()]
@@ -103,6 +105,16 @@ def _about_runtimes() -> list[str]:
         "A Llama of 3 layers with 4 heads and 2 key/value heads each: dense; with 3, 2 and 2 heads; with 3, 0 and 2 heads.",
         "Differences are from the same model in PyTorch, relative to its largest output, so that quantisation can be judged by",
         "what it does to the dense model.",
+        "",
+    ]
+
+
+def _about_gguf() -> list[str]:
+    return [
+        "## GGUF",
+        "",
+        "Tiny random models in the stock form through llama.cpp's converter to GGUF and llama.cpp itself, in float32.",
+        "Differences are of the log probabilities of the next token from the gated model's, relative to the largest of these.",
         "",
     ]
 

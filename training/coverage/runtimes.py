@@ -19,6 +19,7 @@ from gates.errors import first_line
 from gates.export.onnx import export_onnx_files
 from gates.surgery.remove import remove_heads_
 from training.coverage import architectures as zoo
+from training.coverage import gguf
 from training.runs import progress
 
 Tried = Callable[[PreTrainedModel, Tensor], str]
@@ -205,6 +206,6 @@ def runtime_table(runtimes: Sequence[Runtime] = RUNTIMES, models: Mapping[str, P
 
 
 def packages() -> dict[str, str]:
-    """Versions of the packages of :data:`RUNTIMES` that are installed."""
-    names = dict.fromkeys(package for runtime in RUNTIMES for package in runtime.packages)
+    """Versions of the packages of :data:`RUNTIMES` and of llama.cpp's that are installed."""
+    names = dict.fromkeys([*(package for runtime in RUNTIMES for package in runtime.packages), *gguf.PACKAGES])
     return {name: metadata.version(name) for name in names if importlib.util.find_spec(name) is not None}

@@ -19,7 +19,10 @@ def test_the_page(tmp_path, capsys):
     [
         (["--only", "[Perceptron]"], "--only names 'Perceptron', which is part of no architecture's name"),
         (["--tables", "[]"], "--tables is empty"),
-        (["--tables", "[speeds]"], "--tables is speeds, which it does not take; expected a list of routes, runtimes, speed"),
+        (
+            ["--tables", "[speeds]"],
+            "--tables is speeds, which it does not take; expected a list of routes, runtimes, gguf",
+        ),
         (["--batch_sizes", "[]"], "--batch_sizes is empty"),
         (["--batch_sizes", "[0]"], "a batch size is 0"),
         (["--repeats", "0"], "--repeats is 0"),

@@ -1,0 +1,133 @@
+"""A model through llama.cpp: its converter's GGUF file, and what it says of the next token."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gates.errors import GateError, first_line
+from gates.export.checkpoint import save_pruned
+from gates.head_gates import HeadGates
+from gates.sites import find_attention
+from training.coverage import architectures as zoo
+from training.coverage.routes import even, uneven
+from training.runs import progress
+
+PACKAGES = ("convert_hf_to_gguf", "xllamacpp", "sentencepiece")
+"""The converter, llama.cpp itself, and what makes a vocabulary that both know."""
+
+
+FAMILIES = ("Llama", "Mistral", "Gemma", "Gemma2", "Gemma3")
+"""Those of the table whose vocabularies may be SentencePiece's, which need not be known to the converter one by one."""
+
+
+def missing() -> list[str]:
+    """The packages that are not installed."""
+    return [package for package in PACKAGES if importlib.util.find_spec(package) is None]
+
+
+def gguf_table() -> list[str]:
+    """Lines of Markdown: a row for each family, with what became of its export by whether layers are equally large."""
+    masks = {"dense": dense, "equal layers": even, "layers that differ, padded": uneven}
+    rows = []
+    for name in progress.track(FAMILIES, "GGUF", name_of=str):
+        rows.append([name, *(try_gguf(zoo.BY_NAME[name], heads_kept) for heads_kept in masks.values())])
+    return [
+        f"| {' | '.join(['', *masks])} |",
+        "|" + " --- |" * (len(masks) + 1),
+        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
+    ]
+
+
+def dense(heads: Sequence[int]) -> Tensor:
+    """All heads of every site."""
+    return torch.ones(sum(heads))
+
+
+def try_gguf(architecture: zoo.Architecture, heads_kept: Callable[[Sequence[int]], Tensor]) -> str:
+    """``yes`` with how far llama.cpp is from PyTorch, ``no`` with the message, or which packages are missing.
+
+    Args:
+        architecture: of a tiny random model.
+        heads_kept: the mask, by the numbers of heads of its sites.
+    """
+    if lacking := missing():
+        return f"not tried: {', '.join(lacking)} not installed"
+    model = zoo.build(architecture)
+    mask = heads_kept([site.heads for site in find_attention(model)])
+    ids = torch.randint(3, zoo.VOCABULARY, (1, 8), generator=torch.Generator().manual_seed(1))
+    try:
+        return f"yes, differs by {difference(model, mask, ids):.1g}"
+    except Exception as error:  # of any library; the message is what the table is for
+        return f"no: {type(error).__name__}: {first_line(error)}"
+
+
+@torch.no_grad()
+def difference(model: PreTrainedModel, mask: Tensor, ids: Tensor) -> float:
+    """Save a model without some heads in the stock form, padded with heads of zeros where layers differ, convert it to
+    float32, load it into llama.cpp and compare the log probabilities of the token that comes next with the gated model's.
+
+    Args:
+        model: dense.
+        mask: heads to keep ``[heads]``.
+        ids: tokens ``[1, sequence]``.
+
+    Returns:
+        The largest difference, relative to the largest log probability.
+
+    Raises:
+        GateError: if there is no stock form, or the converter fails, with its last line.
+        RuntimeError: if llama.cpp does not load what it made.
+    """
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(mask):
+        expected = model(ids).logits[0, -1].log_softmax(-1)
+    with tempfile.TemporaryDirectory() as made:
+        folder, file = Path(made, "stock"), Path(made, "model.gguf")
+        save_pruned(model, folder, mask, form="stock", pad_heads=True, tokenizer=None)
+        write_vocabulary(folder, zoo.VOCABULARY)
+        convert = [sys.executable, "-m", "convert_hf_to_gguf", str(folder), "--outtype", "f32", "--outfile", str(file)]
+        done = subprocess.run(convert, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise GateError((done.stderr.strip() or "the converter says nothing").splitlines()[-1])
+        found = next_token(file, ids[0].tolist(), expected.shape[0])
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def write_vocabulary(folder: Path, size: int) -> None:
+    """A SentencePiece vocabulary of so many pieces, which no text is asked of."""
+    import sentencepiece
+
+    words, written = (" ".join(f"w{number}" for number in range(first, first + 9)) for first in range(size)), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=words, model_writer=written, vocab_size=size, hard_vocab_limit=False, minloglevel=2
+    )
+    (folder / "tokenizer.model").write_bytes(written.getvalue())
+
+
+def next_token(file: Path, ids: list[int], vocabulary: int) -> Tensor:
+    """llama.cpp's log probabilities of the token after a text, ``[vocabulary]``, with a cache in float32.
+
+    Raises:
+        RuntimeError: if llama.cpp does not load the file.
+    """
+    import xllamacpp
+
+    options = xllamacpp.CommonParams()
+    options.model.path, options.verbosity, options.warmup = str(file), 0, False
+    options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    asked = {"prompt": ids, "max_tokens": 1, "logprobs": vocabulary, "temperature": 0}
+    (choice,) = xllamacpp.Server(options).handle_completions(asked)["choices"]
+    found = torch.full((vocabulary,), -torch.inf)
+    for token in choice["logprobs"]["content"][0]["top_logprobs"]:
+        found[token["id"]] = token["logprob"]
+    return found
