@@ -26,6 +26,7 @@ from training.cli.line import CommandLine
 from training.comparison.cache import DETERMINED_BY
 from training.comparison.carriers import carried_rows, without_facts
 from training.comparison.each_seed import Comparison
+from training.comparison.in_time import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, Learned, Method, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
 from training.comparison.plan import run_seed
@@ -58,11 +59,11 @@ from training.runs import processes, progress
 from training.runs.going_on import check_same_comparison
 from training.runs.lock import LOCK, only_writer
 from training.runs.ray_cluster import connected
-from training.runs.run_directory import CONFIG, METRICS, UNFINISHED, RunDirectory, remove_partials
+from training.runs.run_directory import CONFIG, LATENCY, METRICS, UNFINISHED, RunDirectory, remove_partials
 from training.runs.stored import read_table
 from training.runs.tracking import reachable
 from training.scoring.scorers import SCORERS, Scorer
-from training.setup import make_trainer, quiet_libraries
+from training.setup import make_trainer, open_data, quiet_libraries
 from training.truth.tables import as_markdown
 
 INSTEAD = {
@@ -144,6 +145,9 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         "refits": group_at(RefitSearch, config, "refit."),
     }
     launcher = group_of(LauncherOptions, config)
+    if any(isinstance(budget, str) for budget in budgets):
+        first = setup.with_seed(seeds[0])
+        budgets = limits_of(budgets, first, run.path / LATENCY, open_data(first))
     comparison = Comparison(
         setup=alone(setup) if launcher.launcher == "ray" else setup,
         methods=methods,
@@ -165,6 +169,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
             if seed == seeds[0]:  # whose data and model fit what is asked for
                 if processes.is_first() and not (run.path / METRICS).is_file():
                     run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
+                keep_table(budgets, run)
                 if launcher.launcher == "ray":
                     do_on_ray(comparison, launcher)
             for row in run_seed(experiments, selector, plan, results, shown):

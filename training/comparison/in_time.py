@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from transformers import PreTrainedModel
 from gates.errors import GateError
 from gates.latency.table import LatencyTable, TimeLimit
 from training.benchmark.latency import Inputs, inputs_shaped, measure_achieved, measure_table
-from training.config import Setup
+from training.config import BudgetOption, Setup
 from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs import processes
@@ -31,23 +33,38 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
         GateError: for a table of another model, a time that this model cannot have, or one that is to be measured by several
             processes at once.
     """
-    options = setup.model
-    if not isinstance(options.budget, str):
+    if not isinstance(setup.model.budget, str):
         return setup
-    kept = run.path / LATENCY
-    if options.latency_table is not None:
-        table = LatencyTable.read(options.latency_table)
-    elif run.resumes and kept.is_file():
-        table = LatencyTable.read(kept)
-    else:
-        table = measured_table(setup, data)
-    return setup.within(table)
+    return setup.within(table_of(setup, run.path / LATENCY if run.resumes else None, data))
 
 
-def keep_table(setup: Setup, run: RunDirectory) -> None:
-    """Write the table into the run, where those who read it later find it."""
-    if isinstance(limit := limit_of(setup), TimeLimit):
-        limit.table.write(run.path / LATENCY)
+def table_of(setup: Setup, kept: Path | None, data: TaskData) -> LatencyTable:
+    """The table that is given, that of an earlier call where there is a file of it, or one that is measured now.
+
+    Raises:
+        GateError: for a file that holds no table, or several processes that would measure at once.
+    """
+    if setup.model.latency_table is not None:
+        return LatencyTable.read(setup.model.latency_table)
+    return LatencyTable.read(kept) if kept is not None and kept.is_file() else measured_table(setup, data)
+
+
+def limits_of(budgets: Sequence[BudgetOption], setup: Setup, kept: Path, data: TaskData) -> list[BudgetOption]:
+    """The budgets of a comparison, in which times have become limits by one table of its model's.
+
+    Raises:
+        GateError: see :func:`table_of`; for a table of another model, and a time that this model cannot have.
+    """
+    table = table_of(setup, kept, data)
+    return [TimeLimit.parse(budget, table) if isinstance(budget, str) else budget for budget in budgets]
+
+
+def keep_table(budgets: Sequence[BudgetOption | None], run: RunDirectory) -> None:
+    """Write the table of the first budget in time into the directory, where those who read it later find it."""
+    for budget in budgets:
+        if isinstance(budget, TimeLimit) and processes.is_first():
+            budget.table.write(run.path / LATENCY)
+            return
 
 
 def limit_of(setup: Setup) -> TimeLimit | None:

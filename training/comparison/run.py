@@ -94,7 +94,7 @@ def train_and_compare(
     if first:
         unmark_finished(run)
         run.create(resolved)
-        keep_table(setup, run)
+        keep_table([setup.model.budget], run)
         data.write_files(run.path)
     processes.start(trainer)
     # Now, since experiments are known by the weights that training starts from.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
@@ -59,7 +59,7 @@ def tasks_of(plan: Sequence[Planned], seeds: Sequence[int]) -> list[Task]:
         for planned in plan:
             place = dense
             for method in _choices(planned.method):
-                at = (method.name, json.dumps(planned.budget, sort_keys=True))
+                at = (method.name, json.dumps(planned.budget, sort_keys=True, default=asdict))
                 if at not in chosen:
                     needed = first.get(method.name, place)
                     chosen[at] = add(seed, method, planned.budget, None, uses, (needed,))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from gates.errors import GateError
-from training.config.model import BudgetOption, PriceOption
+from gates.latency.table import EXPECTED, parse_time
+from training.config.model import BudgetOption, PriceOption, Time
 from training.config.run import LARGEST_SEED
 from training.config.stages import STAGES
 from training.config.yaml_text import load_yaml
@@ -94,13 +94,11 @@ def parse_stages(values: list[Any]) -> list[str]:
 
 
 def parse_budget(value: Any) -> BudgetOption:
-    if isinstance(value, str) and re.fullmatch(r"[\d.]+ ?(ms|x)", value):
-        raise GateError(
-            f"--budgets has {value!r}, a time, but a comparison of several seeds counts heads so far; give their number or a "
-            "fraction. The comparison at the end of training.fit can be within a time"
-        )
+    if isinstance(value, str) and value.strip().endswith(("ms", "x")):
+        parse_time(value)  # raises
+        return Time(value)
     if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
-        raise GateError(f"--budgets has {value!r}; expected numbers of heads, fractions, or one of these per kind")
+        raise GateError(f"--budgets has {value!r}; expected numbers of heads, fractions, one of these per kind, or {EXPECTED}")
     return value
 
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from gates.budget import counts_by_site
 from gates.errors import GateError
-from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
+from gates.latency.table import SLACK, LatencyTable, SiteTimes, TimeLimit
 from tests.gates.latency.tables import table_of
 from tests.training.runs import MODEL, make_data, make_setup, run_fit, shared_folder, write_config
 from training.commands.table import run_command
@@ -193,10 +193,62 @@ def test_a_time_that_cannot_be_kept_is_one_sentence_and_nothing_is_written(given
     assert not (tmp_path / "run").exists()
 
 
-def test_a_comparison_counts_heads(tmp_path, capsys):
+def test_all_masks_of_a_comparison_are_within_their_times(tmp_path):
+    """Of all seeds and methods, by the one table that is given and kept; beside a budget that counts heads."""
+    table = tiny_table()
+    table.write(tmp_path / "table.json")
+    folder = tmp_path / "comparison"
+    own = ["--config", write_config(tmp_path), "--run_dir", str(folder), "--model.latency_table", str(tmp_path / "table.json")]
+    methods = ["--methods", "learned,learned+swap,his,random", "--seeds", "0,1", "--stages", "post hoc"]
+    assert run_command("compare", [*own, *methods, "--budgets", "7ms,2,0.85x"]) == 0
+    assert LatencyTable.read(folder / LATENCY) == table
+    limits = {table.most_within(time): time for time in (7.0, 0.85 * table.dense)}
+    masks, counted = json.loads((folder / "masks.json").read_text()), []
+    for entry in masks:
+        counts = [sum(entry["mask"][:4]), sum(entry["mask"][4:])]
+        if entry["budget"] in limits:
+            assert table.time_of(counts) <= limits[entry["budget"]] + SLACK
+            counted.append(sum(counts))
+        elif entry["method"] != "dense":
+            assert sum(counts) == entry["budget"] == 2
+    assert len(counted) == 2 * 2 * 4
+    assert json.loads((folder / "metrics.json").read_text())["within"] == {
+        str(most): f"{ms:.4g} ms" for most, ms in limits.items()
+    }
+    assert "within 7 ms" in (folder / "verdict.md").read_text()
+
+
+def test_a_comparison_measures_one_table_and_goes_on_with_it(tmp_path, monkeypatch):
+    own = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "comparison"), "--methods", "random,his"]
+    line = [*own, "--budgets", "0.9x", "--seeds", "0", "--stages", "post hoc"]
+    measured = []
+    monkeypatch.setattr(in_time, "measured_table", lambda *given: measured.append(given) or tiny_table())
+    assert run_command("compare", line) == 0
+    assert run_command("compare", line) == 0
+    assert len(measured) == 1
+    assert LatencyTable.read(tmp_path / "comparison" / LATENCY) == tiny_table()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--budgets", "7ms,7.01ms"], "heads in all; tables tell budgets by this number"),
+        (["--budgets", "1.5x"], "a share of the dense model's time"),
+        (["--budgets", "7ms", "--methods", "dsp"], "relaxed-top-k gates are not held to a time"),
+        (["--budgets", "99ms"], "nothing would be pruned"),
+        (
+            ["--budgets", "12s"],
+            "--budgets has '12s'; expected numbers of heads, fractions, one of these per kind, or a time such as",
+        ),
+    ],
+)
+def test_times_that_a_comparison_cannot_have_are_one_sentence(tmp_path, capsys, more, said):
+    tiny_table().write(tmp_path / "table.json")
     own = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "comparison"), "--methods", "his,random"]
-    assert run_command("compare", [*own, "--budgets", "3,0.7x"]) == 2
-    assert "--budgets has '0.7x', a time, but a comparison of several seeds counts heads so far" in capsys.readouterr().err
+    assert run_command("compare", [*own, "--model.latency_table", str(tmp_path / "table.json"), *more]) == 2
+    error = capsys.readouterr().err
+    assert said in " ".join(error.split())
+    assert error.splitlines()[-1].startswith("error: ")
 
 
 def test_a_configuration_with_a_time_serves_a_comparison_with_heads(tmp_path):

@@ -1,10 +1,12 @@
 """The graph of a comparison's tasks: each behind what it needs, and together they leave nothing to do."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import pytorch_lightning as pl
 
+from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
 from tests.training.runs import make_setup
 from training.comparison.cache import ExperimentCache
 from training.comparison.each_seed import Comparison
@@ -19,6 +21,10 @@ NAMES = [
     "learned", "learned+swap", "learned+distil", "learned+refit", "lambda", "dsp", "learned-once", "his", "his+rescale", "hies",
     "leave-one-out", "random", "dense+distil",
 ]  # fmt: skip
+
+
+SITES = [SiteTimes(f"encoder.{layer}", [0.0, 2.0, 3.0, 3.0, 5.0]) for layer in range(2)]
+WITHIN = TimeLimit(7.0, LatencyTable(1.0, SITES))
 
 
 def comparison(folder, names, *, budgets=(3, 2), stages=("post hoc", "retrained"), seeds=(0,), **settings):
@@ -39,6 +45,13 @@ def test_every_task_stands_behind_those_it_needs(tmp_path):
         assert all(need < place and tasks[need].seed == task.seed for need in task.needs)
     assert [task.seed for task in tasks if not task.needs] == [5, 7]  # the dense models
     assert len({task.name for task in tasks}) == len(tasks)
+
+
+def test_two_times_are_two_budgets(tmp_path):
+    budgets = (WITHIN, replace(WITHIN, milliseconds=5.0))
+    tasks = tasks_of(comparison(tmp_path, ["learned", "his"], budgets=budgets).plan, seeds=[0])
+    chosen = [(task.method.name, task.budget) for task in tasks if task.stage is None]
+    assert all(chosen.count((name, budget)) == 1 for name in ("learned", "his") for budget in budgets)
 
 
 def test_every_row_of_the_tables_is_a_task(tmp_path):
@@ -65,10 +78,13 @@ def test_what_methods_share_is_made_before_they_need_it(tmp_path):
     assert [tasks[place].needs for place in of("his", 2)] == [(of("his", 3)[0],)]  # which scores for both
 
 
-def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch):
+@pytest.mark.parametrize("budget", [3, WITHIN], ids=str)
+def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch, budget):
     """In any order that their needs allow, each on an opened comparison of its own, as in a process of its own."""
     names = ["learned+swap", "lambda", "his+rescale", "hies", "learned+refit"]
-    asked = comparison(tmp_path, names, budgets=(3,), stages=["post hoc", "retrained"], finetune=0.5, prune=0.5, retrain=0.5)
+    asked = comparison(
+        tmp_path, names, budgets=(budget,), stages=["post hoc", "retrained"], finetune=0.5, prune=0.5, retrain=0.5
+    )
     waiting, done = list(enumerate(tasks_of(asked.plan, asked.seeds))), set()
     chance = random.Random(0)
     workers = [asked.of_seed(0), asked.of_seed(0)]
