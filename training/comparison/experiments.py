@@ -252,6 +252,7 @@ class Experiments:
         """The identity of :meth:`retrain`."""
         options = replace(self.options, **changes)
         after = {name: getattr(options, name) for name in AFTER_FINETUNING}
+        after["epochs"] = round(options.prune + options.retrain, 6)  # which the dense model knows nothing of
         if self.setup.weights.average_last > 1:  # over the retrain phase alone
             after |= {"prune": round(options.prune, 6), "retrain": round(options.retrain, 6)}
         return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
@@ -279,7 +280,8 @@ class Experiments:
         steps as all phases together take (the control of Voita et al. 2019)."""
         seed, scratch = self.seed + OTHER_SEED, self.setup.scratch
         determined_by = {
-            "experiment": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(scratch)
+            "experiment": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(scratch),
+            "epochs": round(scratch.from_scratch_epochs or self.options.epochs, 6),
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "l
 """Options of the module that act through the model, which is in every identity, or through the budget, which has the table of
 times itself, or that a comparison does not use: swaps and refits are a method's ``+swap`` and ``+refit`` there."""
 OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "weight_decay", "freeze", "unit")
-"""Options that the dense model depends on, beside the length of the whole run."""
+"""Options that the dense model depends on; what comes after fine-tuning is nothing to it."""
 AFTER_FINETUNING = ("prune_learning_rate", "freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
 """Options that training with a fixed mask depends on, beside where it starts."""
 NUMERICS = (

@@ -54,15 +54,30 @@ def experiments(tmp_path_factory):
 
 
 def test_averaging_over_another_retrain_phase_is_another_experiment(tmp_path):
-    """Of the same dense model, which knows the sum of the phases alone."""
+    """Of the same dense model, which knows nothing of the phases after its own."""
     found = []
     for last, prune in ((1, 1.0), (1, 1.75), (3, 1.0), (3, 1.75)):
         experiments = Watched(tmp_path, budget=2, prune=prune, retrain=2 - prune)
         experiments.setup = replace(experiments.setup, weights=replace(experiments.setup.weights, average_last=last))
         start = type("Start", (), {"key": "dense"})
         found.append(experiments.retrain_is(torch.ones(8), start=start, changes={})["options"])
+    assert {options["epochs"] for options in found} == {2.0}
     lengths = [{name: options.get(name) for name in ("prune", "retrain") if name in options} for options in found]
     assert lengths == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]
+
+
+def test_another_length_is_another_experiment_of_the_same_dense_model(tmp_path):
+    """Nothing that was trained for so long is found by a comparison that trains for longer, in one folder of experiments."""
+    mask, keys = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0]), []
+    for retrain in (0.25, 0.5):
+        experiments = Watched(tmp_path, finetune=0.5, prune=0.5, retrain=retrain)
+        dense = experiments.dense()
+        found = [experiments.retrain(mask, start=dense, changes={"pipelined": False}), experiments.from_scratch(mask)]
+        keys.append((dense.key, [one.key for one in found], [one.result["steps"] for one in found]))
+    (first, shorter, few), (second, longer, many) = keys
+    assert first == second
+    assert not set(shorter) & set(longer)
+    assert all(one < other for one, other in zip(few, many, strict=True))
 
 
 def test_new_weights_are_not_those_the_dense_model_began_with(tmp_path):
