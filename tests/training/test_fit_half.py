@@ -8,17 +8,22 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSeq2SeqLM, LlamaConfig
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
 from tests.training.causal_runs import GROUPED, ROWS, make_data
-from training.config import PrunerOptions
+from training.commands.table import run_command
+from training.commands.trained import load_trained
+from training.config import PrunerOptions, Source
+from training.coverage import architectures as zoo
 from training.data.synthetic_documents import build_document_tokenizer
 from training.fit import main
 from training.pruner.module import HeadPruner
+from training.tasks.causal_lm import CausalLM
+from training.tasks.image_classification import ImageClassification
+from training.tasks.loading import load_pretrained
 
-TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ALONE = {"finetune": 0.0, "prune": 1.0, "retrain": 0.0, "budget": 3}
 
 
@@ -45,18 +50,17 @@ def run(backbone, folder, dtype, *more):
     return folder / "run"
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_gates_are_learned_and_weights_stay_as_they_were(backbone, tmp_path, dtype):
-    folder = run(backbone, tmp_path, dtype)
+def test_gates_are_learned_and_weights_stay_as_they_were(backbone, tmp_path):
+    folder = run(backbone, tmp_path, "bfloat16")
     checkpoint = torch.load(folder / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]
     stored = load_file(f"{backbone}/model.safetensors")
     assert checkpoint["gates.learned.log_alpha"].dtype == torch.float32
     assert checkpoint["gates.learned.log_alpha"].unique().numel() > 1
     for name, weight in stored.items():
-        assert torch.equal(checkpoint[f"backbone.{name}"], weight.to(TYPES[dtype])), name
+        assert torch.equal(checkpoint[f"backbone.{name}"], weight.to(torch.bfloat16)), name
     export = AutoModelForCausalLM.from_pretrained(folder / "export", trust_remote_code=True)
-    assert export.dtype == TYPES[dtype]
-    kept = stored["model.embed_tokens.weight"].to(TYPES[dtype])
+    assert export.dtype == torch.bfloat16
+    kept = stored["model.embed_tokens.weight"].to(torch.bfloat16)
     assert torch.equal(export.get_input_embeddings().weight, kept)
 
 
@@ -77,10 +81,10 @@ def test_numbers_are_those_of_the_pruned_model_in_double_precision(backbone, tmp
 
 
 def test_gates_of_both_types_agree(backbone):
-    """The expected number of open gates follows the same schedule, and the first gradients point the same way."""
+    """The first gradients that they feel point the same way."""
     data, felt = make_data(), {}
     for dtype in ("float32", "bfloat16"):
-        options = PrunerOptions(backbone=backbone, dtype=dtype, freeze=[".*"], **ALONE)
+        options = PrunerOptions(backbone=backbone, dtype=dtype, freeze=None if dtype == "bfloat16" else [".*"], **ALONE)
         pruner = HeadPruner(options)
         pruner.build(data.task, data.tokenizer)
         assert not any(p.requires_grad for p in pruner.backbone.parameters())
@@ -99,9 +103,82 @@ def test_gates_of_both_types_agree(backbone):
         ({"finetune": 1.0}, r"dtype is bfloat16, in which weights are fixed, but finetune is 1 epochs; set it to 0"),
         ({"retrain": 0.5}, r"dtype is bfloat16, in which weights are fixed, but retrain is 0.5 epochs"),
         ({"backbone": None, "from_scratch": GROUPED}, "dtype is bfloat16, whose weights are fixed, but the model is new"),
-        ({"refit": True}, "refit changes all weights behind the heads, but freeze"),
+        ({"refit": True}, "dtype is bfloat16, in which weights are fixed, but refit changes them"),
     ],
 )
 def test_what_would_change_weights_is_refused(change, message):
     with pytest.raises(GateError, match=message):
         PrunerOptions(**({"backbone": "folder", "dtype": "bfloat16"} | ALONE | change))
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_what_transformers_keeps_in_float32_stays_so(tmp_path, name):
+    """Frequencies of rotary positions first of all, which rounded would turn long texts into others."""
+    zoo.build(zoo.BY_NAME[name]).save_pretrained(tmp_path)
+    stock = (AutoModelForSeq2SeqLM if name == "T5" else AutoModelForCausalLM).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    config, auto = stock.config, AutoModelForSeq2SeqLM if name == "T5" else AutoModelForCausalLM
+    ours = load_pretrained(auto, Source(str(tmp_path), dtype="bfloat16"), config, what="a model")
+    expected = {n: t for part in (stock.named_parameters(), stock.named_buffers()) for n, t in part}
+    found = {n: t for part in (ours.named_parameters(), ours.named_buffers()) for n, t in part}
+    assert {n: t.dtype for n, t in found.items()} == {n: t.dtype for n, t in expected.items()}
+    assert {t.dtype for t in found.values()} == ({torch.bfloat16, torch.float32} if name == "Llama" else {torch.bfloat16})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "packing", "message"),
+    [
+        ("Bert", False, "sees tokens that come later"),
+        ("XGLM", True, "does not keep the documents of a block apart"),
+        ("Bloom", True, "does not keep the documents of a block apart"),
+    ],
+)
+def test_a_model_that_sees_what_it_must_not_is_refused_in_half_precision(tmp_path, architecture, packing, message):
+    """Also one whose weights are small, as those of a new model are."""
+    tokenizer = build_document_tokenizer()
+    config = zoo.build(zoo.BY_NAME[architecture]).config
+    config.vocab_size = len(tokenizer)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(GateError, match=message):
+        CausalLM(packing=packing, max_length=12).build(Source(str(tmp_path), dtype="bfloat16"), tokenizer)
+
+
+def test_the_runs_model_comes_back_in_its_type(backbone, tmp_path):
+    folder = run(backbone, tmp_path, "bfloat16")
+    trained = load_trained(str(folder))
+    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.bfloat16}
+    assert "weights as they were, in bfloat16" in (folder / "export" / "README.md").read_text()
+    assert (
+        run_command("export", [str(folder), "--format", "remote-code", "--output", str(tmp_path / "again"), "--budget", "2"])
+        == 0
+    )
+    assert {tensor.dtype for tensor in load_file(tmp_path / "again" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_images_are_of_the_type_that_the_model_computes_with(tmp_path):
+    zoo.build(zoo.BY_NAME["ViT"]).save_pretrained(tmp_path)
+    model = AutoModelForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    pixels = {"pixel_values": torch.zeros(1, 3, 8, 8), "labels": torch.tensor([0])}
+    found = ImageClassification(["no", "yes"]).model_inputs(model, pixels)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {"pixel_values": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--stages", "retrained"], "dtype is bfloat16, in which weights are fixed, but --stages has 'retrained'"),
+        (["--stages", "post hoc", "--methods", "relevance"], "but relevance needs weights in float32"),
+    ],
+)
+def test_a_comparison_refuses_what_fixed_weights_cannot(backbone, tmp_path, capsys, more, said):
+    own = ["--data", "SyntheticDocuments", "--model.from_scratch", "null", "--model.backbone", backbone]
+    alone = ["--model.dtype", "bfloat16", "--model.finetune", "0", "--model.retrain", "0", "--run_dir", str(tmp_path / "c")]
+    assert run_command("compare", [*own, *alone, "--budgets", "3", *more]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_would_train_on_is_refused(backbone, tmp_path, capsys):
+    own = ["--data", "SyntheticDocuments", "--model.from_scratch", "null", "--model.backbone", backbone, "--model.budget", "3"]
+    alone = ["--model.dtype", "bfloat16", "--model.finetune", "0", "--model.retrain", "0", "--run_dir", str(tmp_path / "r")]
+    assert main([*own, *alone, "--compare", "full"]) == 2
+    assert "nothing can be trained on; give --compare posthoc" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "r").exists()

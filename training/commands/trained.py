@@ -188,8 +188,12 @@ def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) ->
     model: PreTrainedModel = stock(config)
     if checkpoint.get(PRUNED_BEFORE):
         reshape_(model, checkpoint[PRUNED_BEFORE])
+    weights = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
+    for name, parameter in model.named_parameters():
+        if name in weights:  # of the type that they were trained beside
+            parameter.data = parameter.data.to(weights[name].dtype)
     try:
-        model.load_state_dict({name.removeprefix("backbone."): v for name, v in state.items() if name.startswith("backbone.")})
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise GateError(
             f"the weights in {path!r} are not of the model in {str(run.export)!r}; use a checkpoint of the run"

@@ -29,6 +29,7 @@ def scratch_options(options: PrunerOptions, scratch: ScratchTraining, model: Pre
     return replace(
         options,
         backbone=None,
+        dtype="float32",
         from_scratch=shape_of(model),
         gate="hard-concrete",
         budget=None,

@@ -46,15 +46,16 @@ def own_budget(base: str, gates: HeadGates, budgets: Sequence[BudgetOption]) -> 
         GateError: if it fills none, or it is no mask of this model.
     """
     mask, sizes, kinds = given_mask(base, gates), gates.kind_sizes(), gates.kind_index().cpu()
-    if any(isinstance(budget, TimeLimit) for budget in budgets):
+    counted = [budget for budget in budgets if not isinstance(budget, TimeLimit)]
+    if not counted:
         raise GateError(f"{base!r} has its own number of heads, but the budget is a time; compare it at that number")
-    for budget in budgets:
+    for budget in counted:
         if Budget.parse(budget, sizes).is_met(mask, kinds):
             return budget
     kept: Any = int(mask.sum())
-    if any(isinstance(budget, dict) for budget in budgets):
+    if any(isinstance(budget, dict) for budget in counted):
         kept = {kind: int(mask[kinds == index].sum()) for kind, index in zip(sizes, kinds.unique().tolist(), strict=True)}
-    totals = ", ".join(str(Budget.parse(budget, sizes).total) for budget in budgets)
+    totals = ", ".join(str(Budget.parse(budget, sizes).total) for budget in counted)
     raise GateError(
         f"{base!r} keeps {kept} of {gates.size} {gates.unit}s and is compared at that alone, but the budgets keep {totals}; "
         f"add {kept} to --budgets (for a run, have it as --model.budget)"

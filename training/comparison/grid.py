@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from gates.errors import GateError
 from gates.files import is_partial
+from gates.latency.table import LatencyTable, TimeLimit
 from training.cli.comparison_parser import OF_A_RUN
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
@@ -49,14 +51,14 @@ from training.config import (
 )
 from training.config.launcher import alone
 from training.config.setup import data_of
-from training.config.stages import FROM_SCRATCH
+from training.config.stages import FROM_SCRATCH, RETRAINED
 from training.report.captions import warning
 from training.report.contents import Contents
 from training.report.page import FIGURES, write_report
 from training.report.picture_files import check_own_folder, remove_pictures
 from training.report.reading import read_contents
 from training.runs import processes, progress
-from training.runs.going_on import check_same_comparison
+from training.runs.going_on import check_same_comparison, goes_on
 from training.runs.lock import LOCK, only_writer
 from training.runs.ray_cluster import connected
 from training.runs.run_directory import CONFIG, LATENCY, METRICS, UNFINISHED, RunDirectory, remove_partials
@@ -66,6 +68,8 @@ from training.scoring.scorers import SCORERS, Scorer
 from training.setup import make_trainer, open_data, quiet_libraries
 from training.truth.tables import as_markdown
 
+NEEDS_FLOAT32 = ("relevance", "gradient-x-input")
+"""Methods whose rules are for weights in float32."""
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
     "model.budget": "; --budgets has those of a comparison",
@@ -137,6 +141,8 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         setup.check_scratch()
     distil = group_at(DistilWeights, config, "distil.").changes
     check_methods(setup.model, methods, budgets, distil)
+    check_fixed(setup.model, methods, stages)
+    check_times(setup.model, budgets, launcher=config.launcher)
     check_kinds(methods, budgets)
     searches: dict[str, Any] = {
         "swaps": group_at(SwapSearch, config, "swap."),
@@ -145,9 +151,6 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         "refits": group_at(RefitSearch, config, "refit."),
     }
     launcher = group_of(LauncherOptions, config)
-    if any(isinstance(budget, str) for budget in budgets):
-        first = setup.with_seed(seeds[0])
-        budgets = limits_of(budgets, first, run.path / LATENCY, open_data(first))
     comparison = Comparison(
         setup=alone(setup) if launcher.launcher == "ray" else setup,
         methods=methods,
@@ -161,6 +164,11 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     wandb_options = reachable(setup.wandb)  # before hours of work
     check_own_folder(run.path / FIGURES)  # before hours of work too
     check_same_comparison(run, resolved)
+    if any(isinstance(budget, str) for budget in budgets):
+        first = comparison.setup.with_seed(seeds[0])
+        kept = run.path / LATENCY if goes_on(run, resolved) else None
+        budgets = limits_of(budgets, first, kept, partial(open_data, first))
+        comparison = replace(comparison, budgets=budgets)
     processes.start(make_trainer(comparison.setup))
     results, plan = Results(), comparison.plan
     with progress.stage("comparison", len(seeds) * sum(len(planned.stages) for planned in plan)) as shown:
@@ -256,6 +264,36 @@ def check_methods(
             replace(options, **{"budget": budget, **own})  # raises
 
 
+def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Sequence[str]) -> None:
+    """Raises :class:`GateError` for what weights that are fixed in half precision cannot have done with them."""
+    if not options.is_half:
+        return
+    told = f"dtype is {options.dtype}, in which weights are fixed"
+    for stage in stages:
+        if stage in (RETRAINED, FROM_SCRATCH):
+            raise GateError(f"{told}, but --stages has {stage!r}; give 'post hoc' alone")
+    for method in methods:
+        if method.base in NEEDS_FLOAT32:
+            raise GateError(f"{told}, but {method.base} needs weights in float32; take it out of --methods")
+
+
+def check_times(options: PrunerOptions, budgets: Sequence[BudgetOption], *, launcher: str) -> None:
+    """Raises :class:`GateError` for a table that no budget goes by, a time that it does not allow, and one that would be
+    measured elsewhere than where models are trained."""
+    times = [budget for budget in budgets if isinstance(budget, str)]
+    if options.latency_table is not None:
+        if not times:
+            raise GateError("--model.latency_table is given, but no budget is a time; add one to --budgets, or leave it away")
+        table = LatencyTable.read(options.latency_table)
+        for time in times:
+            TimeLimit.parse(time, table)  # raises
+    elif times and launcher == "ray":
+        raise GateError(
+            f"--budgets has {times[0]}, and this machine need not be like those of the cluster; measure a table on one of them "
+            "(python -m training latency) and give --model.latency_table"
+        )
+
+
 def check_kinds(methods: Sequence[Method], budgets: Sequence[BudgetOption]) -> None:
     """Raises :class:`GateError` if budgets are of different kinds, but a method learns for the smallest of them alone."""
     kinds = {frozenset(budget) if isinstance(budget, dict) else None for budget in budgets}
@@ -304,7 +342,7 @@ def claimed(path: str) -> Iterator[RunDirectory]:
     with only_writer(folder) if progress.is_first_process(os.environ) else nullcontext():
         held = {path.name for path in folder.iterdir() if not is_partial(path)} if folder.is_dir() else set()
         is_comparison = _keeps_experiments(folder / "experiments") or held & {"masks.json", UNFINISHED}
-        if "checkpoints" in held or (held - {CONFIG, LOCK} and not is_comparison):
+        if "checkpoints" in held or (held - {CONFIG, LATENCY, LOCK} and not is_comparison):
             raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
         if progress.is_first_process(os.environ):
             remove_partials(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,10 @@ def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
     """
     if not isinstance(setup.model.budget, str):
         return setup
-    return setup.within(table_of(setup, run.path / LATENCY if run.resumes else None, data))
+    return setup.within(table_of(setup, run.path / LATENCY if run.resumes else None, lambda: data))
 
 
-def table_of(setup: Setup, kept: Path | None, data: TaskData) -> LatencyTable:
+def table_of(setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:
     """The table that is given, that of an earlier call where there is a file of it, or one that is measured now.
 
     Raises:
@@ -46,11 +46,13 @@ def table_of(setup: Setup, kept: Path | None, data: TaskData) -> LatencyTable:
     """
     if setup.model.latency_table is not None:
         return LatencyTable.read(setup.model.latency_table)
-    return LatencyTable.read(kept) if kept is not None and kept.is_file() else measured_table(setup, data)
+    return LatencyTable.read(kept) if kept is not None and kept.is_file() else measured_table(setup, data())
 
 
-def limits_of(budgets: Sequence[BudgetOption], setup: Setup, kept: Path, data: TaskData) -> list[BudgetOption]:
-    """The budgets of a comparison, in which times have become limits by one table of its model's.
+def limits_of(
+    budgets: Sequence[BudgetOption], setup: Setup, kept: Path | None, data: Callable[[], TaskData]
+) -> list[BudgetOption]:
+    """The budgets of a comparison, in which times have become limits by one table of its model's; data are opened to measure.
 
     Raises:
         GateError: see :func:`table_of`; for a table of another model, and a time that this model cannot have.

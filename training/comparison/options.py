@@ -21,8 +21,8 @@ def check_budgets(budgets: Sequence[BudgetOption], sizes: Mapping[str, int]) -> 
         if total in totals[:index]:
             same = f"{budgets[totals.index(total)]} and {budgets[index]}"
             raise GateError(
-                f"--budgets has {same}, which both keep {total} heads in all; tables tell budgets by this number, so give each "
-                "number once, or make a comparison of each"
+                f"--budgets has {same}, which both keep {total} heads in all, or a time at most; tables tell budgets by this "
+                "number, so give each number once, or make a comparison of each"
             )
         if total in (0, sum(sizes.values())):
             raise GateError(f"--budgets has {budgets[index]!r}, which is {total} heads; nothing can be compared there")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import yaml
 from pytorch_lightning.loggers import CSVLogger
 
+from gates.errors import GateError
 from training.cli.ending import advised, stdout
 from training.cli.line import CommandLine
 from training.comparison.adoption import adopt, is_adopted, seconds_of
@@ -42,6 +43,10 @@ def fit(line: CommandLine) -> RunDirectory:
     quiet_libraries()
     setup = Setup.of(line.options)
     own = own_method(setup.model)
+    if setup.model.is_half and setup.end.compare == "full":
+        raise GateError(
+            f"dtype is {setup.model.dtype}, in which weights are fixed, so nothing can be trained on; give --compare posthoc"
+        )
     asked = list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
         setup.check_scratch()

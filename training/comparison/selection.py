@@ -196,7 +196,8 @@ class MaskSelector:
             closed, log_alpha = (torch.tensor(experiment.result[part]) for part in ("closing_step", "log_alpha"))
             rankings.append(closing_ranking(closed, log_alpha))
             mask = self.mask_of(rankings[-1], budget)
-            masks.append(own if Budget.parse(budget, self.sizes).is_met(own, self.kinds) else mask)
+            at = Budget.parse(budget, self.sizes)  # a time is met by fewer heads too, which are no better
+            masks.append(own if at.time is None and at.is_met(own, self.kinds) else mask)
         best, cost = self._best(masks)
         selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], cost)
         for experiment in trained:

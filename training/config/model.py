@@ -38,7 +38,7 @@ BudgetOption = GivenBudget | TimeLimit
 """The same, of which a time has become a limit by a table of the model's."""
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
-WeightType = Literal["float32", "bfloat16", "float16"]
+WeightType = Literal["float32", "bfloat16"]
 MOST_EPOCHS = 1_000_000
 """Of a phase."""
 DEFAULT_PRICE = 0.01
@@ -54,8 +54,8 @@ class Source:
         from_scratch: instead of a backbone, config fields of a new model (``model_type`` and sizes).
         trust_remote_code: whether code that comes with the backbone may run.
         allow_pickle: whether the backbone may come as a ``pytorch_model.bin``; it is read without running code from it.
-        dtype: of the backbone's weights. In ``bfloat16`` or ``float16`` they take half the memory and are all fixed, so that
-            gates alone are learned, which stay in float32: for models that do not fit otherwise.
+        dtype: of the backbone's weights. In ``bfloat16`` they take half the memory and are all fixed, so that gates alone are
+            learned, which stay in float32: for models that do not fit otherwise.
     """
 
     backbone: str | None = None
@@ -289,6 +289,8 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             )
         if self.refit and self.prune == 0:
             raise GateError("refit makes up for closed heads, but prune is 0 and none is closed; leave out refit")
+        if self.refit and self.is_half:
+            raise GateError(f"dtype is {self.dtype}, in which weights are fixed, but refit changes them; leave out one of them")
         if self.refit and (self.freeze or self.freeze_while_pruning):
             raise GateError(
                 "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
@@ -313,5 +315,7 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
         gates = "Hard-Concrete" if self.gate == "hard-concrete" else self.gate
         searched = ", refined by swaps" if self.swaps else ""
         trained = "weights retrained with the mask" if self.retrain > 0 else "weights as they were trained with the gates"
+        if self.is_half:
+            trained = f"weights as they were, in {self.dtype}"
         refitted = "weights refitted to the dense model by least squares; " if self.refit else ""
         return f"learned {gates} gates{searched}; {refitted}{trained}"

@@ -125,6 +125,7 @@ def next_token(file: Path, ids: list[int], vocabulary: int) -> Tensor:
     options = xllamacpp.CommonParams()
     options.model.path, options.verbosity, options.warmup = str(file), 0, False
     options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # which is in half precision
     asked = {"prompt": ids, "max_tokens": 1, "logprobs": vocabulary, "temperature": 0}
     (choice,) = xllamacpp.Server(options).handle_completions(asked)["choices"]
     found = torch.full((vocabulary,), -torch.inf)

@@ -17,6 +17,18 @@ COMPARED = (
 FREE = {*FREE_WHEN_RESUMED, *COMPARED}
 
 
+def goes_on(run: RunDirectory, resolved: str) -> bool:
+    """Whether a comparison goes on with what an earlier call measured: after :func:`check_same_comparison` that of finished
+    tables, and otherwise only of just the same configuration.
+
+    Args:
+        run: the comparison's directory.
+        resolved: the configuration of this command, as YAML.
+    """
+    file = run.path / CONFIG
+    return (run.path / METRICS).is_file() or (file.is_file() and file.read_text(encoding="utf-8") == resolved)
+
+
 def check_same_comparison(run: RunDirectory, resolved: str) -> None:
     """Whether new tables would be of the same model, data and training as the finished ones that they take the place of.
 

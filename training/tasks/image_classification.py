@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from PIL import Image
+from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
 
 from gates.errors import GateError, first_line
+from gates.export.reloaded import of_dtype
 from training.config import Source
+from training.tasks.base import Batch
 from training.tasks.classification import Classification
 from training.tasks.loading import from_config, load_pretrained, read_config
 
@@ -43,6 +46,10 @@ class ImageClassification(Classification):
         for name, value in told.items():
             setattr(config, name, value)
         return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+
+    def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+        """Pixels as numbers of the type that the model computes with."""
+        return of_dtype(super().model_inputs(model, batch), model.dtype)
 
 
 def read_image_processor(name: str) -> BaseImageProcessor:

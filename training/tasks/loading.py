@@ -113,7 +113,6 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         GateError: if the weights cannot be loaded.
     """
     more: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
-    dtype = getattr(torch, source.dtype)
     if hasattr(config, "pruned_attention"):  # an export of this project, whose own code is not needed
         check_pruned_config(config)
         auto, more = pruned_class(auto._model_mapping[type(config)]), {}
@@ -121,7 +120,7 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         model: PreTrainedModel = auto.from_pretrained(
             source.backbone,
             config=config,
-            dtype=dtype,
+            dtype=getattr(torch, source.dtype),
             ignore_mismatched_sizes=resized,
             use_safetensors=None if source.allow_pickle else True,
             **more,
@@ -131,7 +130,7 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
         if not source.allow_pickle and "safetensors" in reason:
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
         raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error
-    return model.to(dtype)
+    return model if source.is_half else model.float()  # whose frequencies and the like Transformers leaves in float32
 
 
 def from_config(auto: Any, fields: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> PreTrainedModel:

@@ -199,7 +199,16 @@ def test_all_masks_of_a_comparison_are_within_their_times(tmp_path):
     table.write(tmp_path / "table.json")
     folder = tmp_path / "comparison"
     own = ["--config", write_config(tmp_path), "--run_dir", str(folder), "--model.latency_table", str(tmp_path / "table.json")]
-    methods = ["--methods", "learned,learned+swap,his,random", "--seeds", "0,1", "--stages", "post hoc"]
+    methods = [
+        "--methods",
+        "learned,learned+swap,priced,his,random",
+        "--prices",
+        "50",
+        "--seeds",
+        "0,1",
+        "--stages",
+        "post hoc",
+    ]
     assert run_command("compare", [*own, *methods, "--budgets", "7ms,2,0.85x"]) == 0
     assert LatencyTable.read(folder / LATENCY) == table
     limits = {table.most_within(time): time for time in (7.0, 0.85 * table.dense)}
@@ -208,10 +217,13 @@ def test_all_masks_of_a_comparison_are_within_their_times(tmp_path):
         counts = [sum(entry["mask"][:4]), sum(entry["mask"][4:])]
         if entry["budget"] in limits:
             assert table.time_of(counts) <= limits[entry["budget"]] + SLACK
+            if "+swap" not in entry["method"]:  # a swap may leave room
+                fuller = [[counts[0] + 1, counts[1]], [counts[0], counts[1] + 1]]
+                assert all(max(more) > 4 or table.time_of(more) > limits[entry["budget"]] for more in fuller), entry["method"]
             counted.append(sum(counts))
         elif entry["method"] != "dense":
             assert sum(counts) == entry["budget"] == 2
-    assert len(counted) == 2 * 2 * 4
+    assert len(counted) == 2 * 2 * 5
     assert json.loads((folder / "metrics.json").read_text())["within"] == {
         str(most): f"{ms:.4g} ms" for most, ms in limits.items()
     }
@@ -226,13 +238,16 @@ def test_a_comparison_measures_one_table_and_goes_on_with_it(tmp_path, monkeypat
     assert run_command("compare", line) == 0
     assert run_command("compare", line) == 0
     assert len(measured) == 1
+    (tmp_path / "comparison" / "metrics.json").unlink()  # as of a call that was stopped, with other inputs
+    assert run_command("compare", [*line, "--data.eval_batch_size", "4"]) == 0
+    assert len(measured) == 2
     assert LatencyTable.read(tmp_path / "comparison" / LATENCY) == tiny_table()
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--budgets", "7ms,7.01ms"], "heads in all; tables tell budgets by this number"),
+        (["--budgets", "7ms,7.01ms"], "heads in all, or a time at most; tables tell budgets by this number"),
         (["--budgets", "1.5x"], "a share of the dense model's time"),
         (["--budgets", "7ms", "--methods", "dsp"], "relaxed-top-k gates are not held to a time"),
         (["--budgets", "99ms"], "nothing would be pruned"),
