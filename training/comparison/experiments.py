@@ -27,7 +27,7 @@ from torch import Tensor
 from gates.budget import Budget
 from training.comparison.cache import Experiment, ExperimentCache
 from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
-from training.comparison.identity import AFTER_FINETUNING, identity_of_dense, options_of_gates
+from training.comparison.identity import identity_of_dense, options_after_finetuning, options_of_gates
 from training.comparison.predictions import write_predictions
 from training.comparison.weights import WEIGHTS, backbone_of, checked, learned_result, read_weights, weights_of
 from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, SwapSearch
@@ -250,11 +250,7 @@ class Experiments:
 
     def retrain_is(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The identity of :meth:`retrain`."""
-        options = replace(self.options, **changes)
-        after = {name: getattr(options, name) for name in AFTER_FINETUNING}
-        after["epochs"] = round(options.prune + options.retrain, 6)  # which the dense model knows nothing of
-        if self.setup.weights.average_last > 1:  # over the retrain phase alone
-            after |= {"prune": round(options.prune, 6), "retrain": round(options.retrain, 6)}
+        after = options_after_finetuning(replace(self.options, **changes), averages=self.setup.weights.average_last > 1)
         return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
 
     def retrain(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:

@@ -26,7 +26,7 @@ times itself, or that a comparison does not use: swaps and refits are a method's
 OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on; what comes after fine-tuning is nothing to it."""
 AFTER_FINETUNING = ("prune_learning_rate", "freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")
-"""Options that training with a fixed mask depends on, beside where it starts."""
+"""Options that training with a fixed mask depends on, beside where it starts and its length."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
     "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches",
@@ -81,6 +81,13 @@ def own_code_of(data: TaskData) -> dict[str, str]:
 def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
     """The options that learned gates depend on, beside the dense model."""
     return {name: value for name, value in asdict(options).items() if name not in ELSEWHERE}
+
+
+def options_after_finetuning(options: PrunerOptions, *, averages: bool) -> dict[str, Any]:
+    """The options that training with a fixed mask depends on, beside where it starts: its length among them, of which the dense
+    model knows nothing, and where weights are averaged, which are so over the retrain phase alone, how it is divided."""
+    after = {name: getattr(options, name) for name in AFTER_FINETUNING} | {"epochs": round(options.prune + options.retrain, 6)}
+    return after | ({"prune": round(options.prune, 6), "retrain": round(options.retrain, 6)} if averages else {})
 
 
 def limits_evaluation(trainer: TrainerOptions) -> bool:

@@ -24,8 +24,6 @@ from training.runs import progress
 
 PACKAGES = ("convert_hf_to_gguf", "xllamacpp", "sentencepiece")
 """The converter, llama.cpp itself, and what makes a vocabulary that both know."""
-
-
 FAMILIES = ("Llama", "Mistral", "Gemma", "Gemma2", "Gemma3")
 """Those of the table whose vocabularies may be SentencePiece's, which need not be known to the converter one by one."""
 
