@@ -59,12 +59,13 @@ class CausalLM(Task):
     def _check_sight(self, model: PreTrainedModel, name: str) -> None:
         """Raises :class:`GateError` for a model whose predictions depend on later tokens or on other documents of a block."""
         length = min(6, self.max_length)
-        ids = (torch.arange(2 * length, device=model.device) % (model.config.get_text_config().vocab_size - 1))[None] + 1
+        tokens = model.config.get_text_config().vocab_size - 1
+        ids = (torch.arange(2 * length, device=model.device) % tokens)[None] + 1
         first, second = ids[:, :length], ids[:, length:]
+        ends_otherwise = torch.cat([first[:, :-1], first[:, -1:] % tokens + 1], dim=1)
         with evaluating(model):
             alone = model(first, use_cache=False).logits
-            ends_otherwise = model(torch.cat([first[:, :-1], second[:, -1:]], dim=1), use_cache=False).logits
-            if not _are_same(alone[:, :-1], ends_otherwise[:, :-1]):
+            if not _are_same(alone[:, :-1], model(ends_otherwise, use_cache=False).logits[:, :-1]):
                 raise GateError(
                     f"{name} sees tokens that come later, so it is no causal language model; use a decoder, or set is_decoder: "
                     "true in --model.from_scratch"
@@ -74,15 +75,15 @@ class CausalLM(Task):
             restart = torch.arange(length, device=model.device)[None]
             other = model(second, use_cache=False).logits
             try:
-                both, twice = (
+                both, beside_another = (
                     model(block, position_ids=torch.cat([restart, restart], dim=1), use_cache=False).logits
-                    for block in (ids, torch.cat([second, second], dim=1))
+                    for block in (ids, torch.cat([ends_otherwise, second], dim=1))
                 )
             except TypeError:
-                both = twice = None
+                both = beside_another = None
             # What differs in half precision may be the shape's doing, so there the first document alone is another one.
             is_half = alone.dtype == torch.bfloat16
-            apart = both is not None and _are_same(both[:, length:], twice[:, length:])
+            apart = both is not None and _are_same(both[:, length:], beside_another[:, length:])
             if not apart or (not is_half and not _are_same(both, torch.cat([alone, other], dim=1))):
                 raise GateError(
                     f"{name} does not keep the documents of a block apart by their positions; set --data.packing false, which "
