@@ -18,6 +18,7 @@ from training.cli.comparison_parser import COMPARISON_GROUPS
 from training.cli.line import CommandLine
 from training.commands.unused import IN_COMPARISONS, check_used
 from training.config import BudgetOption, ComparisonOptions, LauncherOptions, PrunerOptions, Setup, group_at, group_of
+from training.config.comparison import BY_RELEVANCE
 from training.config.data import TOKENIZER_FILES, Documents, Glue, Images, ParallelText, Ratings, SentenceFiles, Tags
 from training.config.launcher import alone
 from training.data.files import (
@@ -46,8 +47,6 @@ LAYERS, HEADS = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     ("num_attention_heads", "n_head", "n_heads", "num_heads"),
 )
-OF_ONE_PREDICTION = ("relevance", "gradient-x-input")
-"""Scored methods, see :mod:`gates.relevance.targets`."""
 DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """What a Linux machine with a GPU for PyTorch has."""
 
@@ -229,7 +228,7 @@ def check_text(options: SentenceFiles) -> None:
 def check_one_prediction(methods: Sequence[str]) -> None:
     """Raises :class:`GateError` for methods that follow one prediction back, which models that tag every word have not."""
     for method in methods:
-        if str(method).split("+")[0] in OF_ONE_PREDICTION:
+        if str(method).split("+")[0] in BY_RELEVANCE:
             raise GateError(
                 f"{method} follows the one prediction of an example back through the model, and with --data Tags every word "
                 "has its own; take it out of the methods"

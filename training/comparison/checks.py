@@ -14,11 +14,10 @@ from gates.latency.table import LatencyTable, TimeLimit
 from training.cli.comparison_parser import OF_A_RUN
 from training.comparison.methods import Method
 from training.config import BudgetOption, PrunerOptions
+from training.config.comparison import BY_RELEVANCE
 from training.config.setup import data_of
 from training.config.stages import FROM_SCRATCH, RETRAINED
 
-NEEDS_FLOAT32 = ("relevance", "gradient-x-input")
-"""Methods whose rules are for weights in float32."""
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
     "model.budget": "; --budgets has those of a comparison",
@@ -89,7 +88,7 @@ def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Seque
         if stage in (RETRAINED, FROM_SCRATCH):
             raise GateError(f"{told}, but --stages has {stage!r}; give 'post hoc' alone")
     for method in methods:
-        if method.base in NEEDS_FLOAT32:
+        if method.base in BY_RELEVANCE:
             raise GateError(f"{told}, but {method.base} needs weights in float32; take it out of --methods")
 
 

@@ -15,6 +15,8 @@ from training.config.run import LARGEST_SEED
 from training.config.stages import STAGES
 from training.config.yaml_text import load_yaml
 
+BY_RELEVANCE = ("relevance", "gradient-x-input")
+"""Scored methods that follow a prediction back through the model, see :mod:`gates.relevance`."""
 Listed = str | int | float | list[Any]
 """``a,b`` or ``[a, b]`` on a command line."""
 

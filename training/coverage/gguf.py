@@ -19,6 +19,7 @@ from gates.export.checkpoint import save_pruned
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from training.coverage import architectures as zoo
+from training.coverage.markdown import table
 from training.coverage.routes import even, uneven
 from training.runs import progress
 
@@ -39,11 +40,7 @@ def gguf_table() -> list[str]:
     rows = []
     for name in progress.track(FAMILIES, "GGUF", name_of=str):
         rows.append([name, *(try_gguf(zoo.BY_NAME[name], heads_kept) for heads_kept in masks.values())])
-    return [
-        f"| {' | '.join(['', *masks])} |",
-        "|" + " --- |" * (len(masks) + 1),
-        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
-    ]
+    return table(["", *masks], rows)
 
 
 def dense(heads: Sequence[int]) -> Tensor:

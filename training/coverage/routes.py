@@ -19,6 +19,7 @@ from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from training.coverage import architectures as zoo
 from training.coverage.coverage import TOLERANCE
+from training.coverage.markdown import table
 from training.runs import progress
 
 PACKAGE, REMOTE = "installed package", "remote code"
@@ -122,9 +123,5 @@ def route_table(architectures: Sequence[zoo.Architecture]) -> list[str]:
     for architecture in progress.track(architectures, "routes", name_of=lambda one: one.name):
         cells = routes_of(architecture)
         found.setdefault(tuple(cell.partition(":")[0] for cell in cells.values()), []).append(architecture.name)
-    header = [route.name for route in ROUTES]
-    return [
-        f"| {' | '.join(header)} | architectures |",
-        "|" + " --- |" * (len(header) + 1),
-        *(f"| {' | '.join(cells)} | {', '.join(names)} |" for cells, names in sorted(found.items(), reverse=True)),
-    ]
+    rows = [[*cells, ", ".join(names)] for cells, names in sorted(found.items(), reverse=True)]
+    return table([*(route.name for route in ROUTES), "architectures"], rows)

@@ -20,6 +20,7 @@ from gates.export.onnx import export_onnx_files
 from gates.surgery.remove import remove_heads_
 from training.coverage import architectures as zoo
 from training.coverage import gguf
+from training.coverage.markdown import table
 from training.runs import progress
 
 Tried = Callable[[PreTrainedModel, Tensor], str]
@@ -198,11 +199,7 @@ def runtime_table(runtimes: Sequence[Runtime] = RUNTIMES, models: Mapping[str, P
     rows: list[list[Any]] = []
     for runtime in progress.track(runtimes, "runtimes", name_of=lambda one: one.name):
         rows.append([runtime.name, *(try_runtime(runtime, model) for model in models.values())])
-    return [
-        f"| {' | '.join(['', *models])} |",
-        "|" + " --- |" * (len(models) + 1),
-        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
-    ]
+    return table(["", *models], rows)
 
 
 def packages() -> dict[str, str]:

@@ -17,7 +17,7 @@ from training.config import Source
 from training.tasks.base import Batch, Task
 from training.tasks.encoder_decoder import check_vocabulary, positions
 from training.tasks.encoding import IGNORED, end_token, start_token, tokens_of
-from training.tasks.loading import from_config, load_pretrained, read_config
+from training.tasks.loading import config_of, from_config, load_pretrained
 from training.tasks.perplexity import Perplexity, TokenAccuracy
 
 
@@ -42,7 +42,7 @@ class CausalLM(Task):
         if source.backbone is None:
             model, name = _new(source.from_scratch or {}, tokenizer, self.max_length), "the new model"
         else:
-            config = read_config(source.backbone, trust_remote_code=source.trust_remote_code)
+            config = config_of(source)
             check_causal(config, source.backbone)
             name = repr(source.backbone)
             model = load_pretrained(AutoModelForCausalLM, source, config, what="a language model")

@@ -8,12 +8,12 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 
 from gates.errors import GateError
 from training.config import Source
-from training.tasks.loading import load_pretrained, read_config
+from training.tasks.loading import config_of, load_pretrained
 
 
 def load_encoder_decoder(source: Source) -> PreTrainedModel:
     """The encoder-decoder of a hub name or local folder; see :meth:`training.tasks.base.Task.build`."""
-    config = read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
+    config = config_of(source)
     check_encoder_decoder(config, str(source.backbone))
     model = load_pretrained(AutoModelForSeq2SeqLM, source, config, what="an encoder-decoder")
     if model.config.decoder_start_token_id is None:

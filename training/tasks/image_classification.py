@@ -14,7 +14,7 @@ from gates.export.reloaded import of_dtype
 from training.config import Source
 from training.tasks.base import Batch
 from training.tasks.classification import Classification
-from training.tasks.loading import from_config, load_pretrained, read_config
+from training.tasks.loading import config_of, from_config, load_pretrained
 
 CHANNELS = 3
 """Red, green and blue."""
@@ -40,7 +40,7 @@ class ImageClassification(Classification):
             model = from_config(self.auto, {**source.from_scratch, **told}, {"image_size": size[0], "num_channels": CHANNELS})
             check_images(model.config, size, "the new model", "set --data.image_size to it")
             return model
-        config = read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
+        config = config_of(source)
         check_images(config, size, repr(source.backbone), "correct its preprocessor_config.json")
         resized = config.num_labels != told["num_labels"]
         for name, value in told.items():

@@ -57,6 +57,11 @@ def read_config(backbone: str, *, trust_remote_code: bool = False) -> Any:
         raise GateError(f"cannot load a model from {backbone!r}: its config.json is damaged ({first_line(error)})") from error
 
 
+def config_of(source: Source) -> Any:
+    """The config of a source's backbone; see :func:`read_config`."""
+    return read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
+
+
 def check_class(auto: Any, config: Any, name: str, purpose: str) -> None:
     """Raises :class:`GateError` if an Auto class has no model of this config, called ``name``.
 

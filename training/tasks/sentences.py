@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from training.config import Source
 from training.tasks.base import Batch, Task
-from training.tasks.loading import from_config, load_pretrained, read_config
+from training.tasks.loading import config_of, from_config, load_pretrained
 
 
 class SentenceTask(Task):
@@ -41,7 +41,7 @@ class SentenceTask(Task):
                 for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
                     setattr(model.config, name, source.from_scratch.get(name, value))
             return model
-        config = read_config(str(source.backbone), trust_remote_code=source.trust_remote_code)
+        config = config_of(source)
         resized = config.num_labels != told["num_labels"]
         for name, value in told.items():
             setattr(config, name, value)
