@@ -16,7 +16,7 @@ from training.comparison.methods import Method
 from training.config import BudgetOption, PrunerOptions
 from training.config.comparison import BY_RELEVANCE
 from training.config.setup import data_of
-from training.config.stages import FROM_SCRATCH, RETRAINED
+from training.config.stages import is_post_hoc
 
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
@@ -85,7 +85,7 @@ def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Seque
         return
     told = f"dtype is {options.dtype}, in which weights are fixed"
     for stage in stages:
-        if stage in (RETRAINED, FROM_SCRATCH):
+        if not is_post_hoc(stage):
             raise GateError(f"{told}, but --stages has {stage!r}; give 'post hoc' alone")
     for method in methods:
         if method.base in BY_RELEVANCE:

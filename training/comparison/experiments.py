@@ -228,6 +228,7 @@ class Experiments:
         *,
         replacement: Replacement = "zero",
         start: Experiment | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Experiment:
         """Metrics and predictions of the dense model with fixed gate values ``[gates]``, mostly a mask.
 
@@ -237,12 +238,13 @@ class Experiments:
             replacement: what takes the place of closed heads: nothing, their mean output on training data, the constants
                 with which the loss on training data is lowest, or what they would read with uniform attention.
             start: whose weights; the dense experiment's by default.
+            changes: of the options that these weights were learned with.
         """
         replaced_by = {} if replacement == "zero" else {"replacement": replacement}
         determined_by = self.post_hoc_is(values, splits, start=start) | replaced_by
 
         def make(folder: Path) -> dict[str, Any]:
-            pruner = self.with_weights(start or self.dense(), {})
+            pruner = self.with_weights(start or self.dense(), changes or {})
             with self.replacements.use(Subject(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
                 return self._evaluate(pruner, folder, values, splits)
 

@@ -23,7 +23,16 @@ from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
-from training.config.stages import FROM_SCRATCH, POST_HOC, RETRAINED, WITH_CONSTANTS, WITH_MEANS, WITH_UNIFORM, is_post_hoc
+from training.config.stages import (
+    AT_TOTAL_COST,
+    FROM_SCRATCH,
+    POST_HOC,
+    RETRAINED,
+    WITH_CONSTANTS,
+    WITH_MEANS,
+    WITH_UNIFORM,
+    is_post_hoc,
+)
 from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
@@ -61,7 +70,7 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption
         trains_anew = method.is_learned or method.is_given or method == DENSE
         own = [stage for stage in stages if stage != FROM_SCRATCH or trains_anew]
         if "refit" in method.modifiers:
-            own = [stage for stage in own if stage in (POST_HOC, RETRAINED)]
+            own = [stage for stage in own if stage in (POST_HOC, RETRAINED, AT_TOTAL_COST)]
         yield Planned(method, budget, tuple(own))
 
 
@@ -222,7 +231,37 @@ def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Exp
         return experiments.post_hoc(selection.values, replacement="uniform")
     if stage == RETRAINED:
         return experiments.retrain(selection.values, start=selection.refit or selection.start, changes=selection.changes)
+    if stage == AT_TOTAL_COST:
+        return retrained_at_total_cost(experiments, selection)
     return experiments.from_scratch(selection.mask)
+
+
+def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> Experiment:
+    """Training on for as many steps as are left when the passes that found the mask are paid for: to within half a step, the
+    two together cost what training the dense model on costs. Where nothing is left the mask is evaluated as it is.
+
+    Raises:
+        GateError: for experiments of earlier versions, whose passes nobody counted.
+    """
+    options, dense = experiments.options, experiments.dense()
+    trained_on = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes={})
+    paid, whole, steps = selection.cost.passes, Cost.of(trained_on.result).passes, trained_on.result["steps"]
+    if paid is None or whole is None:
+        raise GateError(
+            f"the stage {AT_TOTAL_COST!r} needs the passes of each experiment, and some in --experiments are of a version "
+            "that did not count them; give another folder"
+        )
+    start, changes = selection.refit or selection.start, selection.changes
+    left = round((1 - paid / whole) * steps)
+    if left < 1:
+        return experiments.post_hoc(selection.values, start=start, changes=changes)
+    learned = selection.start.key != dense.key  # which has its prune phase behind it
+    if left == steps - (selection.start.result["steps"] if learned else 0):
+        return experiments.retrain(selection.values, start=start, changes=changes)  # as without paying
+    share = left / steps
+    phases = {} if learned else {"prune": share * options.prune}
+    phases["retrain"] = share * (options.prune + options.retrain) - phases.get("prune", 0.0)
+    return experiments.retrain(selection.values, start=start, changes={**changes, **phases})
 
 
 def row_of(
@@ -239,5 +278,6 @@ def row_of(
 
 
 def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:
-    """The cost of finding the mask and training on with it; evaluation costs nothing."""
-    return (selection.cost if is_post_hoc(stage) else selection.cost.then(Cost.of(found.result))).as_row()
+    """The cost of finding the mask and training on with it, if anything was trained; evaluation costs nothing."""
+    trained = not is_post_hoc(stage) and found.result["steps"] > 0
+    return (selection.cost.then(Cost.of(found.result)) if trained else selection.cost).as_row()

@@ -12,7 +12,7 @@ from training.comparison.methods import Method
 from training.comparison.plan import DENSE, Planned, run_stage, uses_of
 from training.comparison.selection import MaskSelector
 from training.config import BudgetOption
-from training.config.stages import is_post_hoc
+from training.config.stages import AT_TOTAL_COST, is_post_hoc
 
 BASIC = frozenset({"distil"})
 """Modifiers that change what a method learns, and not what is made of it."""
@@ -56,6 +56,7 @@ def tasks_of(plan: Sequence[Planned], seeds: Sequence[int]) -> list[Task]:
     for seed in seeds:
         dense = add(seed, DENSE, 1, None, uses, ())
         chosen, first = dict[tuple[str, str], int](), dict[str, int]()
+        of_dense = dict[str, int]()  # by stage
         for planned in plan:
             place = dense
             for method in _choices(planned.method):
@@ -67,7 +68,11 @@ def tasks_of(plan: Sequence[Planned], seeds: Sequence[int]) -> list[Task]:
                         first.setdefault(method.name, chosen[at])  # makes what all budgets share
                 place = chosen[at]
             for stage in planned.stages:
-                add(seed, planned.method, planned.budget, stage, (is_post_hoc(stage),), (place,))
+                # What training the dense model on costs is what all may cost together.
+                paid = (of_dense[stage],) if stage == AT_TOTAL_COST and planned.method != DENSE else ()
+                done = add(seed, planned.method, planned.budget, stage, (is_post_hoc(stage),), (place, *paid))
+                if planned.method == DENSE:
+                    of_dense[stage] = done
     return tasks
 
 

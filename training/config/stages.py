@@ -7,7 +7,9 @@ WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM = (
     f"{POST_HOC} with {what}" for what in ("means", "optimal constants", "uniform attention")
 )
 """Closed heads are not zero but have their mean output, or the constants that cost least, or attend uniformly."""
-STAGES = (POST_HOC, WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM, RETRAINED, FROM_SCRATCH)
+AT_TOTAL_COST = f"{RETRAINED} at equal total cost"
+"""Trained on for as many passes as finding the mask has left over."""
+STAGES = (POST_HOC, WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM, RETRAINED, AT_TOTAL_COST, FROM_SCRATCH)
 
 
 def is_post_hoc(stage: str) -> bool:

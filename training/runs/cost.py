@@ -44,6 +44,14 @@ class Cost:
         told = {"forward_examples": None, "backward_examples": None} | dict(row)
         return cls(**{field.name: told[field.name] for field in fields(cls) if field.name in told})
 
+    @property
+    def passes(self) -> float | None:
+        """Passes of an example that it comes to, where backward counts as two forward ones, as it computes about twice as much;
+        None where nobody counted."""
+        if self.forward_examples is None or self.backward_examples is None:
+            return None
+        return self.forward_examples + 2 * self.backward_examples
+
     def then(self, later: Cost) -> Cost:
         """The cost of this work and later work together."""
         peaks = [peak for peak in (self.peak_memory_mb, later.peak_memory_mb) if peak is not None]

@@ -1,6 +1,7 @@
 """What is compared with what, and that a run and a comparison of the same find the same."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -11,12 +12,24 @@ from gates.errors import GateError
 from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
-from tests.training.runs import make_pruner, write_config
+from tests.training.runs import make_pruner, make_setup, write_config
 from training import fit
 from training.commands.table import run_command
+from training.comparison.each_seed import Comparison
 from training.comparison.methods import Method, parse_methods
-from training.comparison.plan import DENSE, curve_budget, plan_of_comparison, plan_of_run
+from training.comparison.plan import (
+    DENSE,
+    cost_of,
+    curve_budget,
+    plan_of_comparison,
+    plan_of_run,
+    retrained_at_total_cost,
+    run_seed,
+)
+from training.comparison.tables import Results
 from training.config import EndOfRun
+from training.config.stages import AT_TOTAL_COST
+from training.runs import progress
 
 MEASURED = ["seconds", "peak_memory_mb"]
 STAGES = ("post hoc", "retrained")
@@ -292,3 +305,70 @@ def test_nothing_is_trained_for_what_is_not_asked(tmp_path, monkeypatch):
     more = ["--compare", "full", "--retrained", "[dense,his-inverted]", "--from_scratch", "[learned]"]
     assert fit.main([*arguments, *more, "--existing", "overwrite"]) == 0
     assert len(trainings) == 1 + 2 + 1
+
+
+# -- what finding a mask costs is paid for ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def at_total_cost(tmp_path_factory):
+    """Rows of a comparison in which every pass counts, by method and stage, and its experiments."""
+    folder = tmp_path_factory.mktemp("total")
+    asked = Comparison(
+        setup=make_setup(finetune=0.5, prune=2.0, retrain=2.0, learning_rate=1e-2),
+        methods=parse_methods(["learned", "learned+refit", "his", "his+distil", "hies+refit", "random"]),
+        budgets=[3],
+        seeds=[0],
+        stages=["retrained", AT_TOTAL_COST],
+        experiments=folder,
+        searches={"distil": {"distil": 0.5}},
+    )
+    experiments, selector = asked.of_seed(0)
+    with progress.stage("comparison") as shown:
+        rows = list(run_seed(experiments, selector, asked.plan, Results(), shown))
+    return {(row["method"], row["stage"]): row for row in rows}, experiments, selector
+
+
+def passes(row):
+    return row["forward_examples"] + 2 * row["backward_examples"]
+
+
+@pytest.mark.parametrize("method", ["learned", "learned+refit", "his", "hies+refit"])
+def test_finding_a_mask_and_training_on_cost_what_training_the_dense_model_on_costs(at_total_cost, method):
+    """To within half a step, of 16 examples forwards and backwards."""
+    rows, *_ = at_total_cost
+    found, usual, whole = rows[method, AT_TOTAL_COST], rows[method, "retrained"], rows["dense", AT_TOTAL_COST]
+    assert abs(passes(whole) - passes(found)) <= 48 / 2
+    if method == "learned":  # whose gates are paid for by the steps that all have
+        assert found["experiment"] == usual["experiment"]
+    else:
+        assert 0 < found["steps"] < usual["steps"] <= whole["steps"]
+
+
+def test_a_teacher_is_asked_in_fewer_steps_too(at_total_cost):
+    rows, *_ = at_total_cost
+    assert rows["his+distil", AT_TOTAL_COST]["steps"] == rows["his", AT_TOTAL_COST]["steps"]
+
+
+@pytest.mark.parametrize("method", ["dense", "random"])
+def test_what_cost_nothing_to_find_is_trained_as_long_as_ever(at_total_cost, method):
+    rows, *_ = at_total_cost
+    assert rows[method, AT_TOTAL_COST]["experiment"] == rows[method, "retrained"]["experiment"]
+
+
+def test_where_nothing_is_left_the_mask_is_evaluated_as_it_is(at_total_cost):
+    """And only what was spent on it counts."""
+    _, experiments, selector = at_total_cost
+    selection = selector.select(Method.parse("learned+refit"), 3)
+    spent = replace(selection, cost=replace(selection.cost, forward_examples=1e6))
+    found = retrained_at_total_cost(experiments, spent)
+    assert found.key == experiments.post_hoc(selection.mask, start=selection.refit).key
+    assert cost_of(found, AT_TOTAL_COST, spent) == spent.cost.as_row()
+
+
+def test_passes_that_nobody_counted_cannot_be_paid_for(at_total_cost):
+    _, experiments, selector = at_total_cost
+    selection = selector.select(Method("his"), 3)
+    uncounted = replace(selection, cost=replace(selection.cost, forward_examples=None))
+    with pytest.raises(GateError, match="did not count them; give another folder"):
+        retrained_at_total_cost(experiments, uncounted)

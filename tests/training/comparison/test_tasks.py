@@ -14,7 +14,7 @@ from training.comparison.methods import parse_methods
 from training.comparison.plan import run_seed, uses_of
 from training.comparison.tables import Results
 from training.comparison.tasks import do, tasks_of
-from training.config.stages import STAGES
+from training.config.stages import AT_TOTAL_COST, STAGES
 from training.runs import progress
 
 NAMES = [
@@ -78,12 +78,25 @@ def test_what_methods_share_is_made_before_they_need_it(tmp_path):
     assert [tasks[place].needs for place in of("his", 2)] == [(of("his", 3)[0],)]  # which scores for both
 
 
+def test_the_dense_model_is_trained_on_before_its_cost_is_shared_out(tmp_path):
+    tasks = tasks_of(comparison(tmp_path, ["his"], budgets=(3,), stages=["retrained", AT_TOTAL_COST]).plan, [0])
+    places = {(task.method.name, task.stage): place for place, task in enumerate(tasks)}
+    assert places["dense", AT_TOTAL_COST] in tasks[places["his", AT_TOTAL_COST]].needs
+    assert places["dense", AT_TOTAL_COST] not in tasks[places["his", "retrained"]].needs
+
+
 @pytest.mark.parametrize("budget", [3, WITHIN], ids=str)
 def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch, budget):
     """In any order that their needs allow, each on an opened comparison of its own, as in a process of its own."""
     names = ["learned+swap", "lambda", "his+rescale", "hies", "learned+refit"]
     asked = comparison(
-        tmp_path, names, budgets=(budget,), stages=["post hoc", "retrained"], finetune=0.5, prune=0.5, retrain=0.5
+        tmp_path,
+        names,
+        budgets=(budget,),
+        stages=["post hoc", "retrained", AT_TOTAL_COST],
+        finetune=0.5,
+        prune=0.5,
+        retrain=0.5,
     )
     waiting, done = list(enumerate(tasks_of(asked.plan, asked.seeds))), set()
     chance = random.Random(0)
@@ -99,5 +112,5 @@ def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch, budget):
     monkeypatch.setattr(ExperimentCache, "_make", lambda self, determined_by, make: pytest.fail(f"{determined_by} is made"))
     with progress.stage("comparison") as shown:
         rows = list(run_seed(*asked.of_seed(0), asked.plan, Results(), shown))
-    assert len(rows) == 2 * (1 + len(names))
+    assert len(rows) == 3 * (1 + len(names))
     assert uses_of(asked.plan) == (False, True)
