@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 import huggingface_hub
-from huggingface_hub import EvalResult, ModelCardData, metadata_load
+from huggingface_hub import ModelCardData, metadata_load
 from torch import Tensor
 from transformers import PreTrainedModel
 from yaml import YAMLError
 
 from gates.export.cost import Cost, count_parameters
+from gates.export.evaluation import evaluation_block
 from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
 from gates.files import replacing
 from gates.head_gates import HeadGates
@@ -110,7 +111,14 @@ def card_text(
             base_model=hub_name,
             license=known_license(source) or known_license(base_model),
             model_name=title,
-            eval_results=_evaluation(card, PIPELINE_TAGS.get(auto, "other")) or None,
+            eval_results=evaluation_block(
+                card.metrics,
+                task=PIPELINE_TAGS.get(auto, "other"),
+                dataset=card.dataset,
+                subset=card.subset,
+                split=card.split,
+            )
+            or None,
         ),
         f"# {title}",
         "",
@@ -237,23 +245,6 @@ def known_license(base_model: str) -> str | None:
 
 def _front_matter(**known: object) -> list[str]:
     return ["---", ModelCardData(**known).to_yaml(), "---", ""]  # type: ignore[arg-type]
-
-
-def _evaluation(card: ModelCard, task: str) -> list[EvalResult]:
-    """The Hub's evaluation block; none for results on data that are not stated."""
-    numbers = {name: value for name, value in card.metrics.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-    return [
-        EvalResult(
-            task_type=task,
-            dataset_type=card.dataset,
-            dataset_name=" ".join(filter(None, [card.dataset, card.subset])),
-            dataset_config=card.subset or None,
-            dataset_split=card.split,
-            metric_type=name,
-            metric_value=value,
-        )
-        for name, value in (numbers.items() if card.dataset else ())
-    ]
 
 
 def _results(metrics: Metrics, dense_metrics: Metrics) -> list[str]:
