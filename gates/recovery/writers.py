@@ -156,11 +156,12 @@ def _check(name: str, module: Projection, model: nn.Module) -> None:
 @contextmanager
 def _in_force(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values of some parameters for the length of a ``with`` block, without copying them."""
-    before = {name: model.get_parameter(name).data for name in values}
+    parameters = {name: model.get_parameter(name) for name in values}  # by far the dearest part, so it is done once
+    before = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, value in values.items():
-            model.get_parameter(name).data = value
+            parameters[name].data = value
         yield
     finally:
         for name, value in before.items():
-            model.get_parameter(name).data = value
+            parameters[name].data = value
