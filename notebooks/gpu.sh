@@ -7,13 +7,15 @@
 #   sst2       full SST-2 (DATA/sst2) with a local encoder MODEL, such as all-MiniLM-L6-v2: 5 seeds, 18, 9 and 4 heads of 72
 #   encoder    Multi30k (DATA/multi30k) at the width of Voita et al. 2019: 10 of the 48 encoder heads
 #   all        the same model with 26 of its 144 heads
+#   gpt        a small GPT on novels (DATA/lm), 3 seeds: 36, 24 and 12 of its 48 heads
+#   groups     the same with 18, 12 and 6 of its 24 groups of heads that share a key and a value
 #   benchmark  what gates, scores and pruned models cost, at the shape of BERT-base; DATA is not read
 #
 # OPTIONs go to the command, such as --seeds 0. Tables, masks and the report of each part are in OUT/PART, with versions, machine
 # and the command in metrics.json. Where the machine lacks packages, WHEELS names a folder of wheels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [[ $# -lt 3 ]]; then sed -n '2,13p' "$0" >&2; exit 2; fi
+if [[ $# -lt 3 ]]; then sed -n '2,15p' "$0" >&2; exit 2; fi
 part=$1 out=$2 data=$3 model=
 shift 3
 if [[ $# -gt 0 && $1 != --* ]]; then model=$1; shift; fi
@@ -46,12 +48,18 @@ case $part in
     command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" --budgets 26
       --model.freeze_while_pruning null)
     ;;
+  gpt | groups)
+    command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/lm/novels.train.txt.gz"
+      --data.select_file "$data/lm/novels.valid.txt.gz" --data.test_file "$data/lm/novels.test.txt.gz"
+      "${methods[@]}" --seeds 0,1,2 --budgets 36,24,12)
+    if [[ $part == groups ]]; then command+=(--model.unit group --budgets 18,12,6); fi
+    ;;
   benchmark)
     device=${ACCELERATOR:-cuda}
     command=(training benchmark --device "${device/gpu/cuda}" ${model:+--model "$model"})
     common=(--run_dir "$out/$part")
     ;;
-  *) echo "unknown part '$part'; expected fit, sst2, encoder, all or benchmark" >&2; exit 2 ;;
+  *) echo "unknown part '$part'; expected fit, sst2, encoder, all, gpt, groups or benchmark" >&2; exit 2 ;;
 esac
 [[ $part == fit && ! -e $out/$part ]] && command=("${command[@]/resume/refuse}")
 timeout --signal=INT --kill-after=30 "${minutes}m" "$python" -m "${command[@]}" "${common[@]}" "$@" || ended=$?

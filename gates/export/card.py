@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from yaml import YAMLError
 
 from gates.export.cost import Cost, count_parameters
-from gates.export.evaluation import evaluation_block
+from gates.export.evaluation import MetricTypes, evaluation_block
 from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
 from gates.files import replacing
 from gates.head_gates import HeadGates
@@ -43,6 +43,8 @@ class ModelCard:
         method: name of the method that chose the mask.
         metrics: results of the export, by name (``{"accuracy": 0.91}``).
         dense_metrics: results of the model with all its heads, by name.
+        metric_types: what metrics are to Hugging Face's ``evaluate``, by name (``{"f1": {"type": "f1", "args": {"average":
+            "macro"}}}``); the Hub's evaluation block has others under their own names.
         dataset: hub name or description of the data that they are results on, on which the Hub's evaluation block depends.
         subset: its configuration.
         split: its split.
@@ -58,6 +60,7 @@ class ModelCard:
     method: str = ""
     metrics: Metrics = field(default_factory=dict)
     dense_metrics: Metrics = field(default_factory=dict)
+    metric_types: MetricTypes = field(default_factory=dict)
     dataset: str = ""
     subset: str = ""
     split: str = "test"
@@ -113,6 +116,7 @@ def card_text(
             model_name=title,
             eval_results=evaluation_block(
                 card.metrics,
+                card.metric_types,
                 task=PIPELINE_TAGS.get(auto, "other"),
                 dataset=card.dataset,
                 subset=card.subset,

@@ -250,27 +250,33 @@ class Experiments:
 
         return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
 
-    def retrain_is(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def retrain_is(
+        self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any], steps: int | None = None
+    ) -> dict[str, Any]:
         """The identity of :meth:`retrain`."""
         after = options_after_finetuning(replace(self.options, **changes), averages=self.setup.weights.average_last > 1)
-        return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
+        shorter = {} if steps is None else {"steps": steps}
+        return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after, **shorter}
 
-    def retrain(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    def retrain(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any], steps: int | None = None) -> Experiment:
         """Metrics and predictions after training on with fixed gate values to the end of the schedule.
 
         Args:
             values: ``[gates]``, mostly a mask.
             start: the dense experiment, or a learned one.
             changes: of the options.
+            steps: after which it ends before the schedule does; learning rates fall over as many.
         """
 
         def make(folder: Path) -> dict[str, Any]:
             pruner = self._pruner(replace(self.options, **changes))
-            with pruner.fixed_to(values):
-                cost = self._train(pruner, folder, start=weights_of(start))
+            first = read_checkpoint(weights_of(start))["global_step"]
+            with pruner.fixed_to(values, ends=None if steps is None else (first, steps)):
+                limit = {} if steps is None else {"max_steps": first + steps}
+                cost = self._train(pruner, folder, start=weights_of(start), **limit)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
-        determined_by = self.retrain_is(values, start=start, changes=changes)
+        determined_by = self.retrain_is(values, start=start, changes=changes, steps=steps)
         return self._experiment(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
@@ -320,16 +326,18 @@ class Experiments:
         """The same with the data to score and search on."""
         return Subject(self.with_weights(start, changes), self.data, self.trainer())
 
-    def _train(self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Any]:
-        """Train from a checkpoint, or from where an earlier process was stopped, and say what it cost in all; steps that are
-        made twice, since they were after the last checkpoint, count once."""
+    def _train(
+        self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None, **limit: int
+    ) -> dict[str, Any]:
+        """Train from a checkpoint, or from where an earlier process was stopped, perhaps within a limit of the trainer, and say
+        what it cost in all; steps that are made twice, since they were after the last checkpoint, count once."""
         gc.collect()  # earlier trainers and modules refer to each other, and their optimisers hold much memory
         last, key = folder / "last.ckpt", folder.name.removeprefix(".")
         goes_on = processes.in_first(last.is_file)
         pruner.train()  # Lightning keeps the mode it finds
         kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.setup.run.save_every))
         # Nothing is validated.
-        trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None)
+        trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None, **limit)
         before = CostInCheckpoints.read(last, key) if goes_on else NOTHING
         with measured(trainer.strategy.root_device, pruner.gates, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if goes_on else checked(start), weights_only=True)

@@ -85,8 +85,10 @@ def options_of_gates(options: PrunerOptions) -> dict[str, Any]:
 
 def options_after_finetuning(options: PrunerOptions, *, averages: bool) -> dict[str, Any]:
     """The options that training with a fixed mask depends on, beside where it starts: its length among them, of which the dense
-    model knows nothing, and where weights are averaged, which are so over the retrain phase alone, how it is divided."""
+    model knows nothing, whether the learning rate waits for gates, and where weights are averaged, which is over the retrain
+    phase alone, how it is divided."""
     after = {name: getattr(options, name) for name in AFTER_FINETUNING} | {"epochs": round(options.prune + options.retrain, 6)}
+    after["pipelined"] = bool(options.pipelined)
     return after | ({"prune": round(options.prune, 6), "retrain": round(options.retrain, 6)} if averages else {})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -237,31 +237,29 @@ def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Exp
 
 
 def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> Experiment:
-    """Training on for as many steps as are left when the passes that found the mask are paid for: to within half a step, the
-    two together cost what training the dense model on costs. Where nothing is left the mask is evaluated as it is.
+    """Training on for as many steps as are left when the passes that found the mask are paid for: to within half a step, of
+    equally large batches, the two together cost what training the dense model on costs. A teacher's passes are paid for too.
+    Where nothing is left the mask is evaluated as it is, with the weights that it was found with.
 
     Raises:
         GateError: for experiments of earlier versions, whose passes nobody counted.
     """
-    options, dense = experiments.options, experiments.dense()
-    trained_on = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes={})
-    paid, whole, steps = selection.cost.passes, Cost.of(trained_on.result).passes, trained_on.result["steps"]
-    if paid is None or whole is None:
+    dense, distils = experiments.dense(), replace(experiments.options, **selection.changes).distils
+    whole = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes={"pipelined": False})
+    cost, steps = Cost.of(whole.result), whole.result["steps"]
+    if selection.cost.passes is None or cost.passes is None or cost.backward_examples is None:
         raise GateError(
             f"the stage {AT_TOTAL_COST!r} needs the passes of each experiment, and some in --experiments are of a version "
             "that did not count them; give another folder"
         )
+    teacher = cost.backward_examples if distils and not experiments.options.distils else 0.0
+    left = round((cost.passes - selection.cost.passes) / (cost.passes + teacher) * steps)
     start, changes = selection.refit or selection.start, selection.changes
-    left = round((1 - paid / whole) * steps)
     if left < 1:
         return experiments.post_hoc(selection.values, start=start, changes=changes)
     learned = selection.start.key != dense.key  # which has its prune phase behind it
-    if left == steps - (selection.start.result["steps"] if learned else 0):
-        return experiments.retrain(selection.values, start=start, changes=changes)  # as without paying
-    share = left / steps
-    phases = {} if learned else {"prune": share * options.prune}
-    phases["retrain"] = share * (options.prune + options.retrain) - phases.get("prune", 0.0)
-    return experiments.retrain(selection.values, start=start, changes={**changes, **phases})
+    all_left = steps - (selection.start.result["steps"] if learned else 0)
+    return experiments.retrain(selection.values, start=start, changes=changes, steps=left if left < all_left else None)
 
 
 def row_of(

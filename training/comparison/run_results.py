@@ -45,7 +45,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
         data: of the run.
         metrics: of the final model, as ``test_accuracy`` and so on.
     """
-    gates, options, source = pruner.gates, pruner.options, source_of(data)
+    gates, options = pruner.gates, pruner.options
     batch = next(iter(data.test_dataloader()))
     shutil.rmtree(run.export, ignore_errors=True)
     gates.detach()
@@ -60,8 +60,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
                 base_model=base_model_name(options),
                 method=options.mask_found_by,
                 metrics={name: metrics[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
-                dataset=source["dataset"],
-                subset=source["subset"],
+                **source_of(data),
                 versions=versions(),
             ),
             measure=BATCH_SIZES,
@@ -71,12 +70,13 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
         gates.attach()
 
 
-def source_of(data: TaskData) -> dict[str, str]:
+def source_of(data: TaskData) -> dict[str, Any]:
     """What a model card says of the data: the hub name of a data set and its configuration, or what kind of data they are; of a
-    local folder the last part."""
+    local folder the last part; and what the metrics are to others."""
     name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
     kind = type(data.options).__name__
-    return {"dataset": Path(name).name if name and Path(name).exists() else name or kind, "subset": subset or ""}
+    stated = Path(name).name if name and Path(name).exists() else name or kind
+    return {"dataset": stated, "subset": subset or "", "metric_types": data.task.metric_types()}
 
 
 def complete_card(run: RunDirectory, results: Results, own: Method) -> None:

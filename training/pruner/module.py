@@ -68,6 +68,7 @@ class HeadPruner(pl.LightningModule):
         self.refitted: dict[str, Any] | None = None
         self.outputs: dict[str, dict[str, list[str]]] = {}
         self._fixed: Tensor | None = None
+        self._ends: tuple[int, int] | None = None
 
     def build(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
         """Load the backbone, attach the gates and check the budget; does nothing the second time.
@@ -96,13 +97,18 @@ class HeadPruner(pl.LightningModule):
         self.mean_loss = torch.nn.ModuleDict({split: MeanMetric() for split in ("select", "test")})
 
     @contextmanager
-    def fixed_to(self, values: Tensor) -> Iterator[None]:
-        """Fixed gate values ``[gates]``, mostly a mask, in all training of a ``with`` block: nothing is learned about heads."""
-        self._fixed = values
+    def fixed_to(self, values: Tensor, ends: tuple[int, int] | None = None) -> Iterator[None]:
+        """Fixed gate values ``[gates]``, mostly a mask, in all training of a ``with`` block: nothing is learned about heads.
+
+        Args:
+            values: of the gates.
+            ends: a step, and how many steps follow it at most; by default as many as the options say.
+        """
+        self._fixed, self._ends = values, ends
         try:
             yield
         finally:
-            self._fixed = None
+            self._fixed = self._ends = None
 
     @property
     def is_fixed(self) -> bool:
@@ -133,6 +139,8 @@ class HeadPruner(pl.LightningModule):
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
         steps = math.ceil(batches / self.trainer.accumulate_grad_batches)
         self.schedule = Schedule.of_options(steps, self.options, rests=bool(self.options.pipelined))
+        if self._ends is not None:
+            self.schedule = self.schedule.shortened(*self._ends)
 
     @property
     def boundaries(self) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gates.steering import ramped
@@ -71,6 +71,13 @@ class Schedule:
             second_peak=second / first if second is not None and first else 1.0,
             rests=rests,
         )
+
+    def shortened(self, start: int, steps: int) -> Schedule:
+        """The same to step ``start``, after which only ``steps`` follow; the prune phase keeps its share of them."""
+        if start >= self.prune:
+            return replace(self, end=start + steps)
+        share = (self.prune - start) / (self.end - start)
+        return replace(self, prune=start + round(share * steps), end=start + steps)
 
     def phase(self, step: int) -> Phase:
         return "finetune" if step < self.finetune else "prune" if step < self.prune else "retrain"

@@ -20,6 +20,8 @@ STAGE_TITLES = {
     "post hoc with optimal constants": "mask only, closed heads at fitted constants",
     "post hoc with uniform attention": "mask only, closed heads attend uniformly",
     "retrained": "retrained with the mask",
+    "retrained at equal total cost": "retrained, finding the mask paid for",
+    "from scratch": "trained from scratch with the mask",
 }
 WIDTH = 4.4
 """Inches of a picture without its legend: at this width its text is as large as a phone's screen allows."""

@@ -63,6 +63,11 @@ class Task(ABC):
     def metrics(self, split: str) -> MetricCollection:
         """New metrics of a split (``select`` or ``test``)."""
 
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        """Those metrics that Hugging Face's ``evaluate`` has too, as :data:`gates.export.evaluation.MetricTypes`; none by
+        default."""
+        return {}
+
     @abstractmethod
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         """Add a batch to the metrics.

@@ -125,6 +125,10 @@ class CausalLM(Task):
         named: dict[str, Any] = {name: Perplexity() for name in ("perplexity", "word_perplexity", "byte_perplexity")}
         return MetricCollection({**named, "accuracy": TokenAccuracy()}, compute_groups=False)
 
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        """Of tokens; the perplexity of ``evaluate`` is another, with tokens and texts of its own."""
+        return {"accuracy": {"type": "accuracy"}}
+
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         surprise, tokens = self.predictions(logits, batch)
         for name, units in (("perplexity", tokens), ("word_perplexity", batch["words"]), ("byte_perplexity", batch["bytes"])):

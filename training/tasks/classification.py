@@ -58,6 +58,14 @@ class Classification(SentenceTask):
             metrics["binary_f1"] = F1OfSecondClass()
         return MetricCollection(metrics)
 
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        return {
+            "accuracy": {"type": "accuracy"},
+            "f1": {"type": "f1", "args": {"average": "macro"}},
+            "matthews": {"type": "matthews_correlation"},
+            "binary_f1": {"type": "f1"},
+        }
+
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         metrics.update(logits, batch["labels"])
 

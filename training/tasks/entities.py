@@ -35,6 +35,17 @@ def scheme_of(tags: Collection[str]) -> Scheme | None:
     return "BIO" if parts <= set("BI") else "IOBES"
 
 
+def seqeval_scheme(tags: Collection[str]) -> str:
+    """What seqeval calls the scheme of tags that stand for entities.
+
+    >>> seqeval_scheme(["O", "B-PER", "I-PER"]), seqeval_scheme(["O", "U-PER", "B-PER", "L-PER"])
+    ('IOB2', 'BILOU')
+    """
+    if scheme_of(tags) == "BIO":
+        return "IOB2"
+    return "BILOU" if any(_part(tag)[0] in SAME for tag in tags) else "IOBES"
+
+
 def entities(tags: Sequence[str], scheme: Scheme) -> set[Entity]:
     """The entities of a sentence. BIO: one begins with B and goes on with I of the same name. IOBES: it is a single S, or goes
     from B over I to E; BILOU is the same under other letters.

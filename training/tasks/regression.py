@@ -39,6 +39,9 @@ class Regression(SentenceTask):
         """Pearson's correlation and Spearman's, of ranks, the same for every split."""
         return MetricCollection({"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}, compute_groups=False)
 
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        return {"pearson": {"type": "pearsonr"}, "spearman": {"type": "spearmanr"}}
+
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         metrics.update(logits[:, 0], batch["labels"])
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from training.tasks.base import Batch
 from training.tasks.causal_lm import token_losses
 from training.tasks.encoding import IGNORED, tokens_of
-from training.tasks.entities import EntityF1, Scheme
+from training.tasks.entities import EntityF1, Scheme, seqeval_scheme
 from training.tasks.perplexity import TokenAccuracy
 from training.tasks.sentences import SentenceTask, label_names
 
@@ -64,6 +64,13 @@ class TokenClassification(SentenceTask):
         if self.scheme is not None:
             metrics["entity_f1"] = EntityF1(self.scheme)
         return MetricCollection(metrics, compute_groups=False)
+
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        """Entities are seqeval's in its strict mode; its default takes more for entities."""
+        types: dict[str, dict[str, Any]] = {"token_accuracy": {"type": "accuracy"}}
+        if self.scheme is not None:
+            types["entity_f1"] = {"type": "seqeval", "args": {"mode": "strict", "scheme": seqeval_scheme(self.labels)}}
+        return types
 
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         metrics["token_accuracy"].update(logits, batch["labels"])

@@ -139,6 +139,10 @@ class Translation(Task):
         }
         return MetricCollection(names, compute_groups=False)
 
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        bleu = {"type": "sacrebleu", "args": {"tokenize": self.bleu_tokenize}}
+        return {"bleu": bleu, "beam_bleu": bleu, "chrf": {"type": "chrf"}, "beam_chrf": {"type": "chrf"}}
+
     def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
         """Translate the batch's sources, greedily and by beam search as the metrics ask."""
         for search in ("", "beam_"):

@@ -6,6 +6,7 @@ import pytest
 
 from training.comparison.run_results import metrics_on_test, source_of
 from training.config.data import ParallelText, Synthetic, Text
+from training.tasks.regression import Regression
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,15 @@ from training.config.data import ParallelText, Synthetic, Text
     ],
 )
 def test_the_data_are_named_without_paths_of_this_machine(options, expected):
-    assert source_of(SimpleNamespace(options=options)) == expected
+    types = {"accuracy": {"type": "accuracy"}}
+    data = SimpleNamespace(options=options, task=SimpleNamespace(metric_types=lambda: types))
+    assert source_of(data) == {**expected, "metric_types": types}
 
 
 def test_a_local_folder_is_named_by_its_last_part(tmp_path):
     (tmp_path / "reviews").mkdir()
-    assert source_of(SimpleNamespace(options=Text(dataset=str(tmp_path / "reviews"))))["dataset"] == "reviews"
+    options = Text(dataset=str(tmp_path / "reviews"))
+    assert source_of(SimpleNamespace(options=options, task=Regression()))["dataset"] == "reviews"
 
 
 def test_the_loss_comes_after_the_task_metrics():

@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from training.config.stages import STAGES
 from training.plotting import COLOURS, method_styles, spread
+from training.report.captions import STAGE_WORDS
 from training.report.contents import Contents
-from training.report.quality import curve_of_run, quality_against_heads
+from training.report.quality import STAGE_TITLES, curve_of_run, quality_against_heads
 
 NAMES = ("learned", "learned+swap", "his", "hies", "dsp", "entropy-low-first", "random")
 LONG = ("my_package.my_module:my_score+swap", "mask:masks/from_a_paper.json", "learned", "his", "random")
@@ -109,3 +111,8 @@ def test_a_method_has_the_colour_of_the_comparison_in_the_curve_of_a_run():
     drawn = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
     assert drawn == {name: style["color"] for name, style in method_styles(NAMES).items()}
     assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
+
+
+@pytest.mark.parametrize("words", [STAGE_WORDS, STAGE_TITLES], ids=["captions", "titles"])
+def test_every_stage_has_words_of_its_own(words):
+    assert set(words) == set(STAGES)
