@@ -374,8 +374,8 @@ def test_steps_are_as_many_as_are_paid_for_however_long_a_run_is_said_to_be(tmp_
     """With a teacher too, who has to know where fine-tuning ended."""
     setup = make_setup(**LONG)
     asked = Comparison(
-        setup=replace(setup, trainer=replace(setup.trainer, **trainer)), methods=parse_methods(["his", "his+distil"]), budgets=[3], seeds=[0],
-        stages=["retrained", AT_TOTAL_COST], experiments=tmp_path, searches={"distil": {"distil": 0.5}},
+        setup=replace(setup, trainer=replace(setup.trainer, **trainer)), methods=parse_methods(["his", "his+distil"]),
+        budgets=[3], seeds=[0], stages=["retrained", AT_TOTAL_COST], experiments=tmp_path, searches={"distil": {"distil": 0.5}},
     )  # fmt: skip
     with progress.stage("comparison") as shown:
         rows = {(row["method"], row["stage"]): row for row in run_seed(*asked.of_seed(0), asked.plan, Results(), shown)}
