@@ -44,3 +44,26 @@ def test_rates_of_the_gates():
         "at 9 of SICK ({:.3f} to {:.3f})".format(*loss.loc[("sick", 9)]),
     ):
         assert text in PAGE
+
+
+def test_what_a_refit_gives_back():
+    for task, named in (("agreement", "agreement"), ("sick", "SICK"), ("sst2", "SST-2")):
+        table = pd.read_csv(RESULTS / f"{task}_refit" / "comparison.csv")
+        assert (table.groupby(["method", "budget"])["seed"].nunique() == 5).all()
+        mean = table.groupby(["method", "budget"])["test_accuracy"].mean()
+        for heads in (18, 9):
+            lost = {name: mean["dense", 72] - mean[name, heads] for name in mean.index.levels[0] if name != "dense"}
+            shares = [
+                f"{1 - lost[f'{name}+refit'] / lost[name]:.0%}".replace("%", " %") for name in ("learned", "his", "random")
+            ]
+            assert f"| {named} | {heads} | {' | '.join(shares)} |" in PAGE
+
+
+def test_bytes_of_the_cache():
+    of = {table: pd.read_csv(RESULTS / table / "comparison.csv") for table in ("gpt_heads", "gpt_groups")}
+    mean = {name: table.groupby(["method", "budget"])["kv_bytes_per_token"].mean() for name, table in of.items()}
+    assert {mean["gpt_heads"]["dense", 48], mean["gpt_groups"]["dense", 24]} == {3072}
+    for method in ("learned", "his", "hies", "entropy-low-first", "random"):
+        bytes_of = [mean["gpt_heads"][method, heads] for heads in (36, 24, 12)]
+        bytes_of += [mean["gpt_groups"][method, groups] for groups in (18, 12, 6)]
+        assert f"| {method} | {' | '.join(f'{count:,.0f}' for count in bytes_of)} |" in PAGE
