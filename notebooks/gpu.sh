@@ -7,7 +7,7 @@
 #   sst2       full SST-2 (DATA/sst2) with a local encoder MODEL, such as all-MiniLM-L6-v2: 5 seeds, 18, 9 and 4 heads of 72
 #   encoder    Multi30k (DATA/multi30k) at the width of Voita et al. 2019: 10 of the 48 encoder heads
 #   all        the same model with 26 of its 144 heads
-#   gpt        a small GPT on novels (DATA/lm), 3 seeds: 36, 24 and 12 of its 48 heads
+#   gpt        a small GPT on novels (DATA/novels, prepared as notebooks/results/README.md says), 3 seeds: 36, 24 and 12 of 48 heads
 #   groups     the same with 18, 12 and 6 of its 24 groups of heads that share a key and a value
 #   benchmark  what gates, scores and pruned models cost, at the shape of BERT-base; DATA is not read
 #
@@ -49,8 +49,8 @@ case $part in
       --model.freeze_while_pruning null)
     ;;
   gpt | groups)
-    command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/lm/novels.train.txt.gz"
-      --data.select_file "$data/lm/novels.valid.txt.gz" --data.test_file "$data/lm/novels.test.txt.gz"
+    command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/novels/train.txt"
+      --data.select_file "$data/novels/valid.txt" --data.test_file "$data/novels/test.txt"
       "${methods[@]}" --seeds 0,1,2 --budgets 36,24,12)
     if [[ $part == groups ]]; then command+=(--model.unit group --budgets 18,12,6); fi
     ;;

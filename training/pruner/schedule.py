@@ -73,7 +73,8 @@ class Schedule:
         )
 
     def shortened(self, start: int, steps: int) -> Schedule:
-        """The same to step ``start``, after which only ``steps`` follow; the prune phase keeps its share of them."""
+        """The same to step ``start``, after which only ``steps`` follow; the prune phase keeps its share of them.
+        A cycle of the learning rate that has begun before is squeezed as a whole."""
         if start >= self.prune:
             return replace(self, end=start + steps)
         share = (self.prune - start) / (self.end - start)
