@@ -60,7 +60,7 @@ def test_the_card_has_the_evaluation_block_of_the_hub(export, online):
     gates.push_to_hub(export, "someone/smaller")
     (index,) = huggingface_hub.metadata_load(export / "README.md")["model-index"]
     (result,) = index["results"]
-    assert result["metrics"] == [{"type": "accuracy", "value": 0.91}]
+    assert result["metrics"] == [{"name": "accuracy", "type": "accuracy", "value": 0.91}]
     assert result["dataset"]["type"] == "user/data"
 
 
