@@ -67,3 +67,18 @@ def test_bytes_of_the_cache():
         bytes_of = [mean["gpt_heads"][method, heads] for heads in (36, 24, 12)]
         bytes_of += [mean["gpt_groups"][method, groups] for groups in (18, 12, 6)]
         assert f"| {method} | {' | '.join(f'{count:,.0f}' for count in bytes_of)} |" in PAGE
+
+
+def test_what_masks_cost_at_equal_total_cost():
+    table = pd.read_csv(RESULTS / "agreement_total_cost" / "comparison.csv").set_index(["seed", "method"])
+    passes = (table["forward_examples"] + 2 * table["backward_examples"]).unstack()
+    per_step = 32 * 3
+    assert ((passes.sub(passes["dense"], axis=0)).abs() <= per_step / 2).all(axis=None)
+    steps = table["steps"].unstack().iloc[0]
+    assert (
+        f"HIS {steps['dense'] - steps['his']:.0f} and HIES {steps['dense'] - steps['hies']:.0f} of {steps['dense']:.0f}" in PAGE
+    )
+    accuracy = table["test_accuracy"].unstack()
+    ahead = [(accuracy["learned"] > accuracy[name]).sum() for name in ("hies", "his")]
+    assert ahead == [3, 4]
+    assert "ahead of HIES in three of five seeds and of HIS in four" in PAGE
