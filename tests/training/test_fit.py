@@ -750,7 +750,8 @@ def test_every_shipped_configuration_runs_as_far_as_it_can_offline(path, tmp_pat
         if config.model.from_scratch is None:
             files += ["--model.backbone", tiny_backbone(tmp_path, decoder=True)]
         else:
-            files += ["--model.from_scratch.n_embd=16", "--model.from_scratch.n_head=4", "--model.from_scratch.n_layer=1"]
+            sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+            files += [f"--model.from_scratch.{name}={size}" for name, size in sizes.items()]
             files += ["--data.vocab_size=300"]
         assert main([*common, *small, *files]) == 0
     elif config.model.from_scratch is not None:
