@@ -82,8 +82,6 @@ class Experiments:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
         return make_trainer(self.setup, *callbacks, **overrides)
 
-    # -- experiments -------------------------------------------------------------------------------------------
-
     def dense(self) -> Experiment:
         """The dense model at the end of fine-tuning, in ``weights.ckpt``."""
 
@@ -250,13 +248,10 @@ class Experiments:
 
         return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
 
-    def retrain_is(
-        self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any], steps: int | None = None
-    ) -> dict[str, Any]:
+    def retrain_is(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The identity of :meth:`retrain`."""
         after = options_after_finetuning(replace(self.options, **changes), averages=self.setup.weights.average_last > 1)
-        shorter = {} if steps is None else {"steps": steps}
-        return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after, **shorter}
+        return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
 
     def retrain(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any], steps: int | None = None) -> Experiment:
         """Metrics and predictions after training on with fixed gate values to the end of the schedule.
@@ -276,7 +271,7 @@ class Experiments:
                 cost = self._train(pruner, folder, start=weights_of(start), **limit)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
-        determined_by = self.retrain_is(values, start=start, changes=changes, steps=steps)
+        determined_by = self.retrain_is(values, start=start, changes=changes) | ({} if steps is None else {"steps": steps})
         return self._experiment(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
@@ -300,8 +295,6 @@ class Experiments:
     def do(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         """An experiment of another kind, which does not train."""
         return self._experiment(name, determined_by, make)
-
-    # -- how they are made -------------------------------------------------------------------------------------
 
     def _experiment(self, name: str, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         found = self.cache.get(determined_by)
@@ -336,7 +329,6 @@ class Experiments:
         goes_on = processes.in_first(last.is_file)
         pruner.train()  # Lightning keeps the mode it finds
         kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.setup.run.save_every))
-        # Nothing is validated.
         trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None, **limit)
         before = CostInCheckpoints.read(last, key) if goes_on else NOTHING
         with measured(trainer.strategy.root_device, pruner.gates, before) as cost:
