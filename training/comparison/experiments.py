@@ -265,9 +265,9 @@ class Experiments:
 
         def make(folder: Path) -> dict[str, Any]:
             pruner = self._pruner(replace(self.options, **changes))
-            first = read_checkpoint(weights_of(start))["global_step"]
-            with pruner.fixed_to(values, ends=None if steps is None else (first, steps)):
-                limit = {} if steps is None else {"max_steps": first + steps}
+            ends = None if steps is None else (read_checkpoint(weights_of(start))["global_step"], steps)
+            limit = {} if ends is None else {"max_steps": sum(ends)}
+            with pruner.fixed_to(values, ends):
                 cost = self._train(pruner, folder, start=weights_of(start), **limit)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 

@@ -20,7 +20,7 @@ from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.given_mask import check_given_masks
 from training.comparison.methods import Method
 from training.comparison.predictions import PREDICTIONS
-from training.comparison.selection import MaskSelector, Selection
+from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
 from training.config import BudgetOption, EndOfRun
 from training.config.stages import (
@@ -245,7 +245,7 @@ def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> E
         GateError: for experiments of earlier versions, whose passes nobody counted.
     """
     dense, distils = experiments.dense(), replace(experiments.options, **selection.changes).distils
-    whole = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes={"pipelined": False})
+    whole = experiments.retrain(torch.ones_like(selection.mask), start=dense, changes=KNOWN_MASK)
     cost, steps = Cost.of(whole.result), whole.result["steps"]
     if selection.cost.passes is None or cost.passes is None or cost.backward_examples is None:
         raise GateError(

@@ -70,6 +70,10 @@ class Priced:
     mask: Tensor
 
 
+KNOWN_MASK = {"pipelined": False}
+"""Options of training on with a mask that is known, for which weights need not wait."""
+
+
 class MaskSelector:
     """Decides which heads stay, each decision once.
 
@@ -117,7 +121,7 @@ class MaskSelector:
                 that the mask is for: the dense ones then, and otherwise those that training goes on from.
         """
         distil = self.distil if "distil" in method.modifiers else {}
-        changes = distil if method.is_learned else {"pipelined": False, **distil}  # a mask that is known needs no waiting
+        changes = distil if method.is_learned else {**KNOWN_MASK, **distil}
         if method.base == "dense":
             ones = torch.ones(self.experiments.pruner.gates.size)
             return Selection(ones, ones, self.experiments.dense(), changes, None)
