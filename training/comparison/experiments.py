@@ -40,8 +40,8 @@ from training.pruner.module import HeadPruner
 from training.pruner.noise import noise_of
 from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
-from training.scoring.mask_search import draw, refined_by_swaps
-from training.scoring.refits import best_refit_, losses_behind_refits
+from training.scoring.mask_search import draw, losses_of, refined_by_swaps
+from training.scoring.refits import best_refit_
 from training.scoring.replaced import Replacement, Replacements
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
@@ -137,25 +137,23 @@ class Experiments:
 
         return self._experiment(f"drawing {int(mask.sum())} heads", determined_by, make)
 
-    def judge_is(self, masks: Sequence[Tensor], search: RestartSearch, refits: RefitSearch | None) -> dict[str, Any]:
+    def judge_is(self, masks: Sequence[Tensor], search: RestartSearch) -> dict[str, Any]:
         """The identity of :meth:`judge`."""
         return {
             "experiment": "judge", "dense": self.dense().key, "masks": [mask.tolist() for mask in masks],
-            "search": asdict(search), "refits": None if refits is None else asdict(refits),
+            "search": asdict(search),
         }  # fmt: skip
 
-    def judge(self, masks: Sequence[Tensor], search: RestartSearch, refits: RefitSearch | None) -> Experiment:
-        """Losses of masks ``[gates]`` of one budget on the dense weights, or behind a refit to each mask."""
-        dense = self.dense()
+    def judge(self, masks: Sequence[Tensor], search: RestartSearch) -> Experiment:
+        """Losses of masks ``[gates]`` of one budget on the dense weights."""
 
         def make(folder: Path) -> dict[str, Any]:
-            subject = self.subject(dense, {})
+            subject = self.subject(self.dense(), {})
             with measured(subject.device, subject.gates) as cost:
-                aim = backbone_of(read_weights(weights_of(dense)))
-                losses = losses_behind_refits(subject, masks, aim, search, refits)
+                losses = losses_of(subject, masks, search.rows)
             return cost.as_row() | {"losses": losses}
 
-        return self._experiment(f"judging {len(masks)} masks", self.judge_is(masks, search, refits), make)
+        return self._experiment(f"judging {len(masks)} masks", self.judge_is(masks, search), make)
 
     def rests(self, changes: Mapping[str, Any]) -> bool:
         """Whether weights rest while gates are learned with these changes of the options."""

@@ -280,20 +280,23 @@ class MaskSelector:
     # -- modifiers ---------------------------------------------------------------------------------------------
 
     def _restarted(self, selection: Selection, budget: BudgetOption, *, refit: bool) -> Selection:
-        """The mask of lowest loss on training data among those of gates that are learned several times, from equal gates and
-        apart in turn, and that of the score which sets them apart."""
-        learned = [
-            self.experiments.learn({**selection.changes, **STARTS[time % len(STARTS)]}, restart=time)
-            for time in range(self.restarts.count)
-        ]
+        """The best of masks that gates learn several times, equal at first and apart in turn, and of the score's that sets
+        them apart: by its loss on training data or, if weights are refitted, by its refit on the selection split."""
+        starts = [{**selection.changes, **STARTS[time % len(STARTS)]} for time in range(self.restarts.count)]
+        learned = [self.experiments.learn(changes, restart=time) for time, changes in enumerate(starts)]
         masks = [self.mask_of(torch.tensor(experiment.result["log_alpha"]), budget) for experiment in learned]
         if len(learned) > 1:
             learned.append(self._score(APART["start_by"], budget, None))
             masks.append(torch.tensor(learned[-1].result["mask"]))
-        judged = self.experiments.judge(masks, self.restarts, self.refits if refit else None)
-        losses = judged.result["losses"]
-        best = losses.index(min(losses))
-        for experiment in (*learned[1:], judged):
+        if refit:
+            refits = [self.experiments.refit(mask, self.refits, start=self.experiments.dense(), changes={}) for mask in masks]
+            gains = [max(map(self.experiments.pruner.task.gain, one.result["tried"])) for one in refits]
+            best = gains.index(max(gains))
+            judged = {one.key: one for one in refits if one.key != refits[best].key}  # the best is paid for as the refit
+        else:
+            by_loss = self.experiments.judge(masks, self.restarts)
+            best, judged = by_loss.result["losses"].index(min(by_loss.result["losses"])), {by_loss.key: by_loss}
+        for experiment in (*learned[1:], *judged.values()):
             selection = _with_cost(selection, experiment)
         return replace(selection, mask=masks[best], values=masks[best], ranking=None)
 

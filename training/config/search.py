@@ -61,20 +61,17 @@ class RestartSearch:
     Args:
         count: how often the gates are learned, each time with other noise: from equal gates and from a start by optimal brain
             surgeon in turn.
-        rows: training examples, of which one half decides on the masks by its loss, as for swaps.
-        ridge: with +refit, of the refits that the masks are judged behind.
+        rows: training examples, of which one half decides on the masks by its loss, as for swaps; with +refit the selection
+            split decides, behind a refit of each mask.
     """
 
     count: int = 4
     rows: int = 2048
-    ridge: float = 0.1
 
     def __post_init__(self) -> None:
         for name, least in (("rows", 2), ("count", 1)):
             if getattr(self, name) < least:
                 raise GateError(f"--restarts.{name} is {getattr(self, name)}; expected at least {least}")
-        if not 0 < self.ridge < math.inf:
-            raise GateError(f"--restarts.ridge is {self.ridge}; expected a number above 0, such as 0.1")
 
 
 @dataclass(frozen=True)

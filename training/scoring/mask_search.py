@@ -103,6 +103,23 @@ def draw(
         return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=_shown(loss, shown))
 
 
+def losses_of(subject: Subject, masks: Sequence[Tensor], rows: int) -> list[float]:
+    """The mean loss with each mask ``[gates]`` on training data that neither scored the heads nor trains anything.
+
+    Args:
+        subject: with the weights that the masks are for.
+        masks: 0/1 ``[gates]``.
+        rows: training examples, of which the deciding half is taken.
+    """
+    different = {tuple(mask.tolist()): mask for mask in masks}  # the same heads are often found again
+    losses = dict[tuple[float, ...], float]()
+    with calibration(subject, rows) as found, progress.stage("judging masks", len(different)) as shown:
+        for values, mask in different.items():
+            losses[values] = found.loss(mask.to(subject.device), 1.0, found.deciding)
+            shown.advance()
+    return [losses[tuple(mask.tolist())] for mask in masks]
+
+
 def _shown(loss: Loss, stage: progress.Stage) -> Loss:
     """The loss, whose passes over the data advance a stage."""
 

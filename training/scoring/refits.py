@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.config import RefitSearch, RestartSearch
+from training.config import RefitSearch
 from training.runs import progress
 from training.runs.cost import Cost, measured
-from training.scoring.mask_search import calibration
 from training.scoring.outputs import refit
 from training.scoring.subject import Subject
 
@@ -82,29 +81,3 @@ def use_weights_(subject: Subject, weights: Mapping[str, Tensor]) -> None:
     """Put what :func:`copied_weights` has kept back in place."""
     for name, parameter in subject.backbone.named_parameters():
         parameter.data.copy_(weights[name])
-
-
-def losses_behind_refits(
-    subject: Subject, masks: Sequence[Tensor], dense: Mapping[str, Tensor], search: RestartSearch, refits: RefitSearch | None
-) -> list[float]:
-    """The mean loss with each mask on training data that neither scored the heads nor trains anything.
-
-    Args:
-        subject: with the weights that the masks are for; they are as before in the end.
-        masks: 0/1 ``[gates]``.
-        dense: parameters of the dense model by their names in the subject's, the aim of the refits.
-        search: says how many rows, and the ridge.
-        refits: what is refitted to each mask before its loss is taken; None for the weights as they are.
-    """
-    start, losses = copied_weights(subject), dict[tuple[float, ...], float]()
-    different = {tuple(mask.tolist()): mask for mask in masks}  # the same heads are often found again
-    with progress.stage("judging masks", len(different)) as shown:
-        for values, mask in different.items():
-            if refits is not None:
-                use_weights_(subject, start)
-                refit(subject, mask, dense, ridge=search.ridge, rows=refits.rows, feed_forward=refits.feed_forward)
-            with calibration(subject, search.rows) as found:
-                losses[values] = found.loss(mask.to(subject.device), 1.0, found.deciding)
-            shown.advance()
-    use_weights_(subject, start)
-    return [losses[tuple(mask.tolist())] for mask in masks]

@@ -53,9 +53,9 @@ class GivenExperiments:
         cost = {"steps": 0, "seconds": 3.0, "peak_memory_mb": None}
         return Experiment(name, Path(), {"mask": [0.0] * 4 + [1.0] * 4, "ranking": LOG_ALPHA, **cost})
 
-    def judge(self, masks, search, refits):
+    def judge(self, masks, search):
         losses = [1 - self.quality(mask.tolist()) for mask in masks]
-        self.searched.append(("judge", len(masks), search.rows, refits))
+        self.searched.append(("judge", len(masks), search.rows))
         return Experiment("judged", Path(), {"losses": losses, "steps": 0, "seconds": 11.0, "peak_memory_mb": 50.0})
 
     def draw(self, mask, scores, budget, search, *, start, changes):
@@ -66,7 +66,9 @@ class GivenExperiments:
 
     def refit(self, mask, search, *, start, changes):
         self.searched.append(("refit", kept(mask), search.rows, start.key))
-        return Experiment("refitted", Path(), {"ridge": 0.1, "steps": 0, "seconds": 7.0, "peak_memory_mb": None})
+        cost = {"steps": 0, "seconds": 7.0, "peak_memory_mb": None}
+        tried = [self.quality(mask.tolist()) - 1, self.quality(mask.tolist())]
+        return Experiment(f"refitted {kept(mask)}", Path(), {"ridge": 0.1, "tried": tried, **cost})
 
     def _searched(self, how, mask, scores, start):
         """Another mask: the same, turned by one place."""
@@ -213,7 +215,7 @@ def test_weights_are_refitted_to_the_final_mask(post_hoc):
     found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
     weights = "dense" if post_hoc else plain.start.key
     assert experiments.searched[-1] == ("refit", kept(plain.mask), 3, weights)
-    assert (found.refit.key, plain.refit) == ("refitted", None)
+    assert (found.refit.key, plain.refit) == (f"refitted {kept(plain.mask)}", None)
     assert torch.equal(found.mask, plain.mask)
     assert found.start.key == plain.start.key
     assert found.cost.seconds == plain.cost.seconds + 7
@@ -232,17 +234,21 @@ def test_of_several_times_of_learning_the_mask_of_lowest_loss_is_taken_and_all_a
     assert kept(found.mask) == mask
     assert found.ranking is None
     assert experiments.learned[-2:] == [(0, 0.0, None), (1, 1.0, "obs")]
-    assert experiments.searched == [("judge", 3, 6, None)]
+    assert experiments.searched == [("judge", 3, 6)]
     assert (found.cost.steps, found.cost.seconds, found.cost.peak_memory_mb) == (32, 1.0 + 1.0 + 3.0 + 11.0, 50.0)
 
 
-def test_masks_are_judged_behind_refits_where_they_are_used_behind_one():
-    experiments, refits = GivenExperiments(lambda mask: mask[0]), RefitSearch(rows=3)
+@pytest.mark.parametrize("mask", [[2, 3, 5, 7], [0, 3, 4, 6], OF_OBS])
+def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_paid_for_once(mask):
+    """By the best of its ridges on the selection split; the refit of the mask that is taken is the method's own."""
+    experiments, refits = GivenExperiments(lambda found: float(kept(torch.tensor(found)) == mask)), RefitSearch(rows=3)
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2, rows=6), refits=refits)
     found = selector.select(Method.parse("learned+restarts+refit"), 4)
-    assert [what for what, *_ in experiments.searched] == ["judge", "refit"]
-    assert experiments.searched[0] == ("judge", 3, 6, refits)
-    assert kept(found.mask) == experiments.searched[1][1] == [0, 3, 4, 6]
+    tried = [("refit", one, 3, "dense") for one in ([2, 3, 5, 7], [0, 3, 4, 6], OF_OBS)]
+    assert experiments.searched[:3] == tried
+    assert kept(found.mask) == mask
+    assert found.refit.key == f"refitted {mask}"
+    assert found.cost.seconds == 1.0 + 1.0 + 3.0 + 3 * 7.0
 
 
 def test_learning_once_tries_nothing_else():

@@ -12,7 +12,7 @@ from gates.errors import GateError
 from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.config import DrawSearch, SwapSearch
-from training.scoring.mask_search import calibration, draw, refine, refined_by_swaps
+from training.scoring.mask_search import calibration, draw, losses_of, refine, refined_by_swaps
 from training.scoring.subject import Subject
 
 
@@ -121,6 +121,15 @@ def test_the_best_draw_is_that_of_the_deciding_half(trained):
     losses = [mean_loss(trained, deciding, one) for one in (mask, *others)]
     assert found.losses == pytest.approx((losses[0], min(losses)), abs=1e-5)
     assert mean_loss(trained, deciding, found.mask) == pytest.approx(found.losses[1], abs=1e-5)
+
+
+def test_losses_of_masks_are_those_of_the_deciding_half_also_of_equal_ones(trained):
+    masks = [torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0]), torch.ones(8), torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])]
+    with unchanged(trained):
+        losses = losses_of(trained, masks, 16)
+    _, deciding = trained.data.calibration_dataloaders(16)
+    assert losses == pytest.approx([mean_loss(trained, deciding, mask) for mask in masks], rel=1e-5)
+    assert losses[0] == losses[2] != losses[1]
 
 
 def test_a_search_that_fails_leaves_all_as_it_was(trained, monkeypatch):

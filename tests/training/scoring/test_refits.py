@@ -7,11 +7,9 @@ import torch
 
 from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.scoring.subjects import make_subject
-from training.config import RefitSearch, RestartSearch
+from training.config import RefitSearch
 from training.pruner.evaluation import evaluate
-from training.scoring.mask_search import calibration
-from training.scoring.outputs import refit
-from training.scoring.refits import best_refit_, losses_behind_refits, quality
+from training.scoring.refits import best_refit_, quality
 from training.scoring.subject import Subject
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -72,20 +70,3 @@ def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain)
     for name, parameter in parameters_of(by_hand).items() if not retrain else ():
         torch.testing.assert_close(refitting.backbone.get_parameter(name).detach(), parameter, rtol=1e-5, atol=1e-6)
     assert refitting.teacher is None
-
-
-@pytest.mark.parametrize("refits", [None, RefitSearch(rows=8)])
-def test_masks_are_judged_each_behind_its_own_refit_and_the_weights_are_as_before(refits):
-    """As with a new subject for each; on the rows that decide on swaps."""
-    masks, search = [MASK, 1 - MASK, torch.ones(8)], RestartSearch(rows=16, ridge=0.01)
-    subject = with_a_selection_split(make_subject())
-    before = parameters_of(subject)
-    losses = losses_behind_refits(subject, masks, before, search, refits)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in parameters_of(subject).items())
-    for mask, loss in zip(masks, losses, strict=True):
-        alone = with_a_selection_split(make_subject())
-        if refits is not None:
-            refit(alone, mask, before, ridge=0.01, rows=8, feed_forward=True)
-        with calibration(alone, 16) as found:
-            assert found.loss(mask, 1.0, found.deciding) == loss
-    assert len(set(losses)) == 3
