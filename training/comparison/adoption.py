@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class TrainedRun:
 
 
 def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None:
-    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, the refit, and the retrained
+    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, refits, and the retrained
     model; of a run that prunes nothing the dense model and its evaluation."""
 
     def cost(phase: Phase) -> dict[str, Any]:
@@ -68,24 +69,28 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
         assert pruner.search is not None
         return {name: value for name, value in pruner.search.items() if name != "search"}
 
-    def refit(folder: Path) -> dict[str, Any]:
+    def refit(mask: list[float], folder: Path) -> dict[str, Any]:
         assert pruner.refitted is not None
-        return {name: value for name, value in pruner.refitted.items() if name != "search"}
+        done = next((other for other in pruner.refitted.get("others", []) if other["mask"] == mask), pruner.refitted)
+        return {name: value for name, value in done.items() if name not in ("search", "mask", "others")}
 
     def evaluated(folder: Path) -> dict[str, Any]:
         write_predictions(folder, run.predictions)
         if pruner.options.prune == 0:
             return dict(run.metrics) | NOTHING.as_row()
         spent = cost("retrain")
-        for part in (pruner.search, pruner.refitted):
+        refits = [] if pruner.refitted is None else [pruner.refitted, *pruner.refitted.get("others", [])]
+        for part in (pruner.search, *refits):
             if part is not None and spent["steps"] > 0:  # they began the retrain phase, and are counted by themselves
                 for name in ("seconds", "forward_examples", "backward_examples"):
                     spent[name] = max(0, round(spent[name] - part[name], 2))
         return dict(run.metrics) | spent
 
-    makers = {"dense": dense, "learn": learn, "swap": swap, "refit": refit, "retrain": evaluated, "post hoc": evaluated}
+    makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}
     for determined_by in _identities(experiments, pruner):
-        experiments.cache.get_or_make(determined_by, makers[determined_by["experiment"]])
+        what = determined_by["experiment"]
+        make = partial(refit, determined_by["mask"]) if what == "refit" else makers[what]
+        experiments.cache.get_or_make(determined_by, make)
 
 
 def is_adopted(experiments: Experiments, pruner: HeadPruner) -> bool:
@@ -120,6 +125,8 @@ def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[s
         weights = experiments.dense() if experiments.rests({}) else start
         yield experiments.swap_is(mask, budget, search, start=weights)
     if pruner.options.refit:
+        for other in (pruner.refitted or {}).get("others", []):
+            yield experiments.refit_is(torch.tensor(other["mask"]), RefitSearch(), start=start)
         refit_is = experiments.refit_is(final, RefitSearch(), start=start)
         yield refit_is
         refitted = experiments.cache.get(refit_is)

@@ -193,11 +193,10 @@ class Experiments:
         dense model; of several ridges the one whose model does best on the selection split is taken. Weights that have rested
         are the dense ones, so that the two share a refit."""
         dense = self.dense()
-        rested = start.key != dense.key and self.rests(changes)
-        of_dense = self.refit(mask, search, start=dense, changes={}) if rested else None
 
         def make(folder: Path) -> dict[str, Any]:
-            if of_dense is not None:
+            if start.key != dense.key and self.rests(changes):
+                of_dense = self.refit(mask, search, start=dense, changes={})
                 backbone = backbone_of(read_weights(weights_of(of_dense)))
                 state, result = {f"backbone.{name}": tensor for name, tensor in backbone.items()}, dict(of_dense.result)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import given_mask, own_budget
 from training.comparison.methods import LEARNED, Learned, Method
+from training.comparison.selected import Priced, Selection
 from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, RestartSearch, SwapSearch
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.outputs import rescale
@@ -28,46 +29,6 @@ APART: dict[str, Any] = {"start_apart": 1.0, "start_by": "obs"}
 STARTS: tuple[dict[str, Any], ...] = ({"start_apart": 0.0}, APART)
 """From which gates are learned in turn."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What a method decided.
-
-    Args:
-        mask: 0/1 ``[gates]``.
-        values: gate values ``[gates]``: the mask, or rescaled.
-        start: whose weights retraining starts from: the dense experiment or a learned one.
-        changes: of the options of the module.
-        ranking: scores behind the mask ``[gates]``, higher kept first; None for a search without a ranking.
-        cost: of deciding.
-        alpha: weight of HIS, of a method that has it.
-        refit: whose weights are refitted to the mask; None where the weights stay as they are.
-    """
-
-    mask: Tensor
-    values: Tensor
-    start: Experiment
-    changes: Mapping[str, Any]
-    ranking: Tensor | None
-    cost: Cost = NOTHING
-    alpha: float | None = None
-    refit: Experiment | None = None
-
-
-@dataclass(frozen=True)
-class Priced:
-    """Which gates a price leaves open.
-
-    Args:
-        method: that trained with it.
-        price: of an open head, or of one of each kind.
-        mask: 0/1 ``[gates]``, without regard to a budget.
-    """
-
-    method: str
-    price: PriceOption
-    mask: Tensor
 
 
 KNOWN_MASK = {"pipelined": False}
@@ -132,16 +93,17 @@ class MaskSelector:
         else:
             decide = self._learned if method.is_learned else self._own_score if method.is_own_score else self._scored
             selection = decide(method.base, budget, changes)
+        refit = "refit" in method.modifiers
         if "restarts" in method.modifiers:
-            selection = self._restarted(selection, budget, refit="refit" in method.modifiers)
+            selection = self._restarted(selection, budget, refit=refit)
         if "draws" in method.modifiers:
             has_logits = method.is_learned and method.learned.has_logits
             selection = self._drawn(selection, budget, has_logits=has_logits, post_hoc=post_hoc)
         if "swap" in method.modifiers:
-            selection = self._swapped(selection, budget, post_hoc=post_hoc)
+            selection = self._swapped(selection, budget, refit=refit, post_hoc=post_hoc)
         if "rescale" in method.modifiers:
             selection = self._rescaled(selection)
-        if "refit" in method.modifiers:
+        if refit:
             selection = self._refitted(selection, post_hoc=post_hoc)
         return selection
 
@@ -205,7 +167,7 @@ class MaskSelector:
         best, cost = self._best(masks)
         selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], cost)
         for experiment in trained:
-            selection = _with_cost(selection, experiment)
+            selection = selection.paid(experiment)
         return selection
 
     # -- scored methods ----------------------------------------------------------------------------------------
@@ -289,15 +251,12 @@ class MaskSelector:
             learned.append(self._score(APART["start_by"], budget, None))
             masks.append(torch.tensor(learned[-1].result["mask"]))
         if refit:
-            refits = [self.experiments.refit(mask, self.refits, start=self.experiments.dense(), changes={}) for mask in masks]
-            gains = [max(map(self.experiments.pruner.task.gain, one.result["tried"])) for one in refits]
-            best = gains.index(max(gains))
-            judged = {one.key: one for one in refits if one.key != refits[best].key}  # the best is paid for as the refit
+            best, judged = self._best_refit(masks, self.experiments.dense(), {})
         else:
-            by_loss = self.experiments.judge(masks, self.restarts)
-            best, judged = by_loss.result["losses"].index(min(by_loss.result["losses"])), {by_loss.key: by_loss}
-        for experiment in (*learned[1:], *judged.values()):
-            selection = _with_cost(selection, experiment)
+            losses = self.experiments.judge(masks, self.restarts)
+            best, judged = losses.result["losses"].index(min(losses.result["losses"])), [losses]
+        for experiment in (*learned[1:], *judged):
+            selection = selection.paid(experiment)
         return replace(selection, mask=masks[best], values=masks[best], ranking=None)
 
     def _rescaled(self, selection: Selection) -> Selection:
@@ -312,38 +271,48 @@ class MaskSelector:
             return cost.as_row() | {"values": values.tolist()}
 
         rescaled = self.experiments.do("rescaling", determined_by, make)
-        return replace(_with_cost(selection, rescaled), values=torch.tensor(rescaled.result["values"]))
+        return replace(selection.paid(rescaled), values=torch.tensor(rescaled.result["values"]))
 
     def _drawn(self, selection: Selection, budget: BudgetOption, *, has_logits: bool, post_hoc: bool) -> Selection:
         assert selection.ranking is not None
         scores = selection.ranking if has_logits else spread_ranks(selection.ranking)
         start, changes = self._weights(selection, post_hoc)
         at = Budget.parse(budget, self.sizes)
-        return _searched(selection, self.experiments.draw(selection.mask, scores, at, self.draws, start=start, changes=changes))
+        return selection.searched(self.experiments.draw(selection.mask, scores, at, self.draws, start=start, changes=changes))
 
-    def _swapped(self, selection: Selection, budget: BudgetOption, *, post_hoc: bool) -> Selection:
+    def _swapped(self, selection: Selection, budget: BudgetOption, *, refit: bool, post_hoc: bool) -> Selection:
+        """The mask refined by swaps; if weights are refitted, only where its refit does better than that of the mask before."""
         start, changes = self._weights(selection, post_hoc)
         at = Budget.parse(budget, self.sizes)
-        return _searched(selection, self.experiments.swap(selection.mask, at, self.swaps, start=start, changes=changes))
+        swapped = selection.searched(self.experiments.swap(selection.mask, at, self.swaps, start=start, changes=changes))
+        if not refit or torch.equal(swapped.mask, selection.mask):
+            return swapped
+        either = [selection, swapped]
+        best, judged = self._best_refit([one.mask for one in either], *self._refitted_from(selection, post_hoc))
+        taken = either[best]
+        return replace(swapped, mask=taken.mask, values=taken.values, ranking=taken.ranking).paid(judged[0])
 
     def _refitted(self, selection: Selection, *, post_hoc: bool) -> Selection:
-        start, changes = (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
+        start, changes = self._refitted_from(selection, post_hoc)
         refit = self.experiments.refit(selection.mask, self.refits, start=start, changes=changes)
-        return replace(_with_cost(selection, refit), refit=refit)
+        return replace(selection.paid(refit), refit=refit)
+
+    def _best_refit(
+        self, masks: Sequence[Tensor], start: Experiment, changes: Mapping[str, Any]
+    ) -> tuple[int, list[Experiment]]:
+        """Which mask's refit does best on the selection split, the first of equals; and the refits of the other masks, since
+        that of the best is paid for where it is used."""
+        refits = [self.experiments.refit(mask, self.refits, start=start, changes=changes) for mask in masks]
+        gains = [max(map(self.experiments.pruner.task.gain, one.result["tried"])) for one in refits]
+        best = gains.index(max(gains))
+        return best, list({one.key: one for one in refits if one.key != refits[best].key}.values())
+
+    def _refitted_from(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
+        """The experiment whose weights are refitted, and the changes of options that go with them."""
+        return (self.experiments.dense(), {}) if post_hoc else (selection.start, selection.changes)
 
     def _weights(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
         """The experiment that a search takes its weights from, and the changes of options that go with them: the dense one also
         where the weights have rested, so that nothing is searched twice."""
         on_dense = post_hoc or self.experiments.rests(selection.changes)
         return (self.experiments.dense(), {}) if on_dense else (selection.start, selection.changes)
-
-
-def _searched(selection: Selection, experiment: Experiment) -> Selection:
-    """The selection with the mask of a search, which ranks no heads."""
-    mask = torch.tensor(experiment.result["mask"])
-    return replace(_with_cost(selection, experiment), mask=mask, values=mask, ranking=None)
-
-
-def _with_cost(selection: Selection, experiment: Experiment) -> Selection:
-    """The selection with the cost of a further experiment."""
-    return replace(selection, cost=selection.cost.then(Cost.of(experiment.result)))

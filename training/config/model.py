@@ -178,7 +178,7 @@ class Phases:
             the weights are retrained (see :mod:`gates.search.swaps`); 0 for no search, 40 is a good deal.
         refit: whether the weights behind the kept heads are refitted to the dense model, as it is at the end of fine-tuning,
             before they are retrained: by least squares, without training (see :mod:`gates.recovery.refit`). The ridge is
-            chosen on the selection split.
+            chosen on the selection split, and so is, after a search by swaps, the mask before it or after it.
     """
 
     finetune: float = 2.0

@@ -19,7 +19,7 @@ from gates.errors import GateError
 from gates.families.closing import NOT_CLOSED, update_closing_step
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, find_attention
-from training.config import PrunerOptions, RefitSearch
+from training.config import PrunerOptions
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.noise import seed_step_
 from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, rest_, use_rates_
@@ -28,7 +28,7 @@ from training.pruner.steering import Steering, kinds_to_prune, new_gates
 from training.runs.processes import share_of_batch
 from training.scoring.mask_search import swapped
 from training.scoring.passes import starting_scores
-from training.scoring.refits import best_refit_
+from training.scoring.refits import refitted_to_best_
 from training.scoring.subject import Subject
 from training.tasks import Task
 
@@ -187,17 +187,18 @@ class HeadPruner(pl.LightningModule):
             self._fix_learned_mask()
 
     def _fix_learned_mask(self) -> None:
-        """From now on the gates are the mask that they learned, and the weights are refitted to it; it is refined by a search
-        by swaps on training data before. Either if it is asked for."""
-        mask = self.steering.learned_mask()
+        """From now on the gates are the mask that they learned, or the one that a search by swaps on training data made of it;
+        if the weights are refitted, the one of the two whose refit does better."""
+        masks = [self.steering.learned_mask()]
         subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         if self.options.swaps:
-            self.search = swapped(subject, mask, self.steering.budget_of(mask), self.options)
-            mask = torch.tensor(self.search["mask"], device=self.device)
+            self.search = swapped(subject, masks[0], self.steering.budget_of(masks[0]), self.options)
+            masks.append(torch.tensor(self.search["mask"], device=self.device))
         if self.options.refit:
             assert self.teacher is not None
-            self.refitted = best_refit_(subject, mask, RefitSearch(), self.teacher.weights).as_plain(RefitSearch())
-        self.gates.set_mask_(mask)
+            best, self.refitted = refitted_to_best_(subject, masks, self.teacher.weights)
+            masks.append(best)
+        self.gates.set_mask_(masks[-1])
         self.teacher = self.teacher if self.options.distils else None
 
     def _start_pruning(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -58,6 +58,32 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
             shown.advance()
     use_weights_(subject, best)
     return Refit(search.ridges[tried.index(max(tried, key=gain))], tried, cost.cost)
+
+
+def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+    """A run's own refit: weights are refitted to each of several masks, and those of the mask stay whose refit does best on the
+    selection split, the first of equals.
+
+    Args:
+        subject, dense: as for :func:`best_refit_`.
+        masks: 0/1 ``[gates]``.
+
+    Returns:
+        That mask; and as JSON how weights were refitted to it and, in ``others``, to the other masks.
+    """
+    search, start, gain = RefitSearch(), copied_weights(subject), subject.task.gain
+    best, done = dict[str, Tensor](), dict[tuple[float, ...], Refit]()
+    for mask in masks:
+        if (values := tuple(mask.tolist())) in done:
+            continue
+        use_weights_(subject, start)
+        done[values] = best_refit_(subject, mask, search, dense)
+        if max(done, key=lambda one: max(map(gain, done[one].tried))) == values:
+            best, taken = copied_weights(subject), mask
+    use_weights_(subject, best)
+    plain = {values: one.as_plain(search) for values, one in done.items()}
+    own = plain.pop(tuple(taken.tolist()))
+    return taken, own | {"others": [{"mask": list(values), **one} for values, one in plain.items()]}
 
 
 def quality(subject: Subject, mask: Tensor) -> float:

@@ -11,8 +11,13 @@ from tests.training.runs import make_data, make_setup
 from training.comparison.adoption import adopt, is_adopted
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
+from training.comparison.methods import Method
+from training.comparison.selection import MaskSelector
 from training.comparison.training import restore, train
+from training.comparison.weights import learned_result
+from training.config import SwapSearch
 from training.runs.run_directory import RunDirectory
+from training.scoring.mask_search import swapped
 from training.setup import make_pruner
 
 
@@ -88,6 +93,30 @@ def test_a_refit_is_one_too_and_costs_nothing_twice(tmp_path):
     assert restore(directory, again)
     assert is_adopted(experiments, again)
     assert again.refitted == pruner.refitted
+
+
+def test_swaps_before_a_refit_leave_the_refits_of_both_masks(tmp_path, monkeypatch):
+    """Each is paid for once, and a comparison finds what the run has chosen between."""
+
+    def turned(subject, mask, budget, options):
+        return swapped(subject, mask, budget, options) | {"mask": mask.roll(1).tolist()}  # whatever the search has found
+
+    monkeypatch.setattr("training.pruner.module.swapped", turned)
+    experiments, pruner, run, _ = trained_run(tmp_path, refit=True, swaps=8.0, learning_rate=1e-2)
+    (other,) = pruner.refitted["others"]
+    assert [other["mask"], pruner.gates.mask.tolist()] in (
+        [learned_result(pruner)["mask"], pruner.search["mask"]],
+        [pruner.search["mask"], learned_result(pruner)["mask"]],
+    )
+    adopt(experiments, pruner, run)
+    assert is_adopted(experiments, pruner)
+    budget, before = pruner.steering.budget_option(pruner.gates.mask.cpu()), len(list(experiments.cache.path.iterdir()))
+    selector = MaskSelector(experiments, [budget], swaps=SwapSearch(passes=8.0), as_configured="learned")
+    found = selector.select(Method.parse("learned+swap+refit"), budget)
+    assert len(list(experiments.cache.path.iterdir())) == before
+    assert found.mask.tolist() == pruner.gates.mask.tolist()
+    spent = pruner.search["seconds"] + pruner.refitted["seconds"] + other["seconds"]
+    assert found.cost.seconds == pytest.approx(run.costs["prune"].seconds + spent, abs=0.05)
 
 
 def test_what_is_lost_is_known_to_be_and_the_rest_stays(tmp_path):

@@ -207,18 +207,44 @@ def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_
 
 
 @pytest.mark.parametrize("post_hoc", [True, False])
-def test_weights_are_refitted_to_the_final_mask(post_hoc):
+@pytest.mark.parametrize("name", ["learned+draws", "learned-joint"])
+def test_weights_are_refitted_to_the_final_mask(name, post_hoc):
     """After any search, on the dense weights where the mask is used on them."""
     experiments = GivenExperiments(lambda mask: 1.0)
     selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
-    plain = selector.select(Method.parse("learned+swap"), 4, post_hoc=post_hoc)
-    found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
+    plain = selector.select(Method.parse(name), 4, post_hoc=post_hoc)
+    found = selector.select(Method.parse(f"{name}+refit"), 4, post_hoc=post_hoc)
     weights = "dense" if post_hoc else plain.start.key
     assert experiments.searched[-1] == ("refit", kept(plain.mask), 3, weights)
     assert (found.refit.key, plain.refit) == (f"refitted {kept(plain.mask)}", None)
     assert torch.equal(found.mask, plain.mask)
     assert found.start.key == plain.start.key
     assert found.cost.seconds == plain.cost.seconds + 7
+
+
+@pytest.mark.parametrize("post_hoc", [True, False])
+@pytest.mark.parametrize("helps", [True, False])
+def test_swaps_are_taken_before_a_refit_only_if_they_help_behind_it(helps, post_hoc):
+    """Both refits are paid for, of the same weights."""
+    before, after = [2, 3, 5, 7], [0, 3, 4, 6]
+    experiments = GivenExperiments(lambda mask: float(kept(torch.tensor(mask)) == (after if helps else before)))
+    selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
+    swapped = selector.select(Method.parse("learned+swap"), 4, post_hoc=post_hoc)
+    assert kept(swapped.mask) == after
+    found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
+    weights = "dense" if post_hoc else found.start.key
+    assert kept(found.mask) == kept(found.values) == (after if helps else before)
+    assert (found.ranking is None) == helps
+    assert experiments.searched[2:4] == [("refit", before, 3, weights), ("refit", after, 3, weights)]
+    assert found.cost.seconds == swapped.cost.seconds + 2 * 7
+
+
+def test_swaps_that_change_nothing_are_not_judged():
+    experiments = GivenExperiments(lambda mask: 1.0)
+    experiments.swap = lambda mask, budget, search, *, start, changes: Experiment("swap", Path(), {"mask": mask.tolist()})
+    found = MaskSelector(experiments, [4, 2]).select(Method.parse("learned+swap+refit"), 4)
+    assert [what for what, *_ in experiments.searched] == ["refit"]
+    assert found.ranking is None
 
 
 OF_OBS = [4, 5, 6, 7]

@@ -9,7 +9,7 @@ from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitSearch
 from training.pruner.evaluation import evaluate
-from training.scoring.refits import best_refit_, quality
+from training.scoring.refits import best_refit_, quality, refitted_to_best_
 from training.scoring.subject import Subject
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -70,3 +70,23 @@ def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain)
     for name, parameter in parameters_of(by_hand).items() if not retrain else ():
         torch.testing.assert_close(refitting.backbone.get_parameter(name).detach(), parameter, rtol=1e-5, atol=1e-6)
     assert refitting.teacher is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_several_masks_the_one_of_the_best_refit_stays_with_its_weights(turned):
+    """As by refitting to each of them alone; a mask that is given twice is fitted once."""
+    masks = [MASK, 1 - MASK, MASK]
+    masks = masks[1::-1] if turned else masks
+    subject = with_a_selection_split(make_subject())
+    dense = parameters_of(subject)
+    taken, plain = refitted_to_best_(subject, masks, dense)
+    alone = []
+    for mask in masks[:2]:
+        one = with_a_selection_split(make_subject())
+        alone.append((best_refit_(one, mask, RefitSearch(), dense), parameters_of(one)))
+    best = max((0, 1), key=lambda number: max(map(subject.task.gain, alone[number][0].tried)))
+    assert torch.equal(taken, masks[best])
+    assert (plain["tried"], plain["ridge"]) == (alone[best][0].tried, alone[best][0].ridge)
+    assert [(one["mask"], one["tried"]) for one in plain["others"]] == [(masks[1 - best].tolist(), alone[1 - best][0].tried)]
+    for name, parameter in parameters_of(subject).items():
+        torch.testing.assert_close(parameter, alone[best][1][name], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,63 @@
+"""What a method decided: the heads that stay, and what that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.comparison.cache import Experiment
+from training.config import PriceOption
+from training.runs.cost import NOTHING, Cost
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a method decided.
+
+    Args:
+        mask: 0/1 ``[gates]``.
+        values: gate values ``[gates]``: the mask, or rescaled.
+        start: whose weights retraining starts from: the dense experiment or a learned one.
+        changes: of the options of the module.
+        ranking: scores behind the mask ``[gates]``, higher kept first; None for a search without a ranking.
+        cost: of deciding.
+        alpha: weight of HIS, of a method that has it.
+        refit: whose weights are refitted to the mask; None where the weights stay as they are.
+    """
+
+    mask: Tensor
+    values: Tensor
+    start: Experiment
+    changes: Mapping[str, Any]
+    ranking: Tensor | None
+    cost: Cost = NOTHING
+    alpha: float | None = None
+    refit: Experiment | None = None
+
+    def paid(self, experiment: Experiment) -> Selection:
+        """The same with the cost of a further experiment."""
+        return replace(self, cost=self.cost.then(Cost.of(experiment.result)))
+
+    def searched(self, experiment: Experiment) -> Selection:
+        """The same with the mask of a search, which ranks no heads."""
+        mask = torch.tensor(experiment.result["mask"])
+        return replace(self.paid(experiment), mask=mask, values=mask, ranking=None)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Which gates a price leaves open.
+
+    Args:
+        method: that trained with it.
+        price: of an open head, or of one of each kind.
+        mask: 0/1 ``[gates]``, without regard to a budget.
+    """
+
+    method: str
+    price: PriceOption
+    mask: Tensor
