@@ -233,7 +233,7 @@ def test_the_options_of_a_run_are_frozen(options):
         ),
         (
             {"swaps": 40, "gate": "clamped-linear"},
-            "learned clamped-linear gates, refined by swaps; weights retrained with the mask",
+            "learned clamped-linear gates, with a search by swaps; weights retrained with the mask",
         ),
         ({"retrain": 0.0}, "learned Hard-Concrete gates; weights as they were trained with the gates"),
         ({"prune": 0.0, "retrain": 0.0, "budget": None}, "no pruning: the dense model, with all its heads"),

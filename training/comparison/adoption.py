@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
     """Keep what a run has trained as finished experiments: the dense model, the gates, the search, refits, and the retrained
     model; of a run that prunes nothing the dense model and its evaluation."""
 
-    def cost(phase: Phase) -> dict[str, Any]:
-        spent = run.costs.get(phase, NOTHING)
+    def cost(phase: Phase, *counted_apart: Mapping[str, Any]) -> dict[str, Any]:
+        spent = reduce(Cost.without, map(Cost.of, counted_apart), run.costs.get(phase, NOTHING))
         taught = pruner.options.distils and phase != "finetune"
         return (spent.with_teacher() if taught else spent).as_row() | {"steps": run.steps[phase]}
 
@@ -71,20 +71,18 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
 
     def refit(mask: list[float], folder: Path) -> dict[str, Any]:
         assert pruner.refitted is not None
-        done = next((other for other in pruner.refitted.get("others", []) if other["mask"] == mask), pruner.refitted)
+        own = {"mask": pruner.gates.mask.tolist(), **pruner.refitted}
+        done = next(one for one in (own, *own["others"]) if one["mask"] == mask)
         return {name: value for name, value in done.items() if name not in ("search", "mask", "others")}
 
     def evaluated(folder: Path) -> dict[str, Any]:
         write_predictions(folder, run.predictions)
         if pruner.options.prune == 0:
             return dict(run.metrics) | NOTHING.as_row()
-        spent = cost("retrain")
-        refits = [] if pruner.refitted is None else [pruner.refitted, *pruner.refitted.get("others", [])]
-        for part in (pruner.search, *refits):
-            if part is not None and spent["steps"] > 0:  # they began the retrain phase, and are counted by themselves
-                for name in ("seconds", "forward_examples", "backward_examples"):
-                    spent[name] = max(0, round(spent[name] - part[name], 2))
-        return dict(run.metrics) | spent
+        searched = [] if pruner.search is None else [pruner.search]
+        refits = [] if pruner.refitted is None else [pruner.refitted, *pruner.refitted["others"]]
+        began_it = [*searched, *refits] if run.steps["retrain"] > 0 else []  # the retrain phase; they are counted by themselves
+        return dict(run.metrics) | cost("retrain", *began_it)
 
     makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}
     for determined_by in _identities(experiments, pruner):

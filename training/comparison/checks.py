@@ -49,6 +49,10 @@ def check_needed(given: Sequence[str], methods: Sequence[Method], stages: Sequen
     used = {
         "--prices": (any(method.is_learned and method.learned.decides == "price" for method in methods), "lambda to --methods"),
         "--swap.": ("swap" in modifiers, "+swap to a method"),
+        "--restarts.rows": (
+            any("restarts" in method.modifiers and "refit" not in method.modifiers for method in methods),
+            "+restarts to a method without +refit",
+        ),
         "--restarts.": ("restarts" in modifiers, "+restarts to a method"),
         "--draws.": ("draws" in modifiers, "+draws to a method"),
         "--refit.": ("refit" in modifiers, "+refit to a method"),

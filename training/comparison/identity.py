@@ -18,7 +18,7 @@ from training.runs.fingerprint import file_fingerprint, weights_fingerprint
 from training.runs.own_code import code_fingerprint
 from training.runs.resuming import OPTIONS
 
-FORMAT = 6
+FORMAT = 7
 """Of experiments; a change in what they mean or how they are computed must raise it."""
 ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit"}
 """Options of the module that act through the model, which is in every identity, or through the budget, which has the table of

@@ -118,9 +118,9 @@ OUTSIDE = {
 }
 
 MODIFIERS = {
-    "restarts": "the best of several times of learning, by training data; with +refit, behind a refit of each mask",
+    "restarts": "the best of several times of learning, by training data; with +refit, by the refit on the selection split",
     "draws": "the best of masks drawn around the ranking, by training data, without training",
-    "swap": "the mask is refined by swaps on training data, without training",
+    "swap": "the mask is refined by swaps on training data, without training; with +refit, if its refit is better then",
     "rescale": "kept heads are rescaled by least squares (Kwon et al. 2022)",
     "refit": "the weights behind the heads are refitted by least squares, without training",
     "distil": "trained with distillation from the dense model",
@@ -168,11 +168,13 @@ class Method:
             raise GateError(f"the method {name!r} rescales what it refits; give +refit alone, which can do what +rescale does")
         if "draws" in modifiers and (method.is_given or (base in SCORERS and not SCORERS[base].ranks)):
             raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
-        if "restarts" in method.modifiers and not method.is_learned_at_rest:
+        if "restarts" in method.modifiers and base != "learned":
             raise GateError(
-                f"the method {name!r} is learned anew several times, which is for gates on resting weights, such as "
-                "learned+restarts; leave +restarts away"
+                f"the method {name!r} is learned anew several times, from equal gates and from a start by obs in turn, which "
+                "learned+restarts is for; leave +restarts away"
             )
+        if {"restarts", "draws"} <= set(modifiers):
+            raise GateError(f"the method {name!r} draws around a ranking, but +restarts has none; leave one of them away")
         return method
 
     @property
@@ -182,11 +184,6 @@ class Method:
     @property
     def is_learned(self) -> bool:
         return self.base in LEARNED
-
-    @property
-    def is_learned_at_rest(self) -> bool:
-        """Whether Hard-Concrete gates are learned for each budget on weights that rest."""
-        return self.is_learned and self.learned.decides == "each" and RESTING.items() <= self.learned.options.items()
 
     @property
     def is_given(self) -> bool:

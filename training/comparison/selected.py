@@ -27,6 +27,7 @@ class Selection:
         cost: of deciding.
         alpha: weight of HIS, of a method that has it.
         refit: whose weights are refitted to the mask; None where the weights stay as they are.
+        refits_paid: masks whose refits are part of the cost.
     """
 
     mask: Tensor
@@ -37,10 +38,16 @@ class Selection:
     cost: Cost = NOTHING
     alpha: float | None = None
     refit: Experiment | None = None
+    refits_paid: frozenset[tuple[float, ...]] = frozenset()
 
     def paid(self, experiment: Experiment) -> Selection:
         """The same with the cost of a further experiment."""
         return replace(self, cost=self.cost.then(Cost.of(experiment.result)))
+
+    def refit_paid(self, mask: Tensor, refit: Experiment) -> Selection:
+        """The same with the cost of a refit to a mask, which is paid for once."""
+        values = tuple(mask.tolist())
+        return self if values in self.refits_paid else replace(self.paid(refit), refits_paid=self.refits_paid | {values})
 
     def searched(self, experiment: Experiment) -> Selection:
         """The same with the mask of a search, which ranks no heads."""

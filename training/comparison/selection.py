@@ -250,13 +250,14 @@ class MaskSelector:
         if len(learned) > 1:
             learned.append(self._score(APART["start_by"], budget, None))
             masks.append(torch.tensor(learned[-1].result["mask"]))
-        if refit:
-            best, judged = self._best_refit(masks, self.experiments.dense(), {})
-        else:
-            losses = self.experiments.judge(masks, self.restarts)
-            best, judged = losses.result["losses"].index(min(losses.result["losses"])), [losses]
-        for experiment in (*learned[1:], *judged):
+        selection = replace(selection, cost=NOTHING)
+        for experiment in learned:
             selection = selection.paid(experiment)
+        if refit:
+            best, selection = self._best_refit(selection, masks, post_hoc=True)
+        else:
+            judged = self.experiments.judge(masks, self.restarts)
+            best, selection = judged.result["losses"].index(min(judged.result["losses"])), selection.paid(judged)
         return replace(selection, mask=masks[best], values=masks[best], ranking=None)
 
     def _rescaled(self, selection: Selection) -> Selection:
@@ -285,27 +286,26 @@ class MaskSelector:
         start, changes = self._weights(selection, post_hoc)
         at = Budget.parse(budget, self.sizes)
         swapped = selection.searched(self.experiments.swap(selection.mask, at, self.swaps, start=start, changes=changes))
-        if not refit or torch.equal(swapped.mask, selection.mask):
+        if not refit:
             return swapped
-        either = [selection, swapped]
-        best, judged = self._best_refit([one.mask for one in either], *self._refitted_from(selection, post_hoc))
-        taken = either[best]
-        return replace(swapped, mask=taken.mask, values=taken.values, ranking=taken.ranking).paid(judged[0])
+        masks = [selection.mask, swapped.mask]
+        best, swapped = self._best_refit(swapped, masks, post_hoc=post_hoc)
+        return replace(swapped, mask=masks[best], values=masks[best])
 
     def _refitted(self, selection: Selection, *, post_hoc: bool) -> Selection:
         start, changes = self._refitted_from(selection, post_hoc)
         refit = self.experiments.refit(selection.mask, self.refits, start=start, changes=changes)
-        return replace(selection.paid(refit), refit=refit)
+        return replace(selection.refit_paid(selection.mask, refit), refit=refit)
 
-    def _best_refit(
-        self, masks: Sequence[Tensor], start: Experiment, changes: Mapping[str, Any]
-    ) -> tuple[int, list[Experiment]]:
-        """Which mask's refit does best on the selection split, the first of equals; and the refits of the other masks, since
-        that of the best is paid for where it is used."""
-        refits = [self.experiments.refit(mask, self.refits, start=start, changes=changes) for mask in masks]
-        gains = [max(map(self.experiments.pruner.task.gain, one.result["tried"])) for one in refits]
-        best = gains.index(max(gains))
-        return best, list({one.key: one for one in refits if one.key != refits[best].key}.values())
+    def _best_refit(self, selection: Selection, masks: Sequence[Tensor], *, post_hoc: bool) -> tuple[int, Selection]:
+        """Which mask's refit does best on the selection split, the first of equals; and the selection with what they cost."""
+        start, changes = self._refitted_from(selection, post_hoc)
+        gains = list[float]()
+        for mask in masks:
+            refit = self.experiments.refit(mask, self.refits, start=start, changes=changes)
+            gains.append(max(map(self.experiments.pruner.task.gain, refit.result["tried"])))
+            selection = selection.refit_paid(mask, refit)
+        return gains.index(max(gains)), selection
 
     def _refitted_from(self, selection: Selection, post_hoc: bool) -> tuple[Experiment, Mapping[str, Any]]:
         """The experiment whose weights are refitted, and the changes of options that go with them."""

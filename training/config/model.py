@@ -313,7 +313,7 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
         if self.prune == 0:
             return "no pruning: the dense model, with all its heads"
         gates = "Hard-Concrete" if self.gate == "hard-concrete" else self.gate
-        searched = ", refined by swaps" if self.swaps else ""
+        searched = ", with a search by swaps" if self.swaps else ""
         trained = "weights retrained with the mask" if self.retrain > 0 else "weights as they were trained with the gates"
         if self.is_half:
             trained = f"weights as they were, in {self.dtype}"

@@ -189,16 +189,17 @@ class HeadPruner(pl.LightningModule):
     def _fix_learned_mask(self) -> None:
         """From now on the gates are the mask that they learned, or the one that a search by swaps on training data made of it;
         if the weights are refitted, the one of the two whose refit does better."""
-        masks = [self.steering.learned_mask()]
+        mask = self.steering.learned_mask()
+        candidates = [mask]
         subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         if self.options.swaps:
-            self.search = swapped(subject, masks[0], self.steering.budget_of(masks[0]), self.options)
-            masks.append(torch.tensor(self.search["mask"], device=self.device))
+            self.search = swapped(subject, mask, self.steering.budget_of(mask), self.options)
+            mask = torch.tensor(self.search["mask"], device=self.device)
+            candidates.append(mask)
         if self.options.refit:
             assert self.teacher is not None
-            best, self.refitted = refitted_to_best_(subject, masks, self.teacher.weights)
-            masks.append(best)
-        self.gates.set_mask_(masks[-1])
+            mask, self.refitted = refitted_to_best_(subject, candidates, self.teacher.weights)
+        self.gates.set_mask_(mask)
         self.teacher = self.teacher if self.options.distils else None
 
     def _start_pruning(self) -> None:

@@ -10,8 +10,8 @@ from training.runs.resuming import FREE_WHEN_RESUMED
 from training.runs.run_directory import CONFIG, METRICS, RunDirectory
 
 COMPARED = (
-    "seed", "seeds", "methods", "budgets", "stages", "prices", "experiments", "list_methods", "swap.", "draws.", "refit.",
-    "distil.", "model.budget", "launcher", "ray_",
+    "seed", "seeds", "methods", "budgets", "stages", "prices", "experiments", "list_methods", "restarts.", "swap.", "draws.",
+    "refit.", "distil.", "model.budget", "launcher", "ray_",
 )  # fmt: skip
 """Options that say what is compared and where, or beginnings of them: new tables are of what is asked for now."""
 FREE = {*FREE_WHEN_RESUMED, *COMPARED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -71,15 +72,16 @@ def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[
     Returns:
         That mask; and as JSON how weights were refitted to it and, in ``others``, to the other masks.
     """
-    search, start, gain = RefitSearch(), copied_weights(subject), subject.task.gain
-    best, done = dict[str, Tensor](), dict[tuple[float, ...], Refit]()
+    search, start = RefitSearch(), copied_weights(subject)
+    done = dict[tuple[float, ...], Refit]()
+    best_gain, best, taken = -math.inf, start, masks[0]
     for mask in masks:
         if (values := tuple(mask.tolist())) in done:
             continue
         use_weights_(subject, start)
         done[values] = best_refit_(subject, mask, search, dense)
-        if max(done, key=lambda one: max(map(gain, done[one].tried))) == values:
-            best, taken = copied_weights(subject), mask
+        if (gain := max(map(subject.task.gain, done[values].tried))) > best_gain:
+            best_gain, best, taken = gain, copied_weights(subject), mask
     use_weights_(subject, best)
     plain = {values: one.as_plain(search) for values, one in done.items()}
     own = plain.pop(tuple(taken.tolist()))

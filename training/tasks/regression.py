@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection, PearsonCorrCoef, SpearmanCorrCoef
+from torchmetrics import Metric, MetricCollection, PearsonCorrCoef, SpearmanCorrCoef
 from transformers import PreTrainedModel
 
 from training.tasks.base import Batch
@@ -36,8 +36,8 @@ class Regression(SentenceTask):
         return torch.square(logits[:, 0] - batch["labels"]), logits
 
     def metrics(self, split: str) -> MetricCollection:
-        """Pearson's correlation and Spearman's, of ranks, the same for every split."""
-        return MetricCollection({"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}, compute_groups=False)
+        """Pearson's correlation and Spearman's, of ranks, the same for every split; see :func:`correlations`."""
+        return correlations()
 
     def metric_types(self) -> dict[str, dict[str, Any]]:
         return {"pearson": {"type": "pearsonr"}, "spearman": {"type": "spearmanr"}}
@@ -48,3 +48,28 @@ class Regression(SentenceTask):
     def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Numbers, of the model and as they should be."""
         return logits[:, 0], batch["labels"]
+
+
+class Pearson(PearsonCorrCoef):
+    """Pearson's correlation, 0 where the predictions are all the same."""
+
+    def compute(self) -> Tensor:
+        return _defined(super().compute())
+
+
+class Spearman(SpearmanCorrCoef):
+    """Spearman's correlation, 0 where the predictions are all the same."""
+
+    def compute(self) -> Tensor:
+        return _defined(super().compute())
+
+
+def correlations() -> MetricCollection:
+    """Pearson's correlation and Spearman's. A model that says the same of every sentence, as one may without its heads, tells
+    nothing apart: both are 0 then, where they would be undefined."""
+    both: dict[str, Metric] = {"pearson": Pearson(), "spearman": Spearman()}
+    return MetricCollection(both, compute_groups=False)  # type: ignore[arg-type]
+
+
+def _defined(correlation: Tensor) -> Tensor:
+    return correlation.nan_to_num(nan=0.0)

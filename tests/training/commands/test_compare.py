@@ -261,6 +261,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
         (["--methods", "his+swap", "--swap.passes", "1"], "expected at least 6"),
         (["--methods", "his,learned", "--swap.passes", "40"], "add +swap to a method"),
+        (["--methods", "learned+restarts+refit", "--restarts.rows", "64"], "add +restarts to a method without +refit"),
         (["--methods", "his,learned", "--draws.count=4"], "--draws.count is given, but nothing uses it; add +draws"),
         (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
         (["--from_scratch_epochs", "3"], "add from scratch to --stages"),

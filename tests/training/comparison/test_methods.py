@@ -111,8 +111,10 @@ def test_names_that_are_none_or_stand_twice_are_refused():
         (["his+magic"], "the modifier 'magic'"),
         (["his+swap+swap"], "names a modifier twice"),
         (["his+swap", "his+swap"], "given twice"),
-        (["his+restarts"], "is for gates on resting weights, such as learned+restarts"),
-        (["learned-joint+restarts"], "is for gates on resting weights, such as learned+restarts"),
+        (["his+restarts"], "which learned+restarts is for"),
+        (["learned-joint+restarts"], "which learned+restarts is for"),
+        (["learned-obs+restarts"], "which learned+restarts is for"),
+        (["learned+restarts+draws"], "+restarts has none"),
         (["learned+draws+swap", "learned+swap+draws"], "given twice"),
         ([], "no method is given"),
     ):

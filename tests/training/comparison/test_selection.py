@@ -234,17 +234,21 @@ def test_swaps_are_taken_before_a_refit_only_if_they_help_behind_it(helps, post_
     found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
     weights = "dense" if post_hoc else found.start.key
     assert kept(found.mask) == kept(found.values) == (after if helps else before)
-    assert (found.ranking is None) == helps
+    assert found.ranking is None
     assert experiments.searched[2:4] == [("refit", before, 3, weights), ("refit", after, 3, weights)]
     assert found.cost.seconds == swapped.cost.seconds + 2 * 7
 
 
-def test_swaps_that_change_nothing_are_not_judged():
-    experiments = GivenExperiments(lambda mask: 1.0)
-    experiments.swap = lambda mask, budget, search, *, start, changes: Experiment("swap", Path(), {"mask": mask.tolist()})
-    found = MaskSelector(experiments, [4, 2]).select(Method.parse("learned+swap+refit"), 4)
-    assert [what for what, *_ in experiments.searched] == ["refit"]
-    assert found.ranking is None
+def test_a_refit_that_is_judged_twice_is_paid_for_once():
+    """Swaps may come back to a mask that a restart has found."""
+    first, second = [2, 3, 5, 7], [0, 3, 4, 6]
+    experiments = GivenExperiments(lambda mask: float(kept(torch.tensor(mask)) == first))
+    selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2))
+    found = selector.select(Method.parse("learned+restarts+swap+refit"), 4, post_hoc=True)
+    assert kept(found.mask) == first
+    assert experiments.searched[3] == ("swap", first, None, "dense")
+    assert found.refits_paid == {tuple(float(gate in mask) for gate in range(8)) for mask in (first, second, OF_OBS)}
+    assert found.cost.seconds == 1.0 + 1.0 + 3.0 + 5.0 + 3 * 7.0
 
 
 OF_OBS = [4, 5, 6, 7]

@@ -45,6 +45,16 @@ def test_metrics_are_those_of_scipy(model):
     assert true is targets
 
 
+@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions.*")
+@pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero")
+def test_a_model_that_says_the_same_of_every_sentence_has_no_correlation(model):
+    """Undefined as SciPy has it, which no table and no choice between masks can take."""
+    task = Regression()
+    metrics = task.metrics("select")
+    task.update(metrics, model, {"labels": torch.tensor([0.0, 2, 1, 3])}, torch.full((4, 1), 0.7))
+    assert {name: float(value) for name, value in metrics.compute().items()} == {"pearson": 0.0, "spearman": 0.0}
+
+
 def test_a_pretrained_encoder_gets_one_output(tmp_path):
     build("bert").save_pretrained(tmp_path)
     model = Regression().build(Source(str(tmp_path)), build_tokenizer())
