@@ -104,7 +104,15 @@ def test_a_finished_comparison_is_not_replaced_by_one_of_other_options(compared,
 
 
 @pytest.mark.parametrize(
-    "changes", [{"methods": "his"}, {"seeds": "0,1"}, {"swap": {"passes": 3.0}}, {"name": "other"}, {"save_every": 3}]
+    "changes",
+    [
+        {"methods": "his"},
+        {"seeds": "0,1"},
+        {"swap": {"passes": 3.0}},
+        {"restarts": {"count": 2}},
+        {"name": "other"},
+        {"save_every": 3},
+    ],
 )
 def test_a_comparison_goes_on_with_other_methods_and_seeds(changes, tmp_path):
     began = {
@@ -114,6 +122,7 @@ def test_a_comparison_goes_on_with_other_methods_and_seeds(changes, tmp_path):
         "save_every": 8,
         "model": {"finetune": 1.0},
         "swap": {"passes": 1.0},
+        "restarts": {"count": 4},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(began))
     (tmp_path / "metrics.json").write_text("{}")
