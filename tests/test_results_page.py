@@ -82,3 +82,24 @@ def test_what_masks_cost_at_equal_total_cost():
     ahead = [(accuracy["learned"] > accuracy[name]).sum() for name in ("hies", "his")]
     assert ahead == [3, 4]
     assert "ahead of HIES in three of five seeds and of HIS in four" in PAGE
+
+
+def test_todays_gates_on_a_translator():
+    table = (
+        pd.read_csv(RESULTS / "multi30k_all_seeds" / "comparison.csv")
+        .set_index(["stage", "method", "seed"])["test_bleu"]
+        .sort_index()
+    )
+    ahead = {
+        (stage, rival): table[stage, "learned"] - table[stage, rival]
+        for stage in ("post hoc", "retrained")
+        for rival in ("his", "random")
+    }
+    assert len(ahead["retrained", "his"]) == 5
+    assert f"ahead of HIS by {ahead['post hoc', 'his'].mean():.1f} BLEU, significantly" in PAGE
+    assert (
+        f"better mean by {ahead['retrained', 'his'].mean():.1f} and is ahead in four of five seeds, not significantly" in PAGE
+    )
+    assert (ahead["retrained", "his"] > 0).sum() == 4
+    assert f"`learned` by {ahead['retrained', 'random'].mean():.1f}" in PAGE
+    assert (table["retrained", "hies"] == table["retrained", "his"]).all()
