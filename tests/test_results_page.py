@@ -1,5 +1,6 @@
 """What docs/results.md says beside its tables is in notebooks/results."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -53,10 +54,26 @@ def test_what_a_refit_gives_back():
         mean = table.groupby(["method", "budget"])["test_accuracy"].mean()
         for heads in (18, 9):
             lost = {name: mean["dense", 72] - mean[name, heads] for name in mean.index.levels[0] if name != "dense"}
-            shares = [
-                f"{1 - lost[f'{name}+refit'] / lost[name]:.0%}".replace("%", " %") for name in ("learned", "his", "random")
-            ]
+            refits = [("learned", "learned+refit"), ("learned", "learned+restarts+refit")]
+            refits += [(name, f"{name}+refit") for name in ("his", "obs", "random")]
+            shares = [f"{1 - lost[refit] / lost[name]:.0%}".replace("%", " %") for name, refit in refits]
             assert f"| {named} | {heads} | {' | '.join(shares)} |" in PAGE
+
+
+def test_whose_masks_are_taken_behind_a_refit():
+    taken, best = [], 0
+    for task in ("agreement", "sick", "sst2"):
+        found = json.loads((RESULTS / f"{task}_refit" / "masks.json").read_text())
+        masks = {(one["seed"], one["method"], one["budget"]): one["mask"] for one in found}
+        summary = pd.read_csv(RESULTS / f"{task}_refit" / "summary.csv")
+        for heads in (18, 9):
+            best += summary[summary["budget"] == heads].sort_values("mean")["method"].iloc[-1] == "obs+refit"
+            for seed in range(5):
+                own = masks[seed, "learned+restarts+refit", heads]
+                taken.append(next((name for name in ("obs", "learned") if masks[seed, name, heads] == own), "learned-obs"))
+    assert [taken.count(name) for name in ("learned-obs", "learned", "obs")] == [12, 6, 12]
+    assert "12 are of gates with this start, 6 of gates that started equal, and 12 are the mask of `obs` itself" in PAGE
+    assert best == 5
 
 
 def test_bytes_of_the_cache():
