@@ -120,3 +120,32 @@ def test_todays_gates_on_a_translator():
     assert (ahead["retrained", "his"] > 0).sum() == 4
     assert f"`learned` by {ahead['retrained', 'random'].mean():.1f}" in PAGE
     assert (table["retrained", "hies"] == table["retrained", "his"]).all()
+
+
+def test_the_recipes_search():
+    parts = [pd.read_csv(RESULTS / "recipe" / f"{task}.csv").assign(task=task) for task in ("agreement", "sick", "sst2")]
+    settings = ["model.gate_learning_rate", "model.start_apart"]
+    loss = pd.concat(parts).pivot_table(index=["task", "model.budget"], columns=settings, values="select_loss")
+    for task, named in (("agreement", "agreement"), ("sick", "SICK"), ("sst2", "SST-2")):
+        for heads in (18, 9):
+            row = " | ".join(f"{value:.3f}" for value in loss.loc[(task, heads)])
+            assert f"| {named} | {heads} | {row} |" in PAGE
+    mean = loss.mean()
+    for rate in (0.05, 0.1):
+        assert mean[rate, 0] < mean[rate, 1]
+    assert f"({mean[0.05, 0]:.3f} and {mean[0.1, 0]:.3f}, apart {mean[0.05, 1]:.3f} and {mean[0.1, 1]:.3f})" in PAGE
+    lower = loss[0.05, 0] - loss[0.1, 0]
+    assert f"lower by {lower.mean():.3f}" in PAGE
+    assert (lower > 0).sum() == 2
+    assert f"worse at four by at most {-lower.min():.3f}" in PAGE
+
+
+def test_the_gates_of_the_encoder_agree():
+    found = json.loads((RESULTS / "multi30k_encoder_seeds" / "masks.json").read_text())
+    masks = [one["mask"] for one in found if one["method"] == "learned"]
+    assert len(masks) == 5
+    assert all(mask == masks[0] for mask in masks)
+    assert [sum(masks[0][8 * layer : 8 * layer + 8]) for layer in range(6)] == [0, 8, 1, 0, 1, 0]
+    bleu = pd.read_csv(RESULTS / "multi30k_encoder_seeds" / "comparison.csv").groupby("method")["test_bleu"].mean()
+    assert f"lose {bleu['dense'] - bleu['learned']:.2f} BLEU" in PAGE
+    assert f"loses {bleu['dense'] - bleu['his']:.1f}" in PAGE
