@@ -71,8 +71,7 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
 
     def refit(mask: list[float], folder: Path) -> dict[str, Any]:
         assert pruner.refitted is not None
-        own = {"mask": pruner.gates.mask.tolist(), **pruner.refitted}
-        done = next(one for one in (own, *own["others"]) if one["mask"] == mask)
+        done = next(one for one in (pruner.refitted, *pruner.refitted["others"]) if one["mask"] == mask)
         return {name: value for name, value in done.items() if name not in ("search", "mask", "others")}
 
     def evaluated(folder: Path) -> dict[str, Any]:

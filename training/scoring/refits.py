@@ -46,19 +46,27 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
         search: the ridges, and what they are fitted on.
         dense: parameters of the dense model by their names in the subject's, which are the aim.
     """
-    tried, best = list[float](), dict[str, Tensor]()
+    (only,) = best_refits_(subject, [mask], search, dense)
+    return only
+
+
+def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch, dense: Mapping[str, Tensor]) -> list[Refit]:
+    """The same with each of several masks, of all of which the weights of the best stay; how it went for each mask."""
+    done, best, best_gain = list[Refit](), dict[str, Tensor](), -math.inf
     start, gain = copied_weights(subject), subject.task.gain
-    with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
-        for ridge in search.ridges:
-            use_weights_(subject, start)
-            refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
-            found = quality(subject, mask)
-            if not tried or gain(found) > max(map(gain, tried)):
-                best = copied_weights(subject)
-            tried.append(found)
-            shown.advance()
+    for mask in masks:
+        tried = list[float]()
+        with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
+            for ridge in search.ridges:
+                use_weights_(subject, start)
+                refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
+                tried.append(quality(subject, mask))
+                if not best or gain(tried[-1]) > best_gain:
+                    best, best_gain = copied_weights(subject), gain(tried[-1])
+                shown.advance()
+        done.append(Refit(search.ridges[tried.index(max(tried, key=gain))], tried, cost.cost))
     use_weights_(subject, best)
-    return Refit(search.ridges[tried.index(max(tried, key=gain))], tried, cost.cost)
+    return done
 
 
 def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
@@ -72,20 +80,12 @@ def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[
     Returns:
         That mask; and as JSON how weights were refitted to it and, in ``others``, to the other masks.
     """
-    search, start = RefitSearch(), copied_weights(subject)
-    done = dict[tuple[float, ...], Refit]()
-    best_gain, best, taken = -math.inf, start, masks[0]
-    for mask in masks:
-        if (values := tuple(mask.tolist())) in done:
-            continue
-        use_weights_(subject, start)
-        done[values] = best_refit_(subject, mask, search, dense)
-        if (gain := max(map(subject.task.gain, done[values].tried))) > best_gain:
-            best_gain, best, taken = gain, copied_weights(subject), mask
-    use_weights_(subject, best)
-    plain = {values: one.as_plain(search) for values, one in done.items()}
-    own = plain.pop(tuple(taken.tolist()))
-    return taken, own | {"others": [{"mask": list(values), **one} for values, one in plain.items()]}
+    search, different = RefitSearch(), list({tuple(mask.tolist()): mask for mask in masks}.values())
+    done = best_refits_(subject, different, search, dense)
+    gains = [max(map(subject.task.gain, one.tried)) for one in done]
+    plain = [one.as_plain(search) | {"mask": mask.tolist()} for mask, one in zip(different, done, strict=True)]
+    own = plain.pop(taken := gains.index(max(gains)))
+    return different[taken], own | {"others": plain}
 
 
 def quality(subject: Subject, mask: Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection, PearsonCorrCoef, SpearmanCorrCoef
+from torchmetrics import MetricCollection, PearsonCorrCoef, SpearmanCorrCoef
 from transformers import PreTrainedModel
 
 from training.tasks.base import Batch
@@ -36,8 +36,9 @@ class Regression(SentenceTask):
         return torch.square(logits[:, 0] - batch["labels"]), logits
 
     def metrics(self, split: str) -> MetricCollection:
-        """Pearson's correlation and Spearman's, of ranks, the same for every split; see :func:`correlations`."""
-        return correlations()
+        """Pearson's correlation and Spearman's, of ranks, the same for every split. A model that says the same of every
+        sentence, as one may without its heads, tells nothing apart: both are 0 then, where they would be undefined."""
+        return MetricCollection({"pearson": Pearson(), "spearman": Spearman()}, compute_groups=False)
 
     def metric_types(self) -> dict[str, dict[str, Any]]:
         return {"pearson": {"type": "pearsonr"}, "spearman": {"type": "spearmanr"}}
@@ -62,13 +63,6 @@ class Spearman(SpearmanCorrCoef):
 
     def compute(self) -> Tensor:
         return _defined(super().compute())
-
-
-def correlations() -> MetricCollection:
-    """Pearson's correlation and Spearman's. A model that says the same of every sentence, as one may without its heads, tells
-    nothing apart: both are 0 then, where they would be undefined."""
-    both: dict[str, Metric] = {"pearson": Pearson(), "spearman": Spearman()}
-    return MetricCollection(both, compute_groups=False)  # type: ignore[arg-type]
 
 
 def _defined(correlation: Tensor) -> Tensor:
