@@ -124,7 +124,10 @@ def _reenters(
     gates: HeadGates, batch: Any, forward: Callable[[Any], object], writers: Sequence[Writer], calls: Sequence[Written]
 ) -> bool:
     """Whether all writers of a block are called in one go, and get and give the same, bit by bit, behind finished blocks as in
-    a pass from the start."""
+    a pass from the start. Not where an attention is itself a block, as in XLM: a finished block does not call its projection,
+    which its gates take for a way round them."""
+    if any(_is_within_attention(one, gates) for one in writers):
+        return False
     passes = Passes(gates, torch.ones_like(gates.mask), {}, forward, writers, reenters=True)
     blocks = [(block, list(members)) for block, members in groupby(writers, key=lambda writer: writer.block)]
     if len(dict.fromkeys(block for block, _ in blocks if block)) < sum(block is not None for block, _ in blocks):
@@ -135,6 +138,12 @@ def _reenters(
         if len(again) != len(expected) or not all(map(_same, again, expected)):
             return False
     return True
+
+
+def _is_within_attention(writer: Writer, gates: HeadGates) -> bool:
+    if writer.site is None or writer.block is None:
+        return False
+    return writer.block.module in gates.sites[writer.site].module.modules()
 
 
 def _same(one: Written, other: Written) -> bool:

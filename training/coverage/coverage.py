@@ -23,6 +23,7 @@ from gates.export.onnx import export_onnx
 from gates.head_gates import HeadGates
 from gates.hooks.observe import entropy_route, observe_entropy
 from gates.hooks.probe import seen_kinds
+from gates.recovery.refit import refit_
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.importance import head_gradients
 from gates.sites import describe_kinds, find_attention, weight_by_output
@@ -55,6 +56,7 @@ class Row:
     gate: str
     his: str
     entropy: str
+    refit: str
     prune: str
     generate: str
     reload: str
@@ -133,6 +135,22 @@ class Check:
         if not bool(((metrics[0].compute() > 0) & (metrics[0].compute() <= 1 + 1e-6)).all()):
             raise AssertionError(f"entropies from {metrics[0].compute().min():.3g} to {metrics[0].compute().max():.3g}")
         return entropy_route(sites)
+
+    def refit(self) -> str:
+        """No refitted projection is further from the dense model's stream than before, and the outputs come nearer to its."""
+        mask = zoo.random_mask(self.architecture)
+        expected = _output(zoo.build(self.architecture), self.batch)
+        pruned, model = self._masked(mask, _output, self.batch)
+        gates = HeadGates(model)
+        done = refit_(gates, mask, lambda: [self.batch], lambda batch: model(**batch), lambda batch: {})
+        worse = [one.name for one in done if not one.after <= one.before]
+        if not done or worse:
+            raise AssertionError(f"refitted {len(done)} projections, of which {len(worse)} became worse")
+        with gates.attached(), gates.use(mask):
+            left = float((_output(model, self.batch) - expected).norm() / (pruned - expected).norm())
+        if not left < 1:
+            raise AssertionError(f"the outputs are {left:.2g} times as far from the dense model's as before")
+        return "yes"
 
     def prune(self) -> str:
         """Pruned equals masked, for masks with a site of no heads, one of all heads, and uneven groups."""
@@ -278,6 +296,8 @@ def markdown(rows: Sequence[Row]) -> str:
         "  gates of one change nothing, a zero gate is a zero block of the output projection;",
         "- `his`: per-example gradients of a batch equal those of its examples, and every gate has one;",
         "- `entropy`: `fast` without an attention matrix, `explicit` from the scores;",
+        "- `refit`: no refitted projection is further from the dense model's residual stream than before, and the outputs come",
+        "  nearer to the dense model's;",
         "- `prune`: equals the masked model, with a layer of no heads, a layer of all heads and uneven groups;",
         "- `generate`: the same greedy text, with these caches;",
         "- `reload`: saved, loaded and equal;",

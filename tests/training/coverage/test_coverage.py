@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from gates.errors import GateError
+from gates.recovery.refit import Refitted
 from training.commands.table import run_command
 from training.coverage import architectures as zoo
 from training.coverage import coverage
@@ -23,8 +24,8 @@ def test_rows_go_to_the_terminal_and_to_files(tmp_path, capsys):
     rows = {row["architecture"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
     assert rows.keys() == {"T5", "MT5", "UMT5", "BigBird"}
     assert rows["T5"] == {
-        "architecture": "T5", "gate": "yes", "his": "yes", "entropy": "explicit", "prune": "yes",
-        "generate": "dynamic, static", "reload": "yes", "onnx": "not run",
+        "architecture": "T5", "gate": "yes", "his": "yes", "entropy": "explicit", "refit": "yes",
+        "prune": "yes", "generate": "dynamic, static", "reload": "yes", "onnx": "not run",
     }  # fmt: skip
     assert rows["BigBird"]["gate"] == "yes"
     assert rows["BigBird"]["prune"].startswith("no: its block-sparse")
@@ -61,6 +62,18 @@ def test_a_refusal_where_none_is_expected_is_a_failure(monkeypatch):
     assert row.failed
 
 
+def test_a_refit_that_does_nothing_or_harm_is_a_failure(monkeypatch):
+    def harm(gates, *arguments):
+        gates.sites[0].output.weight.data.neg_()
+        return [Refitted("some.projection", 1.0, 0.5)]
+
+    for refit, seen in ((lambda *arguments: [], "refitted 0 projections"), (harm, "times as far")):
+        monkeypatch.setattr(coverage, "refit_", refit)
+        row = coverage.coverage([zoo.BY_NAME["Albert"]], onnx=False)[0]
+        assert row.refit.startswith("FAILED: AssertionError: ")
+        assert seen in row.refit
+
+
 def test_equality_is_not_taken_for_granted(monkeypatch):
     check = Check(zoo.BY_NAME["Bert"])
     monkeypatch.setattr(coverage, "head_gradients", lambda gates, losses: losses()[:, None].float().detach().cumsum(0))
@@ -76,9 +89,9 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
 
 
 def test_notes_are_numbered_once():
-    row = Row("A", "yes", "yes", "no: reason", "no: reason", "-", "-", "no: other")
+    row = Row("A", "yes", "yes", "no: reason", "yes", "no: reason", "-", "-", "no: other")
     text = markdown([row])
-    assert "| A | yes | yes | no [1] | no [1] | - | - | no [2] |" in text
+    assert "| A | yes | yes | no [1] | yes | no [1] | - | - | no [2] |" in text
     assert text.count("[1] reason") == 1
 
 
