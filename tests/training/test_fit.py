@@ -117,7 +117,8 @@ def test_the_gates_over_time_are_those_of_the_prune_phase(full_run):
     assert course.columns[:4].tolist() == ["seed", "method", "budget", "step"]
     assert course["step"].between(17, 32).all()
     assert course["step"].iloc[-1] == 32
-    gates = course.iloc[:, 4:].astype(float)
+    assert course.columns[4:6].tolist() == ["expected", "price"]
+    gates = course.iloc[:, 6:].astype(float)
     assert gates.shape[1] == 8
     assert gates.min(axis=None) >= 0
     assert gates.max(axis=None) <= 1

@@ -158,7 +158,7 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
     }
     courses = [course for course in results.gates if len(course) and course["method"].iloc[0] == own.name]
     if courses:
-        last = torch.tensor(courses[0].iloc[-1, 4:].to_numpy(float))  # behind seed, method, budget and step
+        last = torch.tensor(courses[0].iloc[-1, -gates.size :].to_numpy(float))  # the gates are the last columns
         figures["gates_before_retraining"] = gate_heat_map(
             gates.sites, gates.to_heads(last), title="gates at the end of the prune phase"
         )

@@ -75,7 +75,4 @@ def course_of(pruner: HeadPruner, step: int) -> dict[str, float]:
         of_gates = is_of_gates(group)
         factor = factors.gate_rate(done) if of_gates else factors.backbone_rate(done)
         logged.setdefault("train/gate_learning_rate" if of_gates else "train/learning_rate", group["initial_lr"] * factor)
-    if pruner.options.prune > 0 and (by_kind := pruner.steering.price_by_kind(pruner.ramp(done))):
-        logged["train/price"] = max(by_kind.values())
-        logged |= {f"train/price/{kind}": price for kind, price in by_kind.items()} if len(by_kind) > 1 else {}
-    return logged
+    return logged | {f"train/{name}": price for name, price in pruner.steering.logged_prices(pruner.ramp(done)).items()}

@@ -22,7 +22,7 @@ def _interval(trainer: pl.Trainer) -> int:
 
 
 class GateLog(pl.Callback):
-    """Log expected, hard and target open heads; keep every gate's course for the heat map.
+    """Log expected, hard and target open heads; keep every gate's course, with what is expected and paid, for pictures.
 
     Args:
         pictures: heat maps that are sent to W&B over the prune phase; the mask follows it. Before, all gates are open.
@@ -33,12 +33,15 @@ class GateLog(pl.Callback):
         self._sent = 0
         self.steps: list[int] = []
         self.values: list[Tensor] = []
+        self.beside: list[dict[str, float]] = []
+        """Of each step, the expected number of open gates and the prices of one."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "values": self.values}
+        return {"steps": self.steps, "values": self.values, "beside": self.beside}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.steps, self.values = list(state_dict["steps"]), list(state_dict["values"])
+        self.beside = list(state_dict.get("beside", [{} for _ in self.steps]))  # checkpoints of earlier versions have none
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, HeadPruner)
@@ -55,6 +58,7 @@ class GateLog(pl.Callback):
         open_gates = (values > 0).float()
         stochastic = gates.mode == "stochastic"
         expected = gates.open_probability().cpu() if stochastic else open_gates
+        self.beside.append({"expected": float(expected.sum())} | pruner.steering.logged_prices(pruner.ramp(step - 1)))
         kinds = gates.kind_index().cpu()
         logged, labels = {}, site_labels(gates.sites)
         for name, counts in (("heads/open", open_gates), ("heads/expected", expected)):
@@ -94,8 +98,10 @@ class GateLog(pl.Callback):
         return table[(table["step"] > first) & (table["step"] <= last)]
 
     def table(self, pruner: HeadPruner) -> pd.DataFrame:
-        """One row per recorded step and one column per gate, such as ``encoder.3.11``."""
+        """One row per recorded step: the number of gates ``expected`` to be open, what an open one costs in units of the loss
+        (``price``, and ``price/KIND`` where several kinds are pruned), and one column per gate, such as ``encoder.3.11``."""
         gates = pruner.gates
         names = [f"{label}.{i}" for label, size in zip(site_labels(gates.sites), gates.sizes, strict=True) for i in range(size)]
         values = torch.stack(self.values) if self.values else torch.zeros(0, len(names))
-        return pd.DataFrame({"step": self.steps, **{name: values[:, i].numpy() for i, name in enumerate(names)}})
+        course = pd.DataFrame({name: values[:, i].numpy() for i, name in enumerate(names)})
+        return pd.concat([pd.DataFrame({"step": self.steps}), pd.DataFrame(self.beside), course], axis="columns")

@@ -176,6 +176,13 @@ class Steering:
         quotas = {kind: self.held.quota_of(kind) for kind in present}
         return {kind: self.held.price[quota] if ramp > 0 else 0.0 for kind, quota in quotas.items() if quota is not None}
 
+    def logged_prices(self, ramp: float) -> dict[str, float]:
+        """The prices of :meth:`price_by_kind` as logs name them: ``price``, the highest, and of several kinds ``price/KIND``
+        too; none without a prune phase."""
+        by_kind = self.price_by_kind(ramp) if self.options.prune > 0 else {}
+        highest = {"price": max(by_kind.values())} if by_kind else {}
+        return highest | {f"price/{kind}": price for kind, price in by_kind.items() if len(by_kind) > 1}
+
     @torch.no_grad()
     def solved_penalty(self, ramp: float) -> Tensor:
         """The penalty at the price of the last step, a number to be logged: after the step, gates go down its gradient."""

@@ -213,8 +213,6 @@ def _course(rows: pd.DataFrame, logged: pd.DataFrame | None = None) -> Course:
     means, is_open = by_step.groupby(level="step").mean(), (gates > 0).astype(float).groupby(level="step").mean()
     if logged is not None:
         means = means.join(logged[[name for name in logged if name not in means]])
-    prices = {str(name).partition("/")[2]: means[name].to_numpy() for name in means if str(name).split("/")[0] == PRICE}
-    prices = {kind: values for kind, values in prices.items() if np.isfinite(values).any()}
     sites, order = by_kind(group_labels([str(name).rpartition(".")[0] for name in gates.columns]))
     return Course(
         sites,
@@ -223,8 +221,18 @@ def _course(rows: pd.DataFrame, logged: pd.DataFrame | None = None) -> Course:
         is_open.to_numpy()[:, order],
         rows["seed"].nunique(),
         expected=means[EXPECTED].to_numpy() if EXPECTED in means else None,
-        prices={kind: values for kind, values in prices.items() if kind} if len(prices) > 1 else prices,
+        prices=_prices(means),
     )
+
+
+def _prices(means: pd.DataFrame) -> dict[str, np.ndarray]:
+    """What an open gate costs at every step, of each kind; under an empty name where all kinds pay the same."""
+    found = {str(name).partition("/")[2]: means[name].to_numpy() for name in means if str(name).split("/")[0] == PRICE}
+    found = {kind: values for kind, values in found.items() if np.isfinite(values).any()}
+    of_kinds = {kind: values for kind, values in found.items() if kind}
+    if len({values.tobytes() for values in of_kinds.values()}) > 1:
+        return of_kinds
+    return {"": next(iter(found.values()))} if found else {}
 
 
 def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:

@@ -48,15 +48,21 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
     log, pruner = Logged(), make_pruner()
     make_trainer(callbacks=[log], log_every_n_steps=8).fit(pruner, make_data())
     table = log.table(pruner)
-    assert list(table.columns) == ["step", *(f"encoder.{layer}.{head}" for layer in range(2) for head in range(4))]
+    heads = [f"encoder.{layer}.{head}" for layer in range(2) for head in range(4)]
+    assert list(table.columns) == ["step", "expected", "price", *heads]
     assert table["step"].tolist() == [8, 16, 24, 32, 40, 48]
     for row in table.itertuples(index=False):
-        assert list(row[1:]) == pytest.approx(log.seen[row.step][0].tolist())
+        assert list(row[3:]) == pytest.approx(log.seen[row.step][0].tolist())
+    assert table["expected"].tolist() == pytest.approx([logged["heads/expected"] for logged in log.logged.values()])
+    assert table["price"].iloc[[0, 1, 4, 5]].tolist() == [0] * 4  # nothing is paid outside the prune phase
+    assert table["price"].iloc[3] == pytest.approx(pruner.steering.held.price[0])
     again = GateLog()
     again.load_state_dict(log.state_dict())
     assert again.table(pruner).equals(table)
-    assert list(GateLog().table(pruner).columns) == list(table.columns)
-    assert torch.equal(torch.tensor(table.iloc[-1, 1:].to_numpy(dtype="float32")), pruner.gates.mask)
+    assert list(GateLog().table(pruner).columns) == ["step", *heads]
+    again.load_state_dict({"steps": log.steps, "values": log.values})  # a checkpoint of an earlier version
+    assert again.table(pruner).equals(table[["step", *heads]])
+    assert torch.equal(torch.tensor(table.iloc[-1, 3:].to_numpy(dtype="float32")), pruner.gates.mask)
 
 
 def test_gates_are_pictured_while_they_are_trained_and_once_as_a_mask(tmp_path, monkeypatch):

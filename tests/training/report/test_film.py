@@ -76,6 +76,31 @@ def test_the_price_is_read_where_it_is_logged(tmp_path, where):
     assert np.isnan(found.prices[""][-1])  # the mask has no price
 
 
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_a_real_run_shows_what_it_logged(full_run, compared, command):
+    run = (full_run if command == "fit" else compared)[0]
+    found = read_contents(run).courses["learned", 3]
+    log = pd.read_csv(full_run[0] / "metrics.csv").dropna(subset=["train/price"]).set_index("step")
+    log = log.loc[found.steps[:-1] - 1]
+    assert found.prices.keys() == {""}
+    assert found.prices[""][:-1].tolist() == pytest.approx(log["train/price"].tolist())
+    assert found.expected[:-1].tolist() == pytest.approx(log["heads/expected"].tolist(), rel=1e-6)
+    assert found.prices[""][-2] > 0
+    under = [axes.get_xlabel() for axes in film_strip(found, "title").axes if axes.get_xlabel()]
+    assert all("expected" in text and "price" in text for text in under[:-1])
+    assert under[-1] == "3 open"
+
+
+def test_one_price_of_all_kinds_is_shown_once(tmp_path):
+    run = write_run(tmp_path / "run")
+    gates = pd.read_csv(run / "gates_over_time.csv")
+    for cross, shown in ((0.5, {""}), (0.7, {"encoder", "cross"})):
+        priced = gates.assign(price=max(cross, 0.5), **{"price/encoder": 0.5, "price/cross": cross})
+        priced.to_csv(run / "gates_over_time.csv", index=False)
+        ((_, found),) = read_contents(run).courses.items()
+        assert found.prices.keys() == shown
+
+
 def test_masks_of_methods_lie_side_by_side_with_their_mean():
     kept = {"learned": Values(SITES, np.array([1, 0, 1, 0, 0])), "his": Values(SITES, np.array([0.5, 0, 0, 1, 0.5]))}
     figure = masks_by_method(kept, seeds=2)
