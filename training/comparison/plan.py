@@ -36,7 +36,7 @@ from training.config.stages import (
 from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
-from training.stats.numbers import CACHE
+from training.stats.numbers import CACHE, CLOSED
 
 DENSE = Method("dense")
 
@@ -271,6 +271,8 @@ def row_of(
     named = {"seed": experiments.seed, "method": method.name, "stage": stage, "budget": budget, "heads": heads}
     if generates(pruner.backbone) and not why_not_removable(pruner.gates.sites):
         named[CACHE] = cache_bytes(pruner.gates.sites, pruner.gates.to_heads(selection.mask))
+    if selection.closed_by_gates is not None:
+        named[CLOSED] = round(selection.closed_by_gates, 4)
     metrics = {name: value for name, value in found.result.items() if name.startswith(("select_", "test_"))}
     return named | metrics | cost_of(found, stage, selection) | {"experiment": found.key}
 

@@ -27,6 +27,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.run_directory import RunDirectory
 from training.runs.tracking import versions
+from training.stats.decided import ENOUGH, HINT
 from training.stats.numbers import CACHE, shown, unit
 from training.stats.verdict import is_dense, nothing_learned
 from training.tasks import base_model_name
@@ -228,4 +229,6 @@ def said_of_gates(learned: Mapping[str, Any], priced: str = "an open one") -> st
     if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
         return ""
     text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
-    return f"{text}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
+    few = learned["closed_by_gates"] < ENOUGH * learned["closed"]
+    rest = f", and the rest was closed by their rank; {HINT}" if few else ""
+    return f"{text}{rest}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"

@@ -27,6 +27,7 @@ class Selection:
         cost: of deciding.
         alpha: weight of HIS, of a method that has it.
         refit: whose weights are refitted to the mask; None where the weights stay as they are.
+        closed_by_gates: see :func:`closed_by_gates`, before any search changed the mask that gates learned.
         refits_paid: masks whose refits are part of the cost.
     """
 
@@ -38,6 +39,7 @@ class Selection:
     cost: Cost = NOTHING
     alpha: float | None = None
     refit: Experiment | None = None
+    closed_by_gates: float | None = None
     refits_paid: frozenset[tuple[float, ...]] = frozenset()
 
     def paid(self, experiment: Experiment) -> Selection:
@@ -53,6 +55,19 @@ class Selection:
         """The same with the mask of a search, which ranks no heads."""
         mask = torch.tensor(experiment.result["mask"])
         return replace(self.paid(experiment), mask=mask, values=mask, ranking=None)
+
+
+def closed_by_gates(learned: Mapping[str, Any], mask: Tensor) -> float | None:
+    """The share of the heads that a mask closes which gates had closed by themselves at the end of the prune phase, before
+    their rank closed the rest; None where gates were not held to the budget of this mask.
+
+    Args:
+        learned: the result of an experiment that learned gates.
+        mask: 0/1 ``[gates]``.
+    """
+    if not learned.get("price") or not learned["closed"] or learned["mask"] != mask.tolist():
+        return None
+    return float(learned["closed_by_gates"] / learned["closed"])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.given_mask import given_mask, own_budget
 from training.comparison.methods import LEARNED, Learned, Method
-from training.comparison.selected import Priced, Selection
+from training.comparison.selected import Priced, Selection, closed_by_gates
 from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, RestartSearch, SwapSearch
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.outputs import rescale
@@ -142,7 +142,8 @@ class MaskSelector:
         experiment = self.experiments.learn(changes)
         ranking = torch.tensor(experiment.result["log_alpha"])
         mask = self.mask_of(ranking, budget)
-        return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result))
+        closed = closed_by_gates(experiment.result, mask)
+        return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result), closed_by_gates=closed)
 
     def _priced(self, base: str, changes: Mapping[str, Any], budget: BudgetOption) -> Selection:
         """The mask that a price leaves, where it is of the budget, and otherwise heads rank by when they closed. Of several
@@ -258,7 +259,8 @@ class MaskSelector:
         else:
             judged = self.experiments.judge(masks, self.restarts)
             best, selection = judged.result["losses"].index(min(judged.result["losses"])), selection.paid(judged)
-        return replace(selection, mask=masks[best], values=masks[best], ranking=None)
+        closed = closed_by_gates(learned[best].result, masks[best])
+        return replace(selection, mask=masks[best], values=masks[best], ranking=None, closed_by_gates=closed)
 
     def _rescaled(self, selection: Selection) -> Selection:
         """Gate values of least squares in place of ones, on the dense model."""

@@ -18,7 +18,7 @@ from training.report.role_table import read_roles
 from training.report.truth import recoveries
 from training.runs.run_directory import UNFINISHED
 from training.runs.stored import AGAIN, damaged, read_json, read_table, read_text
-from training.stats.numbers import BOUNDS, CACHE
+from training.stats.numbers import BOUNDS, CACHE, CLOSED
 from training.stats.statistics import COSTS, TEST_COLUMNS, summarise
 from training.stats.verdict import is_dense
 
@@ -124,7 +124,7 @@ def _read_tables(contents: Contents) -> None:
         return
     main = f"test_{contents.metric}"
     if len(rows):
-        costs = {name: (name, "mean") for name in (CACHE, *COSTS) if name in rows}
+        costs = {name: (name, "mean") for name in (CACHE, CLOSED, *COSTS) if name in rows}
         means = {"seeds": ("seed", "nunique"), "mean": (main, "mean"), **costs}
         contents.summary = rows.groupby(COMBINATION, sort=False, as_index=False).agg(**means)
 

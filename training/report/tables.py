@@ -9,10 +9,11 @@ import pandas as pd
 
 from training.report.contents import Contents
 from training.stats.crossed import SEEDS_FOR_A_CLAIM
-from training.stats.numbers import CACHE, NONE, duration, number, shown, signed, slug, unit
+from training.stats.numbers import CACHE, CLOSED, NONE, duration, number, shown, signed, slug, unit
 from training.stats.verdict import regime
 
 CACHE_TITLE = "KV bytes per token"
+CLOSED_TITLE = "closed by gates"
 MAJORITY = "majority class"
 """Row of the answer that is always the most frequent class: what a model has to be above."""
 
@@ -89,6 +90,7 @@ def results_table(contents: Contents, caption: str) -> Table:
         Column("std", "st. dev."),
         Column("seeds", "seeds"),
         Column(CACHE, CACHE_TITLE),
+        Column(CLOSED, CLOSED_TITLE),
     ]
     rows = contents.summary
     if contents.majority is not None:
@@ -129,7 +131,7 @@ def experiments_table(contents: Contents, *, shown: bool) -> Table:
     """Every experiment: all that ``comparison.csv`` says."""
     rows, metric = contents.comparison, contents.metric
     first = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), Column("heads", "heads")]
-    first += [Column(CACHE, CACHE_TITLE)]  # which only models that generate have
+    first += [Column(CACHE, CACHE_TITLE), Column(CLOSED, CLOSED_TITLE)]  # where models generate, and gates learn
     if contents.kind == "comparison":
         first += [Column("seed", "seed"), Column("budget", "budget")]
     measured = [str(name) for name in rows.columns if str(name).startswith(("test_", "select_"))]
@@ -240,6 +242,8 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
             text = number("bleu", value)
         case name if name == CACHE:
             text = f"{value:,.0f}"
+        case name if name == CLOSED:
+            text = f"{100 * value:.0f} %"
         case "peak_memory_mb" | "steps":
             text = f"{value:.0f}"
         case "forward_examples" | "backward_examples":

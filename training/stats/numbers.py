@@ -28,6 +28,9 @@ BOUNDS = {
 
 CACHE = "kv_bytes_per_token"
 """Column of the bytes of keys and values that generation keeps of each token, of models that generate."""
+CLOSED = "closed_by_gates"
+"""Column of the share of the closed heads that gates had closed by themselves at the end of the prune phase, before their rank
+closed the rest; of methods whose gates were held to the budget of the row."""
 
 
 def shown(metric: str, value: Number) -> Number:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from gates.errors import GateError
 from training.stats.bootstrap import RESAMPLES, Metric, resample_metric
 from training.stats.crossed import SEEDS_FOR_A_CLAIM, paired_difference
-from training.stats.numbers import BOUNDS, CACHE
+from training.stats.numbers import BOUNDS, CACHE, CLOSED
 from training.stats.significance import RankTest, chance_jaccard, friedman, holm, interval, rank_correlations, wilcoxon
 from training.stats.verdict import are_dense, is_dense
 
@@ -43,7 +43,7 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     Returns:
         Columns stage, method, budget, seeds, mean, std, low, high of the metric on test, ``select_mean`` of that on the
         selection split, and the mean steps, seconds and peak memory, of models that generate also the bytes of their KV cache
-        per token; in the order in which they first come.
+        per token, of learned methods the share of closed heads that gates closed; in the order in which they first come.
 
     Raises:
         GateError: if the metric is not in the table.
@@ -52,7 +52,7 @@ def summarise(comparison: pd.DataFrame, main_metric: str) -> pd.DataFrame:
     rows = []
     for (stage, method, budget), cells in comparison.groupby(["stage", "method", "budget"], sort=False):
         mean, std, low, high, seeds = interval(cells[column], bounds=BOUNDS.get(main_metric))
-        averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in (CACHE, *COSTS)}
+        averaged = {f"select_{main_metric}": "select_mean"} | {name: name for name in (CACHE, CLOSED, *COSTS)}
         means: dict[Any, Any] = {title: cells[name].mean() for name, title in averaged.items() if name in cells}
         where: dict[Any, Any] = {"stage": stage, "method": method, "budget": budget}
         rows.append({**where, "seeds": seeds, "mean": mean, "std": std, "low": low, "high": high, **means})

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from training.stats.crossed import SEEDS_FOR_A_CLAIM
+from training.stats.decided import said_of_closed
 from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown, signed
 from training.stats.significance import SIGNIFICANCE, RankTest
 
@@ -110,6 +111,8 @@ def verdict(
         majority = shown(main_metric, majority)
     if warning := nothing_learned(summary["mean"][are_dense(summary["method"])], majority):
         lines += ["", f"**Warning.** {warning}"]
+    if decided := said_of_closed(summary, unit):
+        lines += ["", decided]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):
         dense = of_stage[are_dense(of_stage["method"])]

@@ -64,6 +64,18 @@ def test_a_run_and_a_comparison_of_the_same_find_the_same(full_run, compared, me
     assert_same(full_run[0], compared[0], method)
 
 
+def test_rows_of_learned_methods_alone_say_how_many_heads_gates_closed(full_run, compared):
+    gates = json.loads((full_run[0] / "metrics.json").read_text())["run"]["gates"]
+    assert gates["closed"] == 5
+    for run, _ in (full_run, compared):
+        found = rows_of(run)["closed_by_gates"]
+        assert found["learned"].tolist() == [gates["closed_by_gates"] / 5] * 2
+        assert found.drop("learned").isna().all()
+        summary = pd.read_csv(run / "summary.csv").set_index("method")["closed_by_gates"]
+        assert summary["learned"].tolist() == found["learned"].tolist()
+        assert "had closed by themselves" in (run / "verdict.md").read_text()
+
+
 def test_they_were_not_made_of_the_same_files(full_run, compared):
     """So that the agreement says something: each has experiments of its own, and masks differ."""
     for run, _ in (full_run, compared):

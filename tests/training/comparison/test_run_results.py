@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.comparison.run_results import metrics_on_test, source_of
+from training.comparison.run_results import metrics_on_test, said_of_gates, source_of
 from training.config.data import ParallelText, Synthetic, Text
 from training.tasks.regression import Regression
 
@@ -33,3 +33,15 @@ def test_a_local_folder_is_named_by_its_last_part(tmp_path):
 def test_the_loss_comes_after_the_task_metrics():
     row = {"heads": 3, "test_loss": 0.5, "select_f1": 0.1, "test_accuracy": 0.9, "test_f1": 0.8}
     assert list(metrics_on_test(row).items()) == [("accuracy", 0.9), ("f1", 0.8), ("loss", 0.5)]
+
+
+def test_the_end_of_a_run_says_how_many_gates_closed_by_themselves_and_what_to_do_where_these_are_few():
+    gates = {"closed": 10, "closed_by_gates": 9, "price": [0.0125]}
+    assert said_of_gates(gates) == (
+        "of 10 gates that are closed, 9 had closed by themselves; price of an open one at the end: 0.0125"
+    )
+    assert said_of_gates(gates | {"closed_by_gates": 8}) == (
+        "of 10 gates that are closed, 8 had closed by themselves, and the rest was closed by their rank; a longer prune phase "
+        "(a larger --model.prune) leaves less to the rank; price of an open one at the end: 0.0125"
+    )
+    assert said_of_gates(gates | {"price": []}) == said_of_gates({}) == ""

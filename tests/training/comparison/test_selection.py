@@ -268,6 +268,31 @@ def test_of_several_times_of_learning_the_mask_of_lowest_loss_is_taken_and_all_a
     assert (found.cost.steps, found.cost.seconds, found.cost.peak_memory_mb) == (32, 1.0 + 1.0 + 3.0 + 11.0, 50.0)
 
 
+class HeldExperiments(GivenExperiments):
+    """Gates were held to 4 heads: of 4 that are closed, 3 had closed by themselves the first time, and 2 the second."""
+
+    def learn(self, changes, restart=0):
+        found = super().learn(changes, restart)
+        log_alpha = torch.tensor(found.result["log_alpha"])
+        mask = (log_alpha >= log_alpha.sort().values[4]).float().tolist()
+        told = {"mask": mask, "closed": 4, "closed_by_gates": 3 - restart, "price": [0.1]}
+        return replace(found, result={**found.result, **told})
+
+
+@pytest.mark.parametrize(("mask", "share"), [([2, 3, 5, 7], 3 / 4), ([0, 3, 4, 6], 2 / 4), (OF_OBS, None)])
+def test_how_many_heads_gates_closed_is_told_of_the_gates_whose_mask_is_taken(mask, share):
+    """Of their own budget; a score closes nothing by itself."""
+    experiments = HeldExperiments(lambda found: float(kept(torch.tensor(found)) == mask))
+    selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2))
+    assert selector.select(Method.parse("learned+restarts"), 4).closed_by_gates == share
+    assert selector.select(Method.parse("learned+restarts+swap"), 4).closed_by_gates == share
+    assert selector.select(Method("learned"), 4).closed_by_gates == 3 / 4
+    assert selector.select(Method("learned"), 2).closed_by_gates is None  # these gates were held to 4
+    assert selector.select(Method("his"), 4).closed_by_gates is None
+    given = GivenExperiments(lambda found: 1.0)  # a price that is given holds gates to no budget
+    assert MaskSelector(given, [4, 2]).select(Method("learned"), 4).closed_by_gates is None
+
+
 @pytest.mark.parametrize("mask", [[2, 3, 5, 7], [0, 3, 4, 6], OF_OBS])
 def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_paid_for_once(mask):
     """By the best of its ridges on the selection split; the refit of the mask that is taken is the method's own."""

@@ -1,0 +1,46 @@
+"""What is said of how far gates had decided themselves."""
+
+import numpy as np
+import pandas as pd
+
+from training.stats.decided import said_of_closed
+from training.stats.statistics import summarise
+from training.stats.verdict import verdict
+
+ROWS = [
+    ("learned", 9, 0, 0.96), ("learned", 9, 1, 1.0), ("learned", 4, 0, 1.0), ("learned", 4, 1, 1.0),
+    ("learned+swap", 9, 0, 0.96), ("learned+swap", 9, 1, 1.0), ("learned+swap", 4, 0, 1.0), ("learned+swap", 4, 1, 1.0),
+    ("his", 9, 0, np.nan), ("his", 4, 0, np.nan),
+]  # fmt: skip
+
+
+def summary_of(rows):
+    table = pd.DataFrame(rows, columns=["method", "budget", "seed", "closed_by_gates"]).assign(test_accuracy=0.5)
+    stages = [table.assign(stage=stage) for stage in ("post hoc", "retrained")]
+    return summarise(pd.concat(stages), "accuracy")
+
+
+def test_methods_of_the_same_gates_are_said_together_once():
+    assert said_of_closed(summary_of(ROWS)) == (
+        "Of the heads that are closed, this share had closed by themselves at the end of the prune phase, and the rest was "
+        "closed by their rank: learned and learned+swap 98 % at 9 heads and 100 % at 4 heads."
+    )
+
+
+def test_methods_of_other_gates_are_told_apart_and_a_low_share_has_a_hint():
+    said = said_of_closed(summary_of([*ROWS, ("learned-once", 9, 0, 0.5)]), "group")
+    assert said.startswith("Of the groups ")
+    assert "4 groups; learned-once 50 % at 9 groups." in said
+    assert said.endswith("Where it is under 90 %, a longer prune phase (a larger --model.prune) leaves less to the rank.")
+
+
+def test_tables_that_say_nothing_of_it_are_read_all_the_same():
+    assert said_of_closed(summary_of(ROWS[-2:])) == ""
+    assert said_of_closed(summary_of(ROWS).drop(columns="closed_by_gates")) == ""
+
+
+def test_the_verdict_says_it_before_its_stages():
+    nothing = pd.DataFrame(columns=["stage", "budget", "method", "rival", "seeds"])
+    text = verdict(summary_of(ROWS), nothing)
+    assert "learned and learned+swap 98 % at 9 heads" in text.split("\n## ")[0]
+    assert "by themselves" not in verdict(summary_of(ROWS).drop(columns="closed_by_gates"), nothing)
