@@ -43,6 +43,9 @@ def summary_parser() -> ArgumentParser:
         "--metric", type=str, default="test_accuracy", help="Column of comparison.csv; fractions are shown in percent."
     )
     parser.add_argument("--stage", type=str | None, default=None, help="Such as post hoc or retrained; all by default.")
+    parser.add_argument(
+        "--costs", action="store_true", help="Also the examples that selecting heads and retraining took, in thousands."
+    )
     parser.add_argument("--verdict", action="store_true", help="What verdict.md says, instead of a table.")
     parser.add_argument(
         "--truth",

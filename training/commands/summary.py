@@ -19,6 +19,7 @@ from jsonargparse import Namespace
 
 from gates.errors import GateError
 from training.cli.line import CommandLine
+from training.commands.costs import NOTE, cost_cells, split_costs
 from training.commands.documents import update_tables
 from training.commands.parsers import summary_parser
 from training.commands.rewriting import rewrite
@@ -31,10 +32,10 @@ from training.stats.numbers import IN_PERCENT, kinds_kept, shown
 from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
 
 ALONE = {
-    "--rewrite": ("--update", "--verdict", "--truth", "--metric", "--stage", "--methods"),
-    "--update": ("--verdict", "--truth", "--metric", "--stage", "--methods"),
-    "--verdict": ("--truth", "--metric", "--methods"),
-    "--truth": ("--metric", "--stage"),
+    "--rewrite": ("--update", "--verdict", "--truth", "--metric", "--stage", "--methods", "--costs"),
+    "--update": ("--verdict", "--truth", "--metric", "--stage", "--methods", "--costs"),
+    "--verdict": ("--truth", "--metric", "--methods", "--costs"),
+    "--truth": ("--metric", "--stage", "--costs"),
 }
 """What each of these options does not use."""
 
@@ -58,14 +59,17 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
             kinds = [known.get(budget, "") for budget in table["budget"]]
             tables.append(
-                table[["seed", "stage", "method", "heads"]].join(table.filter(regex="^(select|test)_")).assign(kinds=kinds)
+                table[["seed", "stage", "method", "heads"]]
+                .join(table.filter(regex="^(select|test)_|_examples$"))
+                .assign(kinds=kinds)
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise GateError(
                 f"metrics.json or comparison.csv in {str(path)!r} is not as training.fit or training compare writes it"
             ) from error
     check_seeds_of_one(paths, tables)
-    rows = pd.concat(tables, ignore_index=True).drop_duplicates()
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows.drop_duplicates([name for name in rows if not str(name).endswith("_examples")])
     cell = ["seed", "stage", "method", "heads", "kinds"]
     if (double := rows[rows.duplicated(cell)]).any(axis=None):
         seed, stage, method, heads, _ = double.iloc[0][cell]
@@ -100,11 +104,19 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     return table.reindex(order)[sorted(table.columns, reverse=True)].fillna("")
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """A summary as a Markdown table."""
+def markdown(table: pd.DataFrame, costs: pd.DataFrame | None = None) -> str:
+    """A summary as a Markdown table.
+
+    Args:
+        table: as :func:`summarise` makes it.
+        costs: further columns, with a row for each of the table's.
+    """
     levels = [table.columns.get_level_values(name) for name in ("heads", "kinds")]
-    heads = [f"{heads} heads" + (f" ({kinds})" if kinds else "") for heads, kinds in zip(*levels, strict=True)]
-    lines = ["| stage | method | " + " | ".join(heads) + " |", "| --- | --- |" + " --: |" * len(heads)]
+    titles = [f"{heads} heads" + (f" ({kinds})" if kinds else "") for heads, kinds in zip(*levels, strict=True)]
+    table = table.set_axis(titles, axis="columns")
+    if costs is not None:
+        table = table.join(costs)
+    lines = ["| stage | method | " + " | ".join(table.columns) + " |", "| --- | --- |" + " --: |" * len(table.columns)]
     for (stage, method), cells in zip(table.index, table.to_numpy(), strict=True):
         lines.append(f"| {stage} | {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -137,14 +149,19 @@ def report(options: Namespace) -> str:
     if options.truth is not None:
         truth = choose(read_truth(runs, options.truth), None, methods)
         return {"programs": by_program, "methods": by_method, "facts": by_facts}[options.truth](truth)
-    rows = choose(read_runs(runs), options.stage, methods)
+    rows = read_runs(runs)
+    if options.costs:
+        rows = rows.join(split_costs(rows))  # of all rows, since one may say what another is made of
+    rows = choose(rows, options.stage, methods)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
     what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
     if len(seeds) > 1:
         what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
     elif seeds:
         what = f"Seed {seeds[0]}, {what}"
-    return f"{markdown(summarise(rows, options.metric))}\n\n{what}."
+    table = summarise(rows, options.metric)
+    costs = cost_cells(rows, list(table.columns)) if options.costs else None
+    return f"{markdown(table, costs)}\n\n{what}.{f' {NOTE}.' if options.costs else ''}"
 
 
 def read_truth(paths: Sequence[Path], what: str) -> pd.DataFrame:

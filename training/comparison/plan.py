@@ -278,6 +278,9 @@ def row_of(
 
 
 def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:
-    """The cost of finding the mask and training on with it, if anything was trained; evaluation costs nothing."""
+    """The cost of finding the mask and training on with it, if anything was trained, and the examples of the former alone;
+    evaluation costs nothing."""
     trained = not is_post_hoc(stage) and found.result["steps"] > 0
-    return (selection.cost.then(Cost.of(found.result)) if trained else selection.cost).as_row()
+    finding = selection.cost.as_row()
+    whole = selection.cost.then(Cost.of(found.result)).as_row() if trained else finding
+    return whole | {f"selection_{name}": finding[name] for name in ("forward_examples", "backward_examples")}

@@ -208,8 +208,9 @@ def agreement_table(contents: Contents) -> Table:
 
 def _costs(rows: pd.DataFrame) -> list[Column]:
     titles = {
-        "steps": "steps", "forward_examples": "examples forward", "backward_examples": "examples backward", "seconds": "time",
-        "peak_memory_mb": "peak memory, MB",
+        "steps": "steps", "forward_examples": "examples forward", "backward_examples": "examples backward",
+        "selection_forward_examples": "to select, forward", "selection_backward_examples": "to select, backward",
+        "seconds": "time", "peak_memory_mb": "peak memory, MB",
     }  # fmt: skip
     return [Column(name, title) for name, title in titles.items() if name in rows and rows[name].notna().any()]
 
@@ -246,7 +247,7 @@ def _cell(column: Column, value: object, metric: str) -> Cell:
             text = f"{100 * value:.0f} %"
         case "peak_memory_mb" | "steps":
             text = f"{value:.0f}"
-        case "forward_examples" | "backward_examples":
+        case name if name.endswith("_examples"):
             text = f"{value:,.0f}"
         case name if name.startswith(("test_", "select_")):
             text = number(name.split("_", 1)[1], value) if not name.endswith("_loss") else f"{value:.4f}"

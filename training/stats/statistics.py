@@ -26,7 +26,10 @@ TEST_COLUMNS = [
     "low", "high", "p", "p_holm",
 ]  # fmt: skip
 """Of ``statistics.csv``."""
-COSTS = ("steps", "forward_examples", "backward_examples", "seconds", "peak_memory_mb")
+COSTS = (
+    "steps", "forward_examples", "backward_examples", "selection_forward_examples", "selection_backward_examples", "seconds",
+    "peak_memory_mb",
+)  # fmt: skip
 TIE = 1e-7
 """Differences up to it are what rounding leaves of none, far less than one example."""
 
