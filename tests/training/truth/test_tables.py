@@ -55,6 +55,15 @@ def test_a_comparison_on_a_program_leaves_its_truth(tmp_path):
     assert ((truth["recall"] == 1) == truth["survives"]).all()
 
 
+def test_learned_gates_keep_one_of_the_copies_of_a_needed_head_and_his_does_not(tmp_path):
+    """No head alone is missed while its copies are there, so its gradient says nothing."""
+    methods = ["--methods", "learned,his", "--seeds", "0", "--data.program", "has-copies", "--data.spare", "[0]"]
+    few = SMALL[2:]  # all training examples, which are what gates learn from
+    assert run_command("compare", ["--config", CONFIG, "--run_dir", str(tmp_path / "run"), *methods, *few, *QUIET]) == 0
+    truth = pd.read_csv(tmp_path / "run" / "truth.csv").set_index("method")
+    assert truth[["exact", "survives"]].T.to_dict("list") == {"learned": [True, True], "his": [False, False]}
+
+
 def test_a_benchmark_is_a_comparison_of_each_program_and_a_table_of_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(KnownTruth, "parts", property(lambda self: two if self.program == "all" else {}))
     two = {name: {"program": name} for name in ("has", "same-ends")}
