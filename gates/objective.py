@@ -46,7 +46,7 @@ def solve_price(
     """The smallest price of an open head under which one gradient step leaves no more open heads than asked.
 
     The step goes from ``log_alpha`` along the gradient of the penalty of :func:`l0_penalty` with a learning rate of 1. The
-    expectation falls with the price, so 32 prices at once close in on it, five times.
+    expectation falls with the price, so 32 prices at once close in on it, five times. Nothing waits for a value on the host.
 
     Args:
         log_alpha: parameters of the gates, ``[heads]``.
@@ -65,18 +65,17 @@ def solve_price(
     2.0
     """
     values, total = log_alpha.double(), total or (lambda probability: probability.sum(1))
-    costs = torch.ones_like(values) if costs is None else costs
+    slopes = l0_gradient(values, stretch) if costs is None else costs * l0_gradient(values, stretch)
     low = values.new_zeros(())
-    closing = (values + LOG_ALPHA_LIMIT) / (l0_gradient(values, stretch) * costs)  # the price that closes a head
-    high = closing.where(costs > 0, low).max().clamp(min=0)
+    closing = (values + LOG_ALPHA_LIMIT) / slopes  # the price that closes a head
+    high = closing.where(slopes > 0, low).max().clamp(min=0)
     shares = torch.linspace(0, 1, 33, dtype=values.dtype, device=values.device)
+    around = torch.arange(-1, 1, device=values.device)  # the last price that is too low and the first that is enough
     for _ in range(5):
         prices = low + (high - low) * shares
-        stepped = step_by_price(values, prices.unsqueeze(1) * costs, stretch)
-        enough = total(open_probability(stepped, stretch)) <= expected
-        enough[-1] = True
-        first = enough.int().argmax()
-        low, high = prices[(first - 1).clamp(min=0)], prices[first]
+        stepped = (values - prices.unsqueeze(1) * slopes).clamp(min=-LOG_ALPHA_LIMIT)
+        too_low = (total(open_probability(stepped, stretch)) > expected).sum()
+        low, high = prices[(too_low + around).clamp(0, len(shares) - 1)]
     return high
 
 

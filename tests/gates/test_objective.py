@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.objective import l0_gradient, l0_penalty, solve_price, step_by_price
@@ -92,6 +93,26 @@ def test_with_costs_the_price_brings_what_is_expected_down_and_dear_gates_fall_f
     stepped = step_by_price(log_alpha.double(), price * costs, stretch)
     assert float(total(open_probability(stepped, stretch))) == pytest.approx(asked, abs=1e-3)
     assert stepped[2] < stepped[1] < stepped[0] < stepped[3] == 1.0
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations, and fails at one that waits for a value on the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("gates", [8, 700])
+def test_solving_takes_a_hundred_operations_whatever_there_is_to_solve(gates):
+    """Each is a launch on a GPU, at every training step."""
+    log_alpha = torch.linspace(-3, 3, gates)
+    with Counted() as counted:
+        solve_price(log_alpha, gates / 3, Stretch())
+    assert counted.count <= 100
 
 
 def test_gates_that_all_cost_nothing_pay_nothing():
