@@ -60,8 +60,9 @@ def test_the_run_directory_has_the_documented_shape(full_run):
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "last.ckpt", "final.ckpt"}
     assert not [path for path in run.rglob("*") if "partial" in path.name or path.name.startswith(".")]
     assert pd.read_csv(run / "comparison.csv").columns[:5].tolist() == ["seed", "method", "stage", "budget", "heads"]
-    counted = ["forward_examples", "backward_examples"]
-    assert pd.read_csv(run / "comparison.csv").columns[-6:].tolist() == ["steps", *MEASURED, *counted, "experiment"]
+    counted = ["forward_examples", "backward_examples", "selection_forward_examples", "selection_backward_examples"]
+    last = ["steps", *MEASURED, *counted, "closed_by_gates", "experiment"]
+    assert pd.read_csv(run / "comparison.csv").columns[-9:].tolist() == last
 
 
 def test_the_comparison_has_every_method_at_the_same_budget_and_cost(full_run):
@@ -434,7 +435,8 @@ def test_two_processes_end_with_complete_tables(two_processes):
     assert set(zip(table["method"], table["stage"], strict=True)) == {
         *((method, "post hoc") for method in ("dense", *METHODS)), ("learned", "retrained"), ("his", "retrained"),
     }  # fmt: skip
-    assert not table.drop(columns="peak_memory_mb").isna().any(axis=None)
+    assert not table.drop(columns=["peak_memory_mb", "closed_by_gates"]).isna().any(axis=None)
+    assert table["closed_by_gates"].notna().tolist() == (table["method"] == "learned").tolist()
     assert {path.name for path in two_processes.iterdir()} >= SHAPE
     assert set(table[table["stage"] == "retrained"]["steps"]) == {16}  # two batches at a time
     assert not list((two_processes / "experiments").glob(".*"))

@@ -89,6 +89,12 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
     return pd.DataFrame(columns)
 
 
+def as_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """What is known of every experiment, and last its key; a column that few rows have would come after it."""
+    table = pd.DataFrame(rows)
+    return table[[*table.columns.drop("experiment"), "experiment"]]
+
+
 def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame:
     """One row per price that a seed trained with: the gates that it leaves open, in all and in each site."""
     gates = experiments.pruner.gates
@@ -162,7 +168,7 @@ def write_tables(
     pruner = results.pruner
     assert pruner is not None
     main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
-    table = pd.DataFrame(results.rows)
+    table = as_table(results.rows)
     predictions = {
         key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in results.predictions.items()
     }

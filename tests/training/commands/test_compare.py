@@ -208,7 +208,8 @@ def test_two_processes_end_with_complete_tables(finished, tmp_path):
     table, done = start("two", *devices)
     keys = ["seed", "method", "stage", "budget"]
     assert len(table) == len(table.drop_duplicates(keys)) == 3 + 2 * 4 * 3
-    assert not table.drop(columns="peak_memory_mb").isna().any(axis=None)
+    assert not table.drop(columns=["peak_memory_mb", "closed_by_gates"]).isna().any(axis=None)
+    assert table["closed_by_gates"].notna().tolist() == table["method"].str.startswith("learned").tolist()
     assert (table["heads"] == table["budget"]).all()
     assert done.stdout.count("report:") == 1  # one of the two speaks
     assert not list((tmp_path / "two" / "experiments").glob(".*"))
