@@ -67,12 +67,13 @@ def solve_price(
     values, total = log_alpha.double(), total or (lambda probability: probability.sum(1))
     costs = torch.ones_like(values) if costs is None else costs
     low = values.new_zeros(())
-    closing = (values + LOG_ALPHA_LIMIT) / (l0_gradient(values, stretch) * costs)  # the price that closes a head
+    gradient = l0_gradient(values, stretch)
+    closing = (values + LOG_ALPHA_LIMIT) / (gradient * costs)  # the price that closes a head
     high = closing.where(costs > 0, low).max().clamp(min=0)
     shares = torch.linspace(0, 1, 33, dtype=values.dtype, device=values.device)
     for _ in range(5):
         prices = low + (high - low) * shares
-        stepped = step_by_price(values, prices.unsqueeze(1) * costs, stretch)
+        stepped = _stepped(values, prices.unsqueeze(1) * costs, gradient)
         enough = total(open_probability(stepped, stretch)) <= expected
         enough[-1] = True
         first = enough.int().argmax()
@@ -88,5 +89,8 @@ def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
         price: of an open head, a scalar or one per head, or prices ``[n, 1]`` or ``[n, heads]`` to step by each.
         stretch: temperature and stretch interval of the gates.
     """
-    stepped = log_alpha - price * l0_gradient(log_alpha, stretch)
-    return stepped.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+    return _stepped(log_alpha, price, l0_gradient(log_alpha, stretch))
+
+
+def _stepped(log_alpha: Tensor, price: Tensor, gradient: Tensor) -> Tensor:
+    return (log_alpha - price * gradient).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
