@@ -134,7 +134,7 @@ class HeadGates(nn.Module):
         self._input_names = list(inspect.signature(model.forward).parameters)
         self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
         self._override: Sequence[Tensor] | None = None
-        self._drawn: tuple[Tensor, ...] | None = None
+        self._drawn: tuple[Tensor, ...] | None = None  # parts of one draw, so that their gradients come together once
         self._reentrant = ReentrantCheck()
         self._leaves: Leaves | None = None
         self.to(next(model.parameters()).device)
@@ -360,7 +360,6 @@ class HeadGates(nn.Module):
         return self._drawn[index]
 
     def _draw(self, examples: int | None) -> tuple[Tensor, ...]:
-        """A draw of each site's gates; all are parts of one, so that the backward pass puts their gradients together once."""
         return self._one_elsewhere(self.learned(self.generator, draws=examples)).split(self.sizes, dim=-1)
 
     def get_extra_state(self) -> dict[str, Any]:
