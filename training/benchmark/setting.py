@@ -26,7 +26,7 @@ from training.benchmark.size import Size
 
 DEFAULT_SIZES = {"cpu": ("1x128", "8x128", "32x64"), "cuda": ("1x128", "32x128", "32x512"), "quick": ("2x16",)}
 ENCODER, DECODER, GIVEN = "encoder", "decoder", "as given"
-MEMORY_TURNS = {"cpu": 5, "cuda": 1}
+MEMORY_TURNS = {"cpu": 3, "cuda": 1}
 """Processes for each peak of memory. What the tensors on a GPU take is the same each time."""
 
 
