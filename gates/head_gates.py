@@ -134,7 +134,7 @@ class HeadGates(nn.Module):
         self._input_names = list(inspect.signature(model.forward).parameters)
         self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
         self._override: Sequence[Tensor] | None = None
-        self._drawn: Tensor | None = None
+        self._drawn: tuple[Tensor, ...] | None = None  # parts of one draw, so that their gradients come together once
         self._reentrant = ReentrantCheck()
         self._leaves: Leaves | None = None
         self.to(next(model.parameters()).device)
@@ -324,8 +324,8 @@ class HeadGates(nn.Module):
         by_example = stochastic and self.draw_per == "example"
         examples = count_examples({**dict(zip(self._input_names, args, strict=False)), **kwargs}) if by_example else None
         self._drawn = self._draw(examples) if stochastic else None
-        in_force = self._drawn if self._override is None else self._override[0]
-        self.example_axes.call = (args, kwargs) if in_force is not None and in_force.dim() == 2 else None
+        in_force = self._drawn if self._override is None else self._override
+        self.example_axes.call = (args, kwargs) if in_force is not None and in_force[0].dim() == 2 else None
 
     def _after_call(self, *_: Any) -> None:
         if not self.example_axes.is_asking:
@@ -357,10 +357,10 @@ class HeadGates(nn.Module):
             return self._one_elsewhere(self.learned()).split(self.sizes)[index]
         if self._drawn is None:  # a part of the model was called on its own
             self._drawn = self._draw(None)
-        return self._drawn.split(self.sizes, dim=-1)[index]
+        return self._drawn[index]
 
-    def _draw(self, examples: int | None) -> Tensor:
-        return self._one_elsewhere(self.learned(self.generator, draws=examples))
+    def _draw(self, examples: int | None) -> tuple[Tensor, ...]:
+        return self._one_elsewhere(self.learned(self.generator, draws=examples)).split(self.sizes, dim=-1)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}

@@ -194,11 +194,11 @@ class BudgetSteering:
         learned.clamp_()
         if not isinstance(learned, HardConcrete) or ramp == 0:
             return
-        log_alpha, kinds = self.gates.log_alpha, self.gates.kind_index()
+        log_alpha = self.gates.log_alpha
         rate = 1.0 if optimizer is None else rate_of_gates_(optimizer, self.gates)
         quotas: list[str | None] = [*self.schedule.kinds] or [None]
         for index, (kind, expected) in enumerate(zip(quotas, self.goals(ramp), strict=True)):
-            among = torch.ones_like(kinds, dtype=torch.bool) if kind is None else kinds == KINDS.index(kind)
+            among = slice(None) if kind is None else self.gates.kind_index() == KINDS.index(kind)
             costs, total = self._costs(learned.stretch)
             paid = solve_price(log_alpha[among], expected, learned.stretch, costs=costs, total=total)
             price = paid if costs is None else paid * costs

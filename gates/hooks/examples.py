@@ -64,7 +64,9 @@ class ExampleAxis:
         Returns:
             ``[..., gates]``, of size 1 on all axes but this one.
         """
-        folded = values.repeat(self.fold, 1) if self.interleaved else values.repeat_interleave(self.fold, dim=0)
+        folded = values
+        if self.fold > 1:
+            folded = values.repeat(self.fold, 1) if self.interleaved else values.repeat_interleave(self.fold, dim=0)
         return folded.view(*(len(folded) if axis == self.axis else 1 for axis in range(dimensions - 1)), -1)
 
     def collect(self, rows: Tensor, examples: int) -> Tensor:

@@ -36,6 +36,7 @@ from gates.hooks.intercept import (
     readable_implementation,
     sparse_site,
 )
+from gates.scores.attention_blocks import bias_of, visible_keys
 from gates.scores.attention_metric import AttentionMetric
 from gates.scores.entropy import AttentionEntropy
 from gates.sites import AttentionSite
@@ -211,18 +212,17 @@ class _Calls:
         for position in self._taken(module):
             with torch.no_grad():
                 eager = name == "eager"
-                causal = not eager and attention_mask is None and _says_causal(module, kwargs.get("is_causal"))
-                bias, visible = _bias(query, key, attention_mask, causal)
+                causal = not eager and attention_mask is None and _says_causal(module, query, kwargs.get("is_causal"))
+                visible = visible_keys(query, key, attention_mask, causal)
                 sink = kwargs.get("s_aux")
                 if eager and sink is None:  # the matrix knows what else was done to the scores
                     if kwargs.get("dropout"):
                         weights = attend(module, query, key, value, attention_mask, **{**kwargs, "dropout": 0.0})[1]
                     self.update(position, _of_matrix(module, weights, visible), visible)
                     continue
-                position_bias = kwargs.get("position_bias")
-                if position_bias is not None and bool(position_bias.any()):
-                    bias = position_bias.float() if bias is None else bias + position_bias.float()
-                measure = _measure(query, key, kwargs.get("scaling"), bias, softcap=kwargs.get("softcap"), sink=sink)
+                mask = _with_position_bias(attention_mask, kwargs.get("position_bias"), key.shape[2])
+                changed = {"causal": causal, "softcap": kwargs.get("softcap"), "sink": sink}
+                measure = _measure(query, key, kwargs.get("scaling"), mask, **changed)
                 self.update(position, measure, visible if sink is None else visible + 1)
         return output, weights
 
@@ -240,8 +240,8 @@ class _Calls:
         """A call of PyTorch's attention, with its arguments."""
         for position in self._taken(None):
             with torch.no_grad():
-                bias, visible = _bias(query, key, attn_mask, is_causal)
-                self.update(position, _measure(query, key, scale, bias), visible)
+                visible = visible_keys(query, key, attn_mask, is_causal)
+                self.update(position, _measure(query, key, scale, attn_mask, causal=is_causal), visible)
 
     def _taken(self, module: nn.Module | None) -> list[int]:
         """Running sites that this call belongs to; they count as seen.
@@ -271,31 +271,26 @@ class _ScaledDotProducts(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _says_causal(module: nn.Module, is_causal: bool | None) -> bool:
-    """What Transformers takes a missing mask for, with PyTorch's attention."""
-    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+def _says_causal(module: nn.Module, query: Tensor, is_causal: bool | None) -> bool:
+    """What Transformers takes a missing mask for, with PyTorch's attention; a single query sees all keys."""
+    return query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-def _bias(query: Tensor, key: Tensor, attention_mask: Tensor | None, causal: bool) -> tuple[Tensor | None, Tensor]:
-    """What is added to the scores, ``-inf`` at invisible keys, and the visible keys ``[batch or 1, 1, query]``."""
-    queries, keys = query.shape[2], key.shape[2]
-    if attention_mask is None and causal and queries > 1:
-        attention_mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
-    if attention_mask is None:
-        return None, torch.full((1, 1, queries), keys, device=query.device)
-    attention_mask = attention_mask[..., :keys]
-    sees = attention_mask if attention_mask.dtype == torch.bool else attention_mask > torch.finfo(attention_mask.dtype).min
-    visible = sees.sum(-1).expand(-1, -1, queries)[:, :1]
-    bias = torch.zeros_like(sees, dtype=torch.float32).masked_fill(~sees, -torch.inf)
-    if attention_mask.dtype != torch.bool:
-        bias = torch.where(sees, attention_mask.float(), bias)
-    return bias, visible
+def _with_position_bias(mask: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:
+    """A mask with what a model adds to its scores by position, which has as many rows and columns as the matrix anyway."""
+    if position_bias is None or not bool(position_bias.any()):
+        return mask
+    added = position_bias.float()
+    if mask is None:
+        return added
+    bias = bias_of(mask, False, slice(0, mask.shape[2]), keys, added.device)
+    return added if bias is None else added + bias
 
 
-def _measure(query: Tensor, key: Tensor, scale: float | None, bias: Tensor | None, **more: Any) -> Measure:
+def _measure(query: Tensor, key: Tensor, scale: float | None, mask: Tensor | None, **more: Any) -> Measure:
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     repeated = repeat_kv(key, query.shape[1] // key.shape[1])
-    return lambda metric: metric.from_scores(query, repeated, scale, bias, **more)
+    return lambda metric: metric.from_scores(query, repeated, scale, mask, **more)
 
 
 def _of_matrix(module: nn.Module, weights: Tensor | None, visible: Tensor) -> Measure:

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.hooks.observe import observe_attention
-from gates.scores.attention_metric import AttentionMetric, score_blocks
+from gates.scores.attention_blocks import score_blocks
+from gates.scores.attention_metric import AttentionMetric
 from gates.sites import AttentionSite
 
 Take = Callable[[int, Tensor], None]
@@ -54,15 +55,16 @@ class _Weights(AttentionMetric):
         query: Tensor,
         key: Tensor,
         scale: float,
-        bias: Tensor | None,
+        mask: Tensor | None,
         *,
+        causal: bool = False,
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> Tensor:
         """Weights ``[batch, heads, query, key]``; a sink takes its part of them, and queries that see no key have zeros."""
         blocks = []
         with torch.autocast(query.device.type, enabled=False):
-            for scores in score_blocks(query.float(), key.float(), scale, bias, softcap):
+            for scores in score_blocks(query.float(), key.float(), scale, mask, softcap, causal):
                 whole = scores.logsumexp(-1, keepdim=True)
                 if sink is not None:
                     whole = torch.logaddexp(whole, sink.float().view(1, -1, 1, 1))

@@ -1,9 +1,8 @@
-"""What measures of attention distributions have in common: scores in blocks of queries, and a mean over queries per head."""
+"""What measures of attention distributions have in common: a mean over queries for every head."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,27 +10,6 @@ from torch import Tensor
 
 from gates.hooks.metric import HeadMetric
 from gates.sites import AttentionSite
-
-BLOCK = 256
-"""Queries whose scores are in memory at a time."""
-
-
-def score_blocks(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> Iterator[Tensor]:
-    """Attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time.
-
-    Args:
-        query: queries, ``[batch, heads, query, head_dim]``.
-        key: keys, ``[batch, heads, key, head_dim]``.
-        scale, bias, softcap: see :func:`gates.scores.entropy.attention_entropy`.
-    """
-    for start in range(0, query.shape[2], BLOCK):
-        at = slice(start, start + BLOCK)
-        scores = query[:, :, at] @ key.transpose(-1, -2) * scale
-        if softcap is not None:
-            scores = softcap * (scores / softcap).tanh()
-        if bias is not None:
-            scores = scores + (bias if bias.shape[2] == 1 else bias[:, :, at])
-        yield scores
 
 
 def _mean_update(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,8 +47,9 @@ class AttentionMetric(HeadMetric):
         query: Tensor,
         key: Tensor,
         scale: float,
-        bias: Tensor | None,
+        mask: Tensor | None,
         *,
+        causal: bool = False,
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> Tensor:

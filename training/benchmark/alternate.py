@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -52,6 +52,11 @@ class Spread:
         return cls(float(median), float(low), float(high))
 
 
+def as_cell(spread: Spread | None) -> dict[str, float] | None:
+    """A spread as a table keeps it."""
+    return None if spread is None else asdict(spread)
+
+
 @dataclass(frozen=True)
 class Times:
     """What was measured.
@@ -70,6 +75,10 @@ class Times:
         """How many times as long as another a variant takes, from the ratios within each turn: other work on the machine
         changes neighbours alike."""
         return Spread.of([a / b for a, b in zip(self.of[variant], self.of[over], strict=True)])
+
+    def difference(self, variant: str, less: str) -> Spread:
+        """How many milliseconds longer than another a variant takes, from the differences within each turn."""
+        return Spread.of([a - b for a, b in zip(self.of[variant], self.of[less], strict=True)])
 
 
 def order_of(names: Sequence[str], turn: int) -> list[str]:
@@ -112,10 +121,12 @@ def alternate(
     return Times(taken)
 
 
-def alternate_shown(what: str, variants: Mapping[str, Work], device: torch.device, effort: Effort) -> Times:
+def alternate_shown(
+    what: str, variants: Mapping[str, Work], device: torch.device, effort: Effort, *, stopwatch: Stopwatch | None = None
+) -> Times:
     """:func:`alternate`, and a line about what is measured."""
     with progress.stage(f"measuring {what}"):
-        return alternate(variants, device, effort)
+        return alternate(variants, device, effort, stopwatch=stopwatch)
 
 
 def stopwatch_of(device: torch.device, *, processor_time: bool = False) -> Stopwatch:
@@ -123,7 +134,11 @@ def stopwatch_of(device: torch.device, *, processor_time: bool = False) -> Stopw
     worked for this process, all threads together."""
     if device.type == "cuda":
         return _by_events
-    clock = time.process_time if processor_time else time.perf_counter
+    return stopwatch_by(time.process_time if processor_time else time.perf_counter)
+
+
+def stopwatch_by(clock: Callable[[], float]) -> Stopwatch:
+    """Milliseconds of a piece of work by a clock, in seconds."""
 
     def by_clock(work: Work) -> float:
         start = clock()

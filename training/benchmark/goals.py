@@ -41,12 +41,14 @@ class Judged:
         worst: of all rows; None where none was measured.
         rows: that were judged.
         reached: how many of them keep the bound.
+        undecided: how many have quartiles on both sides of it, so that another run could say otherwise.
     """
 
     goal: Goal
     worst: float | None
     rows: int
     reached: int
+    undecided: int
 
     @property
     def verdict(self) -> str:
@@ -61,8 +63,8 @@ def judge(goals: Sequence[Goal], rows: Sequence[Row], device: str) -> list[Judge
 
     >>> goal = Goal("a step", "ratio", 1.02)
     >>> [judged] = judge([goal], [{"ratio": {"median": 1.0, "low": 0.9, "high": 1.1}}, {"ratio": 1.3}, {"ratio": None}], "cpu")
-    >>> judged.worst, judged.reached, judged.rows, judged.verdict
-    (1.3, 1, 2, 'missed')
+    >>> judged.worst, judged.reached, judged.rows, judged.undecided, judged.verdict
+    (1.3, 1, 2, 1, 'missed')
     """
     found = []
     for goal in goals:
@@ -71,9 +73,15 @@ def judge(goals: Sequence[Goal], rows: Sequence[Row], device: str) -> list[Judge
         chosen = [row for row in rows if all(row.get(column) == value for column, value in goal.where)]
         values = [value for row in chosen if (value := number(row.get(goal.column))) is not None]
         reached = sum(REACHED[goal.sense](value, goal.bound) for value in values)
+        undecided = sum(_straddles(row.get(goal.column), goal.bound) for row in chosen)
         worst = (max if goal.sense == "at most" else min)(values, default=None)
-        found.append(Judged(goal, worst, len(values), reached))
+        found.append(Judged(goal, worst, len(values), reached, undecided))
     return found
+
+
+def _straddles(cell: Any, bound: float) -> bool:
+    """Whether a bound lies between the quartiles of a cell; of a number alone that is not known."""
+    return isinstance(cell, Mapping) and cell["low"] <= bound < cell["high"]
 
 
 def number(cell: Any) -> float | None:

@@ -26,8 +26,9 @@ COPIES = 4
 """Of the weights where all are trained: themselves, gradients and AdamW's two moments, which PyTorch keeps as precise."""
 TOKENS = 128
 MEMORY_INFO = Path("/proc/meminfo")
-USABLE = {"cpu": 0.25, "cuda": 0.85}
-"""Of the free memory, for the weights of the model that is tried: others use the memory of a CPU too."""
+LEFT_FREE = {"cpu": 4e9, "cuda": 8e9}
+"""Bytes that are left free beside the weights of the model that is tried: for activations, and on a CPU for others."""
+TRIED_IN = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ TINY = Decoder("tiny", 2, 4, 2, 64, 128, 1000)
 LADDER = (
     Decoder("0.1B", 12, 12, 12, 768, 2048),
     Decoder("1.1B (as TinyLlama)", 22, 32, 4, 2048, 5632),
+    Decoder("3.4B (as OpenLLaMA)", 26, 32, 32, 3200, 8640),
     Decoder("7B (as Llama 2)", 32, 32, 32, 4096, 11008),
     Decoder("13B (as Llama 2)", 40, 40, 40, 5120, 13824),
     Decoder("70B (as Llama 2)", 80, 64, 8, 8192, 28672),
@@ -93,8 +95,8 @@ def largest_fitting(dtype: str, memory: float) -> Decoder | None:
 
 def measure(setting: Setting) -> list[dict[str, Any]]:
     """A row for each model and precision; the largest that fits was tried."""
-    own = "bfloat16" if setting.device == "cuda" else "float32"
-    tried = TINY if setting.quick else largest_fitting(own, USABLE[setting.device] * free_bytes(setting.on))
+    memory = free_bytes(setting.on) - LEFT_FREE[setting.device]
+    tried = TINY if setting.quick else largest_fitting(TRIED_IN, memory)
     decoders = (TINY,) if setting.quick else LADDER
     return [
         {
@@ -105,7 +107,7 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
             "weights_gb": decoder.parameters * BYTES[dtype] / 1e9,
             "frozen_gb": bytes_frozen(decoder, dtype) / 1e9,
             "full_gb": bytes_full(decoder, dtype) / 1e9,
-            **(_tried(setting, decoder, dtype) if decoder == tried and dtype == own else {"tried": "no"}),
+            **(_tried(setting, decoder, dtype) if decoder == tried and dtype == TRIED_IN else {"tried": "no"}),
         }
         for decoder in decoders
         for dtype in BYTES
@@ -115,7 +117,7 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
 def _tried(setting: Setting, decoder: Decoder, dtype: str) -> dict[str, Any]:
     what = f"gates on {decoder.name}"
     work = {"gated": prepare_frozen(setting, decoder, dtype)}
-    times = alternate_shown(what, work, setting.on, replace(setting.effort, turns=5, warm_up=1))
+    times = alternate_shown(what, work, setting.on, replace(setting.effort, turns=3, warm_up=1))
     del work
     if setting.device == "cuda":
         torch.cuda.empty_cache()

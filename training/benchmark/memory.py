@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from training.benchmark.alternate import Spread, order_of
 from training.runs import progress
 from training.runs.cost import measured
 
@@ -48,9 +49,35 @@ def peak_megabytes(what: str, device: torch.device, threads: int, prepare: Prepa
             return None
 
 
-def ratio(one: float | None, other: float | None) -> float | None:
-    """Of two peaks; None where one is not known, or too small to be told from noise."""
-    return None if one is None or other is None or min(one, other) < NOISE else one / other
+def peaks_in_turn(
+    what: str, device: torch.device, threads: int, turns: int, variants: Mapping[str, tuple[Prepare, tuple[Any, ...]]]
+) -> dict[str, list[float | None]]:
+    """:func:`peak_megabytes` of several pieces of work, as often as there are turns, in an order that changes with every turn.
+
+    Args:
+        what, device, threads: see :func:`peak_megabytes`.
+        turns: processes for each variant.
+        variants: by name, what prepares each and with which arguments.
+    """
+    peaks: dict[str, list[float | None]] = {name: [] for name in variants}
+    for turn in range(turns):
+        for name in order_of(list(variants), turn):
+            prepare, arguments = variants[name]
+            peaks[name].append(peak_megabytes(what, device, threads, prepare, *arguments))
+    return peaks
+
+
+def spread_of(peaks: Sequence[float | None]) -> Spread | None:
+    """Of the peaks that are known."""
+    known = [peak for peak in peaks if peak is not None]
+    return Spread.of(known) if known else None
+
+
+def ratio(ones: Sequence[float | None], others: Sequence[float | None]) -> Spread | None:
+    """Of the peaks of each turn; None where none are known, or all are too small to be told from noise."""
+    pairs = [(one, other) for one, other in zip(ones, others, strict=True) if one is not None and other is not None]
+    found = [one / other for one, other in pairs if min(one, other) >= NOISE]
+    return Spread.of(found) if found else None
 
 
 def _processes() -> BaseContext:
@@ -58,7 +85,7 @@ def _processes() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.benchmark.setting"])
+    context.set_forkserver_preload(["training.benchmark.models"])
     return context
 
 

@@ -15,7 +15,7 @@ from training.benchmark.record import Record, Rows
 NOTHING = ""
 SHARE_COLUMNS = ("heads_kept", "of_ideal", "parameters_left", "memory_left")
 GOALS = "goals"
-GOAL_HEADINGS = ("goal", "bound", "worst", "kept in", "verdict")
+GOAL_HEADINGS = ("goal", "bound", "worst", "kept in", "quartiles on both sides", "verdict")
 
 
 def shown(cell: Any, column: str = "") -> str:
@@ -52,7 +52,9 @@ def judged(record: Record, names: Sequence[str]) -> list[Judged]:
 def goal_cells(found: Judged) -> list[str]:
     """A goal as texts, under :data:`GOAL_HEADINGS`."""
     goal = found.goal
-    measured = [f"{found.worst:.3g}", f"{found.reached} of {found.rows}"] if found.worst is not None else [NOTHING, NOTHING]
+    measured = [NOTHING] * 3
+    if found.worst is not None:
+        measured = [f"{found.worst:.3g}", f"{found.reached} of {found.rows}", f"{found.undecided} of {found.rows}"]
     return [goal.text, f"{goal.sense} {goal.bound:g}", *measured, found.verdict]
 
 
@@ -94,4 +96,5 @@ def machine(record: Record) -> str:
     model = record.setting["model"] or f"a random model, {record.setting['shape']}"
     quick = "; a quick look, no measurement" if record.setting["quick"] else ""
     kind = "; time that the processor worked" if record.setting["processor_time"] else ""
-    return f"{record.machine['hardware']} ({record.machine['cores']} cores); {model}; {versions}{kind}{quick}"
+    code = f"; code {record.code}" if record.code else ""
+    return f"{record.machine['hardware']} ({record.machine['cores']} cores); {model}; {versions}{code}{kind}{quick}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.benchmark import entropy, growth, job, large, pruned, scores, step
+from training.benchmark import entropy, growth, job, large, methods, profiles, pruned, scores, step
 from training.benchmark.goals import Goal
 from training.benchmark.setting import Setting
 
@@ -36,8 +36,8 @@ PARTS = {
         "A training step with gates against one without",
         step.measure,
         {
-            "size": "batch x tokens", "compiled": "compiled", "plain_ms": "plain, ms", "gated_ms": "gated, ms",
-            "time_ratio": "gated / plain", "plain_mb": "plain, MB", "gated_mb": "gated, MB",
+            "model": "model", "size": "batch x tokens", "compiled": "compiled", "plain_ms": "plain, ms",
+            "gated_ms": "gated, ms", "time_ratio": "gated / plain", "plain_mb": "plain, MB", "gated_mb": "gated, MB",
             "memory_ratio": "memory, gated / plain",
         },
         (
@@ -49,8 +49,9 @@ PARTS = {
         "Scores against plain passes over the same batch",
         scores.measure,
         {
-            "size": "batch x tokens", "backward_ms": "forward and backward, ms", "his_ms": "exact HIS, ms",
-            "his_ratio": "HIS / forward and backward", "one_by_one_speedup": "one example at a time / HIS",
+            "model": "model", "size": "batch x tokens", "backward_ms": "forward and backward, ms", "his_ms": "exact HIS, ms",
+            "his_ratio": "HIS / forward and backward", "least_ratio": "the least / forward and backward",
+            "his_over_least": "HIS / the least", "one_by_one_speedup": "one example at a time / HIS",
             "all_ratio": "all scores of gradients / forward and backward",
             "attention_ratio": "entropy and confidence / forward",
         },
@@ -63,8 +64,9 @@ PARTS = {
         "The entropy of attention by length, 4 heads of 64",
         entropy.measure,
         {
-            "dtype": "precision", "length": "tokens", "attention_ms": "attention, ms", "entropy_ms": "entropy, ms",
-            "over_attention": "entropy / attention", "definition_speedup": "from the matrix / entropy",
+            "dtype": "precision", "mask": "mask", "length": "tokens", "attention_ms": "attention, ms",
+            "entropy_ms": "entropy, ms", "over_attention": "entropy / attention",
+            "definition_speedup": "from the matrix / entropy",
             "attention_mb": "attention, MB", "entropy_mb": "entropy, MB", "definition_mb": "from the matrix, MB",
             "memory_ratio": "memory, entropy / attention",
         },
@@ -84,20 +86,42 @@ PARTS = {
             for how, name in (("eager", "PyTorch"), ("compiled", "compiled"), ("onnx", "ONNX Runtime"), ("decode", "decoding"))
         ),
     ),
+    "profile": Part(
+        "Where the time of dense and pruned models goes",
+        profiles.measure,
+        {
+            "how": "run by", "size": "batch x tokens", "heads_kept": "heads kept", "whole_ms": "all, ms",
+            "products_ms": "matrix products, ms", "others_ms": "other operators, ms", "around_ms": "around operators, ms",
+            "calls": "operators", "weights_mb": "weights read, MB", "gb_per_second": "GB of weights / s of products",
+        },
+    ),
     "job": Part(
         "The whole job against plain fine-tuning for as many steps, and what starts before it",
         job.measure,
-        {"what": "what", "over": "against", "first_ms": "the first, ms", "second_ms": "the second, ms", "time_ratio": "ratio"},
+        {
+            "what": "what", "over": "against", "first_ms": "the first, ms", "second_ms": "the second, ms",
+            "more_ms": "more, ms", "time_ratio": "ratio",
+        },
         (Goal("time of the whole job over plain fine-tuning", "time_ratio", 1.03, where=(("over", job.PLAIN),)),),
     ),
     "growth": Part(
-        "How costs grow with heads, layers and length",
+        "How costs grow with heads, layers and length, and those of scores with texts and processes",
         growth.measure,
         {
             "varied": "varied", "value": "value", "plain_ms": "plain step, ms", "gated_ms": "gated step, ms",
-            "time_ratio": "gated / plain", "his_ms": "exact HIS, ms", "attention_ms": "entropy and confidence, ms",
+            "time_ratio": "gated / plain", "more_ms": "more, ms", "steering_ms": "steering alone, ms",
+            "his_ms": "exact HIS, ms",
+            "attention_ms": "entropy and confidence, ms",
         },
         (Goal("time of a gated step over a plain one, of small models of other shapes", "time_ratio", STEP_BOUND),),
+    ),
+    "methods": Part(
+        "What scoring methods cost against plain training on as many texts",
+        methods.measure,
+        {
+            "pass": "way over the data", "methods": "methods", "forward": "forward passes of a text",
+            "backward": "backward passes", "scores_ms": "scores, ms", "over_training": "over training",
+        },
     ),
     "large": Part(
         "Gates on large language models whose weights rest: what they need, and the largest tried here",

@@ -78,7 +78,7 @@ def _rows(setting: Setting, how: str, size: Size, folder: str) -> list[dict[str,
                 "ideal": dense_flops / flops,
                 "of_ideal": speedup.median * flops / dense_flops,
                 "parameters_left": parameters / dense_parameters,
-                "memory_left": ratio(peaks[share], peaks[1.0]),
+                "memory_left": None if (left := ratio([peaks[share]], [peaks[1.0]])) is None else left.median,
             }
         )
     return rows
@@ -104,21 +104,47 @@ def prepare(setting: Setting, how: str, size: Size, share: float, folder: str) -
         share: of heads that stay.
         folder: of the files of ONNX, which are made where they are missing.
     """
-    model = _model(setting, how, share)
-    inputs = _inputs(setting, size, model)
+    model = subject(setting, how, share)
     if how == "onnx":
-        return _in_onnx_runtime(model, inputs, Path(folder) / f"{share}.onnx", setting.threads)
+        session, named = onnx_session(setting, size, model, Path(folder) / f"{share}.onnx")
+        return lambda: session.run(None, named)
     if how == "decode":
-        return lambda: _write(model, inputs)
+        return written(setting, size, model, NEW_TOKENS)
     run: Any = torch.compile(model) if how == "compiled" else model
+    inputs = _inputs(setting, size, model)
     return lambda: _forward(run, inputs)
 
 
-def _model(setting: Setting, how: str, share: float) -> PreTrainedModel:
+def subject(setting: Setting, how: str, share: float) -> PreTrainedModel:
+    """The model with this share of its heads."""
     model = setting.generator() if how == "decode" else setting.classifier()
     assert model is not None, "decoding is measured of models that write text alone"
     model = model.eval()
     return model if share == 1 else remove_heads_(model, spread_mask(HeadGates(model).heads, share))
+
+
+def written(setting: Setting, size: Size, model: PreTrainedModel, tokens: int) -> Work:
+    """So many tokens that a model writes after each text of a batch."""
+    inputs = _inputs(setting, size, model)
+    return lambda: _write(model, inputs, tokens)
+
+
+def onnx_session(
+    setting: Setting, size: Size, model: PreTrainedModel, path: Path, *, profiled: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """A session of ONNX Runtime, and the inputs of a pass; the file is made where it is missing. A profile is written beside
+    it."""
+    import onnxruntime  # an extra of the package, wanted by this alone
+
+    inputs = _inputs(setting, size, model)
+    if not path.exists():  # batch and length of a file may change
+        export_onnx(model, path, inputs)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = setting.threads
+    options.enable_profiling = profiled
+    options.profile_file_prefix = str(path.with_suffix(""))
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session, {name: tensor.numpy() for name, tensor in inputs.items()}
 
 
 def _inputs(setting: Setting, size: Size, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -131,9 +157,9 @@ def _forward(model: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Any:
         return model(**inputs)
 
 
-def _write(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Any:
+def _write(model: PreTrainedModel, inputs: Mapping[str, Tensor], tokens: int = NEW_TOKENS) -> Any:
     with torch.inference_mode():
-        return model.generate(**inputs, generation_config=_exactly(NEW_TOKENS, model))  # type: ignore[operator]
+        return model.generate(**inputs, generation_config=_exactly(tokens, model))  # type: ignore[operator]
 
 
 def _exactly(tokens: int, model: PreTrainedModel) -> GenerationConfig:
@@ -141,21 +167,9 @@ def _exactly(tokens: int, model: PreTrainedModel) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, use_cache=True, pad_token_id=pad)
 
 
-def _in_onnx_runtime(model: PreTrainedModel, inputs: Mapping[str, Tensor], path: Path, threads: int) -> Work:
-    import onnxruntime  # an extra of the package, wanted by this alone
-
-    if not path.exists():  # batch and length of a file may change
-        export_onnx(model, path, inputs)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    named = {name: tensor.numpy() for name, tensor in inputs.items()}
-    return lambda: session.run(None, named)
-
-
 def _cost(setting: Setting, how: str, size: Size, share: float) -> tuple[int, int]:
     """Parameters, and operations of the matrix products of the same work on one example."""
-    model = _model(setting, how, share)
+    model = subject(setting, how, share)
     inputs = _inputs(setting, Size(1, size.length), model)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         (_write if how == "decode" else _forward)(model, inputs)

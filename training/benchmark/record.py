@@ -12,11 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
+import gates
 from gates.errors import GateError
 from gates.export.cost import hardware
 from gates.files import replacing
 from training.benchmark.parts import PARTS
 from training.benchmark.setting import Setting
+from training.runs.own_code import folders_fingerprint
 from training.runs.stored import read_json
 
 FILE = "benchmark.json"
@@ -34,6 +36,7 @@ class Record:
         versions: of Python and packages.
         setting: see :class:`training.benchmark.setting.Setting`.
         parts: rows by part.
+        code: a hash of what is measured and of what measures, :func:`code`; empty where an earlier version wrote the file.
     """
 
     command: str
@@ -41,6 +44,7 @@ class Record:
     versions: Mapping[str, str]
     setting: Mapping[str, Any]
     parts: Mapping[str, Rows] = field(default_factory=dict)
+    code: str = ""
 
     @classmethod
     def of(cls, command: str, setting: Setting) -> Self:
@@ -48,7 +52,7 @@ class Record:
         own = {**asdict(setting), "model": None if setting.model is None else Path(setting.model).name}
         own["sizes"] = [str(size) for size in setting.sizes]
         machine = {"hardware": hardware(setting.on), "cores": os.cpu_count(), "system": platform.system()}
-        return cls(command, machine, {"python": platform.python_version()} | versions(), own)
+        return cls(command, machine, {"python": platform.python_version()} | versions(), own, code=code())
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -84,14 +88,24 @@ class Record:
             different = [key for key in {**own, **others} if own.get(key) != others.get(key)]
             if different:
                 key = different[0]
-                raise GateError(
-                    f"{str(folder)!r} has parts that were measured with {key} {own.get(key)!r}, and now it is "
-                    f"{others.get(key)!r}; give another --run_dir"
-                )
+                raise _other(folder, key, own.get(key), others.get(key))
+        if self.code != other.code:
+            raise _other(folder, "code", self.code, other.code)
 
     def write(self, folder: Path) -> None:
         with replacing(folder / FILE) as partial:
             partial.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _other(folder: Path, what: str, then: Any, now: Any) -> GateError:
+    return GateError(
+        f"{str(folder)!r} has parts that were measured with {what} {then!r}, and now it is {now!r}; give another --run_dir"
+    )
+
+
+def code() -> str:
+    """A hash of the library and of this package, as they are installed or checked out."""
+    return folders_fingerprint(Path(gates.__file__).parent, Path(__file__).parent)[:16]
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -19,33 +21,36 @@ from training.benchmark.size import Size
 
 
 def measure(setting: Setting) -> list[dict[str, Any]]:
-    """A row for each size."""
-    rows = []
-    for size in setting.sizes:
-        times = alternate_shown(f"scores, {size}", passes(setting, size), setting.on, setting.effort)
-        rows.append(
-            {
-                "size": str(size),
-                "backward_ms": asdict(times.milliseconds("backward")),
-                "his_ms": asdict(times.milliseconds("his")),
-                "his_ratio": asdict(times.ratio("his", "backward")),
-                "all_ratio": asdict(times.ratio("all", "backward")),
-                "one_by_one_speedup": asdict(times.ratio("one by one", "his")) if size.batch > 1 else None,
-                "attention_ratio": asdict(times.ratio("attention", "forward")),
-            }
-        )
-    return rows
+    """A row for each model and size."""
+    return [_row(setting, kind, size) for kind in setting.kinds for size in setting.sizes]
 
 
-def passes(setting: Setting, size: Size) -> dict[str, Work]:
+def _row(setting: Setting, kind: str, size: Size) -> dict[str, Any]:
+    times = alternate_shown(f"scores of the {kind}, {size}", passes(setting, kind, size), setting.on, setting.effort)
+    return {
+        "model": kind,
+        "size": str(size),
+        "backward_ms": asdict(times.milliseconds("backward")),
+        "his_ms": asdict(times.milliseconds("his")),
+        "his_ratio": asdict(times.ratio("his", "backward")),
+        "least_ratio": asdict(times.ratio("least", "backward")),
+        "his_over_least": asdict(times.ratio("his", "least")),
+        "all_ratio": asdict(times.ratio("all", "backward")),
+        "one_by_one_speedup": asdict(times.ratio("one by one", "his")) if size.batch > 1 else None,
+        "attention_ratio": asdict(times.ratio("attention", "forward")),
+    }
+
+
+def passes(setting: Setting, kind: str, size: Size) -> dict[str, Work]:
     """Ways over one batch, all in evaluation mode:
 
-    ``forward`` alone; ``backward``, the gradients of all weights; ``his``, exactly for each example; ``one by one``, the same
+    ``forward`` alone; ``backward``, the gradients of all weights; ``least``, without gates, back to the heads of the first
+    layer and no further, which every gradient of heads has to go; ``his``, exactly for each example; ``one by one``, the same
     from a backward pass for each example; ``all``, every score that gradients give (HIS by example, token and batch, the Fisher
     information, Taylor scores of weights); ``attention``, entropy and confidence of every head in a forward pass.
     """
-    model = setting.classifier().eval()
-    batch = setting.batch(size, model.config.get_text_config().vocab_size)
+    model = setting.trained(kind).eval()
+    batch = setting.batch_for(model, size, kind)
     gates = HeadGates(model)
     weights = output_weights(gates)
 
@@ -56,6 +61,10 @@ def passes(setting: Setting, size: Size) -> dict[str, Work]:
     def backward() -> None:
         losses_of(model, batch).mean().backward()
         model.zero_grad()
+
+    def least() -> None:
+        with beginning_at(gates.sites[0].output) as leaves:
+            torch.autograd.grad(losses_of(model, batch).sum(), leaves)
 
     def one_by_one() -> None:
         for index in range(size.batch):
@@ -69,11 +78,28 @@ def passes(setting: Setting, size: Size) -> dict[str, Work]:
     work: dict[str, Work] = {
         "forward": forward,
         "backward": backward,
+        "least": least,
         "his": lambda: head_scores(gates, batch),
         "all": all_at_once,
         "attention": lambda: attend(model, gates, batch),
     }
     return work | ({"one by one": one_by_one} if size.batch > 1 else {})
+
+
+@contextmanager
+def beginning_at(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Let the graph of a model begin at the inputs of one of its modules, which are handed out as they come."""
+    leaves: list[Tensor] = []
+
+    def begin(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        leaves.append(args[0].detach().requires_grad_())
+        return (leaves[-1], *args[1:])
+
+    handle = module.register_forward_pre_hook(begin)
+    try:
+        yield leaves
+    finally:
+        handle.remove()
 
 
 def head_scores(gates: HeadGates, batch: dict[str, Tensor]) -> Tensor:
@@ -90,6 +116,9 @@ def attend(model: PreTrainedModel, gates: HeadGates, batch: dict[str, Tensor]) -
 
 
 def losses_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Of each example, ``[batch]``."""
+    """Of each example, ``[batch]``; of a text the mean over its tokens but the first."""
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    return cross_entropy(logits, batch["labels"], reduction="none")
+    labels = batch["labels"]
+    if labels.dim() == 1:
+        return cross_entropy(logits, labels, reduction="none")
+    return cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none").mean(1)

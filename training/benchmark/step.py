@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gates import GateConfig, GatedModel, get_gated_model
-from training.benchmark.alternate import alternate_shown
-from training.benchmark.memory import peak_megabytes, ratio
+from training.benchmark.alternate import alternate_shown, as_cell
+from training.benchmark.memory import peaks_in_turn, ratio, spread_of
 from training.benchmark.setting import Setting
 from training.benchmark.size import Size
 
@@ -21,40 +21,39 @@ PROGRESS = 0.5
 
 
 def measure(setting: Setting) -> list[dict[str, Any]]:
-    """A row for each size, uncompiled and compiled."""
+    """A row for each model and size, uncompiled and compiled."""
     rows = []
-    for compiled in (False, True):
-        for size in (setting.compiled_size,) if compiled else setting.sizes:
-            what = f"a training step, {size}{', compiled' * compiled}"
-            work = {name: prepare_step(setting, size, name == "gated", compiled) for name in ("plain", "gated")}
-            times = alternate_shown(what, work, setting.on, setting.effort)
-            del work
-            known = setting.device == "cuda" or not compiled  # on a CPU the compiler's own memory would be most of it
-            plain, gated = (
-                peak_megabytes(what, setting.on, setting.threads, prepare_step, setting, size, is_gated, compiled)
-                if known
-                else None
-                for is_gated in (False, True)
-            )
-            rows.append(
-                {
-                    "size": str(size),
-                    "compiled": "yes" if compiled else "no",
-                    "plain_ms": asdict(times.milliseconds("plain")),
-                    "gated_ms": asdict(times.milliseconds("gated")),
-                    "time_ratio": asdict(times.ratio("gated", "plain")),
-                    "plain_mb": plain,
-                    "gated_mb": gated,
-                    "memory_ratio": ratio(gated, plain),
-                }
-            )
+    for kind in setting.kinds:
+        for compiled in (False, True):
+            rows += [_row(setting, kind, size, compiled) for size in ((setting.compiled_size,) if compiled else setting.sizes)]
     return rows
 
 
-def prepare_step(setting: Setting, size: Size, gated: bool, compiled: bool) -> Callable[[], None]:
+def _row(setting: Setting, kind: str, size: Size, compiled: bool) -> dict[str, Any]:
+    what = f"a training step of the {kind}, {size}{', compiled' * compiled}"
+    variants = {name: (prepare_step, (setting, kind, size, name == "gated", compiled)) for name in ("plain", "gated")}
+    work = {name: prepare(*arguments) for name, (prepare, arguments) in variants.items()}
+    times = alternate_shown(what, work, setting.on, setting.effort)
+    del work
+    known = setting.device == "cuda" or not compiled  # on a CPU the compiler's own memory would be most of it
+    peaks = peaks_in_turn(what, setting.on, setting.threads, setting.memory_turns if known else 0, variants)
+    return {
+        "model": kind,
+        "size": str(size),
+        "compiled": "yes" if compiled else "no",
+        "plain_ms": asdict(times.milliseconds("plain")),
+        "gated_ms": asdict(times.milliseconds("gated")),
+        "time_ratio": asdict(times.ratio("gated", "plain")),
+        "plain_mb": as_cell(spread_of(peaks["plain"])),
+        "gated_mb": as_cell(spread_of(peaks["gated"])),
+        "memory_ratio": as_cell(ratio(peaks["gated"], peaks["plain"])),
+    }
+
+
+def prepare_step(setting: Setting, kind: str, size: Size, gated: bool, compiled: bool) -> Callable[[], None]:
     """Forward, backward and AdamW on one batch, with dropout; with gates also what leads them to their budget."""
-    model: Any = setting.classifier().train()
-    batch = setting.batch(size, model.config.get_text_config().vocab_size)
+    model: Any = setting.trained(kind).train()
+    batch = setting.batch_for(model, size, kind)
     if not gated:
         return stepping(model, torch.optim.AdamW(model.parameters(), lr=1e-5), batch, compiled=compiled)
     model = get_gated_model(model, GateConfig(budget=BUDGET, draw_per="example")).train()

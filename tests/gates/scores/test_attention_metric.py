@@ -1,32 +1,16 @@
-"""Blocks of scores against the whole matrix, and means over the queries that count, by hand."""
+"""Means over the queries that count, by hand."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gates.scores import attention_metric as module
-from gates.scores.attention_metric import score_blocks
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 
 SITES = (SimpleNamespace(heads=2), SimpleNamespace(heads=3))
 VALUES = torch.arange(1.0, 17).view(2, 2, 4)
 """Of two examples, two heads and four queries."""
-
-
-@pytest.mark.parametrize("rows", [None, 1, 10])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_blocks_are_the_rows_of_the_whole(monkeypatch, rows, softcap):
-    monkeypatch.setattr(module, "BLOCK", 4)
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 3, 10, 8, generator=generator), torch.randn(2, 3, 6, 8, generator=generator)
-    bias = None if rows is None else torch.randn(2, 3, rows, 6, generator=generator)
-    blocks = list(score_blocks(query, key, 0.3, bias, softcap))
-    assert [block.shape[2] for block in blocks] == [4, 4, 2]
-    whole = torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.3
-    whole = whole if softcap is None else softcap * torch.tanh(whole / softcap)
-    torch.testing.assert_close(torch.cat(blocks, 2), whole if bias is None else whole + bias)
 
 
 def test_the_mean_is_over_queries_that_are_not_padding():

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates.hooks.observe import observe_attention
-from gates.scores import attention_metric as module
+from gates.scores import attention_blocks as module
 from gates.scores.confidence import AttentionConfidence, attention_confidence
 from gates.scores.entropy import AttentionEntropy, attention_entropy
 from gates.sites import find_attention
@@ -34,6 +34,13 @@ def test_softcap_and_sink_by_hand(monkeypatch):
     with_sink = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)[..., :-1]
     found = attention_confidence(query, key, 0.3, softcap=2.0, sink=sink)
     torch.testing.assert_close(found.double(), with_sink.amax(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_a_query_that_sees_no_key_has_no_confidence():
+    visible = torch.tensor([True, False]).view(1, 1, 2, 1).expand(1, 1, 2, 5)
+    found = attention_confidence(torch.randn(1, 3, 2, 8), torch.randn(1, 3, 5, 8), 0.3, visible)
+    assert (found[..., 0] >= 0.2).all()
+    assert not found[..., 1].any()
 
 
 def matrices(name, model, batch, row):

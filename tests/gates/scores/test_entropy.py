@@ -35,13 +35,87 @@ def test_entropy_equals_the_naive_sum(heads, queries, keys, spread, seed):
         torch.testing.assert_close(found.double(), naive(query, key, 0.35, b), atol=2e-5, rtol=1e-5)
 
 
+LENGTH = 600
+"""Of queries and keys, in three blocks."""
+
+
+def shapes():
+    """Masks by name, true at visible keys, ``[2, 1, query, key]``; and whether attention is causal beside them."""
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    every = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
+    place = torch.arange(LENGTH)
+    left, right = place >= torch.tensor([[0], [350]]), place < torch.tensor([[600], [250]])
+    documents = torch.tensor([0, 90, 400, 410])
+    document = torch.searchsorted(documents, place, right=True)
+    packed = document.unsqueeze(1) == document
+    window = causal & (place.unsqueeze(1) - place < 100)
+    return {
+        "causal": (None, True),
+        "causal, as a mask": (every & causal, False),
+        "padded on the right": (every & right[:, None, None], False),
+        "padded on the right, one row": (right[:, None, None], False),
+        "causal and padded on the right": (every & right[:, None, None] & causal, False),
+        "causal and padded on the left": (every & left[:, None, None] & causal, False),  # whole blocks see no key
+        "causal beside padding": (left[:, None, None], True),
+        "packed": ((packed & causal)[None, None], False),
+        "sliding window": (window[None, None], False),
+        "sliding window and padded": (every & window & left[:, None, None], False),
+        "by heads": (torch.rand(1, 4, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.01, False),
+    }
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", shapes())
+def test_every_shape_of_mask_against_the_whole_matrix(monkeypatch, name, fused, kind):
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, heads, LENGTH, 8, generator=generator) * 2 for heads in (4, 2))
+    key = key.repeat_interleave(2, dim=1)  # grouped queries
+    mask, causal = shapes()[name]
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() if causal else torch.tensor(True)
+    visible = (visible if mask is None else mask & visible).expand(2, 4, LENGTH, LENGTH)
+    p = (query.double() @ key.double().transpose(-1, -2) * 0.35).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+    expected = torch.special.entr(p).sum(-1)
+    assert float(expected[visible.any(-1)].mean()) > 0.5, "a test of zeros would show nothing"
+    if mask is not None and kind != torch.bool:
+        mask = torch.zeros(mask.shape, dtype=kind).masked_fill(~mask, torch.finfo(kind).min)
+    if not fused:
+        monkeypatch.setattr(module, "_kernel", lambda *arguments: None)
+    found = attention_entropy(query, key, 0.35, mask, causal=causal)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (300, 1)])
+def test_causal_attention_of_other_numbers_of_keys(queries, keys):
+    """Query i sees the keys 0 to i, as PyTorch's attention has it."""
+    query, key = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8)
+    bias = torch.zeros(queries, keys).masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
+    found = attention_entropy(query, key, 0.35, causal=True)
+    torch.testing.assert_close(found.double(), naive(query, key, 0.35, bias), atol=2e-5, rtol=1e-5)
+
+
+def test_a_kernel_sees_only_the_keys_of_its_block(monkeypatch):
+    sizes = []
+    kernel = module._kernel
+
+    def noted(query, key, *arguments):
+        sizes.append((query.shape[2], key.shape[2]))
+        return kernel(query, key, *arguments)
+
+    monkeypatch.setattr(module, "_kernel", noted)
+    query = key = torch.randn(1, 1, LENGTH, 8)
+    for name in ("causal", "sliding window"):
+        attention_entropy(query, key, 0.35, shapes()[name][0], causal=shapes()[name][1])
+    assert sizes == [(600, 600), (256, 256), (256, 355), (88, 187)]
+
+
 def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch):
     torch.manual_seed(0)
     query, key = torch.randn(2, 3, 600, 8), torch.randn(2, 3, 500, 8)
     bias = torch.zeros(2, 1, 600, 500).masked_fill(torch.rand(2, 1, 600, 500) < 0.2, -torch.inf)
-    assert module._fused(query, key, 0.3, bias) is not None
+    assert module._fused(query, key, 0.3, bias, None) is not None
     fused = attention_entropy(query, key, 0.3, bias)
-    monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+    monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
     torch.testing.assert_close(attention_entropy(query, key, 0.3, bias), fused, atol=2e-5, rtol=1e-5)
 
 
@@ -141,7 +215,7 @@ def test_a_sink_is_one_more_key(monkeypatch, fused):
     scores = query.double() @ key.double().transpose(-1, -2) * 0.3
     p = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)
     if not fused:
-        monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+        monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
     found = attention_entropy(query, key, 0.3, sink=sink)
     torch.testing.assert_close(found.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-5)
 
@@ -211,19 +285,19 @@ def test_entropies_of_half_precision_are_computed_in_float32(dtype, more):
 def test_attention_to_a_single_key_has_no_entropy(monkeypatch, fused):
     """Also not a tiny negative one, whatever the scores round to."""
     if not fused:
-        monkeypatch.setattr(module, "_fused", lambda *arguments: None)
+        monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
     torch.manual_seed(0)
     entropy = attention_entropy(torch.randn(4, 3, 50, 8) * 200, torch.randn(4, 3, 20, 8), 1.0)
     assert 0 <= float(entropy.min()) < 1e-6
     assert float(entropy.median()) < 1e-3
 
 
-def test_a_bias_that_hides_keys_takes_the_fused_way_and_any_other_does_not():
-    """A finite bias, however large, moves the mean score."""
-    hides = torch.tensor([[0.0, -torch.inf, torch.finfo(torch.float32).min]])
-    assert module._is_binary(hides)
-    assert not module._is_binary(torch.tensor([[0.0, -1e4, -torch.inf]]))
-    assert not module._is_binary(torch.tensor([[0.0, 0.5]]))
+def test_masks_that_hide_keys_take_the_fused_way_and_others_do_not():
+    """A finite summand, however large, moves the mean score."""
+    visible = torch.tensor([True, False])
+    assert module._only_hides(visible, None)
+    for mask, hides in (([0.0, -torch.inf], True), ([0.0, -1e4, -torch.inf], False), ([0.0, 0.5], False)):
+        assert module._only_hides(torch.tensor(mask), torch.tensor(mask)) == hides
 
 
 def test_the_measure_of_a_half_precision_matrix_takes_its_zeros():

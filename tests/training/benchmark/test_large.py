@@ -20,7 +20,13 @@ BY_NAME = {decoder.name.split()[0]: decoder for decoder in LADDER}
 
 @pytest.mark.parametrize(
     ("name", "parameters", "gates"),
-    [("7B", 6_738_415_616, 1024), ("13B", 13_015_864_320, 1600), ("70B", 68_976_648_192, 5120), ("1.1B", 1_100_048_384, 704)],
+    [
+        ("3.4B", 3_426_473_600, 832),
+        ("7B", 6_738_415_616, 1024),
+        ("13B", 13_015_864_320, 1600),
+        ("70B", 68_976_648_192, 5120),
+        ("1.1B", 1_100_048_384, 704),
+    ],
 )
 def test_parameters_are_those_of_the_published_models(name, parameters, gates):
     assert (BY_NAME[name].parameters, BY_NAME[name].gates) == (parameters, gates)
@@ -46,7 +52,7 @@ def test_bytes_worked_out_by_hand():
     assert bytes_full(BY_NAME["70B"], "float32") == 16 * 68_976_648_192 + 5120 * 16
 
 
-@pytest.mark.parametrize(("memory", "name"), [(80e9, "13B"), (26e9, "7B"), (141e9, "70B"), (1e6, None)])
+@pytest.mark.parametrize(("memory", "name"), [(80e9, "13B"), (26e9, "7B"), (13e9, "3.4B"), (141e9, "70B"), (1e6, None)])
 def test_the_largest_that_fits(memory, name):
     assert largest_fitting("bfloat16", memory) == (None if name is None else BY_NAME[name])
 

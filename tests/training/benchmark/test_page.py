@@ -17,7 +17,14 @@ def spread(median):
     return {"median": median, "low": median / 2, "high": 2 * median}
 
 
-STEP = {"size": "8 x 128", "compiled": "no", "plain_ms": spread(100.0), "gated_ms": spread(101.0), "time_ratio": spread(1.01)}
+STEP = {
+    "model": "encoder",
+    "size": "8 x 128",
+    "compiled": "no",
+    "plain_ms": spread(100.0),
+    "gated_ms": spread(101.0),
+    "time_ratio": spread(1.01),
+}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +43,9 @@ def test_cells(cell, column, text):
 def test_devices_stand_one_below_the_other():
     text = markdown([record(step=[STEP]), record("cuda", "a GPU", step=[STEP])], "step")
     assert text.index("a processor (2 cores)") < text.index("a GPU (2 cores)")
-    assert text.count("| 8 x 128 | no | 100 (50.0 to 200) | 101 (50.5 to 202) | 1.010 (0.505 to 2.020) |  |  |  |") == 2
+    assert (
+        text.count("| encoder | 8 x 128 | no | 100 (50.0 to 200) | 101 (50.5 to 202) | 1.010 (0.505 to 2.020) |  |  |  |") == 2
+    )
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {len(PARTS["step"].columns) + 1}
 
@@ -44,9 +53,9 @@ def test_devices_stand_one_below_the_other():
 def test_goals_are_met_or_missed_or_not_measured():
     missed = {**STEP, "time_ratio": spread(1.05), "memory_ratio": 1.01}
     text = markdown([record(step=[STEP, missed])], GOALS)
-    assert "| time of a gated step over a plain one | at most 1.02 | 1.05 | 1 of 2 | missed |" in text
-    assert "| peak memory of a gated step over a plain one | at most 1.02 | 1.01 | 1 of 1 | met |" in text
-    assert "| time of exact HIS over a plain forward and backward pass | at most 0.75 |  |  | not measured |" in text
+    assert "| time of a gated step over a plain one | at most 1.02 | 1.05 | 1 of 2 | 2 of 2 | missed |" in text
+    assert "| peak memory of a gated step over a plain one | at most 1.02 | 1.01 | 1 of 1 | 0 of 1 | met |" in text
+    assert "| time of exact HIS over a plain forward and backward pass | at most 0.75 |  |  |  | not measured |" in text
     assert "one example at a time" not in text
     assert {found.verdict for found in judged(record(), list(PARTS))} == {"not measured"}
     assert markdown([record()], "step") == "Not measured yet."

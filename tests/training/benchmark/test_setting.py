@@ -3,7 +3,8 @@ import torch
 
 from gates import find_attention
 from gates.errors import GateError
-from training.benchmark.setting import SHAPES, Setting, threads_of
+from training.benchmark.models import SHAPES
+from training.benchmark.setting import DECODER, Setting, threads_of
 from training.benchmark.size import Size
 
 TINY = Setting("tiny", None, "cpu", 1, (Size(2, 16),))
@@ -21,6 +22,21 @@ def test_models_are_those_of_their_shape_and_the_same_each_time():
         one, other = make(), make()
         assert [site.heads for site in find_attention(one)] == [shape.heads] * shape.layers
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_the_decoder_has_grouped_queries_and_learns_to_go_on():
+    model, batch = TINY.trained(DECODER), TINY.batch(Size(3, 7), 1000, kind=DECODER)
+    assert [(site.kind, site.heads, site.kv_heads) for site in find_attention(model)] == [("decoder", 4, 1)] * 2
+    assert torch.equal(batch["labels"], batch["input_ids"])
+    assert model(**batch).loss.isfinite()
+
+
+def test_a_model_that_is_given_stands_for_both(tmp_path):
+    TINY.classifier().save_pretrained(tmp_path)
+    own = Setting("tiny", str(tmp_path), "cpu", 1, (Size(2, 16),))
+    assert TINY.kinds == ("encoder", "decoder")
+    [kind] = own.kinds
+    assert torch.equal(own.trained(kind).classifier.weight, TINY.classifier().classifier.weight)
 
 
 def test_batches_fit_the_model():

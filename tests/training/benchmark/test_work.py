@@ -5,9 +5,8 @@ import torch
 from torch.distributions import Categorical
 
 from gates import HeadGates, find_attention
-from gates.scores.entropy import attention_entropy
-from training.benchmark import growth, job, pruned, scores, step
-from training.benchmark.entropy import explicit_entropy
+from gates.surgery import verify
+from training.benchmark import entropy, growth, job, pruned, scores, step
 from training.benchmark.setting import Setting
 from training.benchmark.size import Size
 
@@ -15,36 +14,61 @@ SIZE = Size(3, 16)
 SETTING = Setting("tiny", None, "cpu", 1, (SIZE,), quick=True)
 
 
+@pytest.mark.parametrize("kind", SETTING.kinds)
 @pytest.mark.parametrize("gated", [False, True])
-def test_steps_train_the_weights_and_the_gates(gated, monkeypatch):
+def test_steps_train_the_weights_and_the_gates(gated, kind, monkeypatch):
     made = []
     stepping = step.stepping
     monkeypatch.setattr(step, "stepping", lambda model, *rest, **more: made.append(model) or stepping(model, *rest, **more))
-    work = step.prepare_step(SETTING, SIZE, gated, compiled=False)
+    work = step.prepare_step(SETTING, kind, SIZE, gated, compiled=False)
     before = {name: parameter.detach().clone() for name, parameter in made[0].named_parameters()}
     work()
     changed = {name for name, parameter in made[0].named_parameters() if not torch.equal(parameter, before[name])}
-    assert any("attention" in name for name in changed)
+    assert any("attention" in name or "self_attn" in name for name in changed)
     assert any("log_alpha" in name for name in changed) == gated
 
 
-def test_the_definition_is_the_entropy():
+@pytest.mark.parametrize("mask", entropy.MASKS)
+def test_the_definition_is_the_entropy_under_every_mask(mask):
+    works = {name: entropy.prepare(SETTING, "float32", mask, 9, name) for name in ("attention", "entropy", "definition")}
+    found, visible = works["entropy"]()
+    torch.testing.assert_close(found, works["definition"](), rtol=1e-4, atol=1e-5)
+    texts = 2 if "padded" in mask else 1
+    assert works["attention"]().shape[:3] == found.shape == (texts, entropy.HEADS, 9)
+    last = 9 if "causal" not in mask else torch.arange(1, 10)
+    counts = torch.full((texts, 1, 9), 9).clamp(max=torch.as_tensor(last))
+    counts[1:] = counts[1:].clamp(max=6)  # three quarters of 9 tokens
+    assert torch.equal(visible.expand(texts, 1, 9), counts)
+
+
+def test_the_definition_by_hand():
     query, key = torch.randn(2, 1, 2, 9, 4).unbind(0)
     expected = Categorical(logits=query @ key.transpose(-1, -2) / 2).entropy()
-    torch.testing.assert_close(explicit_entropy(query, key, 0.5), expected)
-    torch.testing.assert_close(attention_entropy(query, key, 0.5), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(entropy.explicit_entropy(query, key, 0.5), expected)
 
 
-def test_gradients_one_by_one_are_those_of_the_batch():
+@pytest.mark.parametrize("kind", SETTING.kinds)
+def test_the_least_goes_back_to_the_heads_of_the_first_layer(kind):
+    """What the leaf's gradient times the heads gives is HIS of that layer, summed over the batch."""
+    model = SETTING.trained(kind).eval()
+    gates, batch = HeadGates(model), SETTING.batch_for(model, SIZE, kind)
+    with scores.beginning_at(gates.sites[0].output) as leaves:
+        [gradient] = torch.autograd.grad(scores.losses_of(model, batch).sum(), leaves)
+    by_head = (gradient * leaves[0]).unflatten(-1, (4, -1)).sum(-1)
+    torch.testing.assert_close(by_head.sum((0, 1)), scores.head_scores(gates, batch).sum(0)[:4], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SETTING.kinds)
+def test_gradients_one_by_one_are_those_of_the_batch(kind):
     """So that the two that are compared do the same."""
-    model = SETTING.classifier().eval()
-    gates, batch = HeadGates(model), SETTING.batch(SIZE, 1000)
+    model = SETTING.trained(kind).eval()
+    gates, batch = HeadGates(model), SETTING.batch_for(model, SIZE, kind)
     together = scores.head_scores(gates, batch)
     each = [
         scores.head_scores(gates, {name: tensor[index : index + 1] for name, tensor in batch.items()}) for index in range(3)
     ]
     torch.testing.assert_close(together, torch.cat(each), rtol=1e-3, atol=1e-6)
-    for work in scores.passes(SETTING, SIZE).values():
+    for work in scores.passes(SETTING, kind, SIZE).values():
         work()
 
 
@@ -60,7 +84,7 @@ def test_masks_keep_their_share_in_every_part_of_the_model(heads, share):
 @pytest.mark.parametrize("how", ["eager", "decode"])
 def test_pruned_models_lack_their_heads(how):
     for share in pruned.SHARES:
-        model = pruned._model(SETTING, how, share)
+        model = pruned.subject(SETTING, how, share)
         assert sum(site.heads for site in find_attention(model)) == 8 * share
 
 
@@ -78,11 +102,15 @@ def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
     assert costs[1.0] - costs[0.5] == 4 * head
 
 
-def test_the_job_ends_without_gates_and_can_be_done_again():
+def test_the_job_ends_without_half_of_the_heads_and_can_be_done_again(monkeypatch):
+    checks = []
+    compare = verify._Check.compare
+    monkeypatch.setattr(verify._Check, "compare", lambda check, model: checks.append(1) or compare(check, model))
     work = job.prepare_job(SETTING, SIZE, 6)
-    work()
-    work()
-    job.prepare_plain(SETTING, SIZE, 2)()
+    for _ in range(2):
+        assert sum(site.heads for site in find_attention(work())) == 4
+    assert len(checks) == 2, "every job checks what it removed"
+    assert sum(site.heads for site in find_attention(job.prepare_plain(SETTING, SIZE, 2)())) == 8
 
 
 def test_growth_has_a_row_for_each_value(monkeypatch):
@@ -90,5 +118,8 @@ def test_growth_has_a_row_for_each_value(monkeypatch):
     monkeypatch.setattr(growth, "VALUES", {"heads": (4, 8), "layers": (1,), "tokens": (8, 16)})
     rows = growth.measure(SETTING)
     assert [(row["varied"], row["value"]) for row in rows] == [
-        ("heads", 4), ("heads", 8), ("layers", 1), ("tokens", 8), ("tokens", 16),
+        ("heads", 4), ("heads", 8), ("layers", 1), ("tokens", 8), ("tokens", 16), ("texts scored", 1), ("texts scored", 2),
+        ("processes", 1), ("processes", 2),
     ]  # fmt: skip
+    assert all(row["his_ms"]["median"] > 0 for row in rows)
+    assert [row["time_ratio"] is None for row in rows] == [False] * 5 + [True] * 4

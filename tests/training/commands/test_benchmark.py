@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from training.__main__ import main
+from training.benchmark import record
 from training.benchmark.parts import PARTS
 from training.commands import benchmark_parser
 from training.commands.benchmark import shown_command
@@ -39,7 +40,8 @@ def test_the_file_says_what_was_measured_on_what(measured):
     assert content["setting"] | {"shape": "tiny", "device": "cpu", "threads": 1, "sizes": ["2 x 16"]} == content["setting"]
     assert content["command"].endswith("--run_dir cpu")
     assert str(measured.parent) not in (measured / "benchmark.json").read_text()
-    [row] = content["parts"]["scores"]
+    row, of_decoder = content["parts"]["scores"]
+    assert (row["model"], of_decoder["model"]) == ("encoder", "decoder")
     assert set(row) <= PARTS["scores"].columns.keys()
     assert row["his_ms"]["low"] <= row["his_ms"]["median"] <= row["his_ms"]["high"]
     assert [path.name for path in measured.iterdir()] == ["benchmark.json"]
@@ -56,12 +58,32 @@ def test_the_same_command_goes_on(copied, capsys):
     assert "measured with sizes ['2 x 16'], and now it is ['1 x 8']" in capsys.readouterr().err
 
 
+def test_parts_of_other_code_do_not_stand_beside_each_other(copied, capsys, monkeypatch):
+    monkeypatch.setattr(record, "code", lambda: "0123456789abcdef")
+    assert run("--quick", "--device", "cpu", "--threads", 1, "--run_dir", copied, "--parts", "scores") == 2
+    error = capsys.readouterr().err
+    assert "and now it is '0123456789abcdef'; give another --run_dir" in error
+
+
+def test_code_is_known_by_the_library_and_what_measures_it(tmp_path, monkeypatch):
+    before = record.code()
+    for place in ("gates", "training/benchmark"):
+        shutil.copytree(ROOT / place, tmp_path / place)
+    monkeypatch.setattr(record.gates, "__file__", str(tmp_path / "gates" / "__init__.py"))
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "training" / "benchmark" / "record.py"))
+    assert record.code() == before
+    for file in ("gates/budget.py", "training/benchmark/size.py"):
+        (tmp_path / file).write_text((tmp_path / file).read_text() + "\n")
+        assert record.code() != before
+        before = record.code()
+
+
 def test_a_directory_is_shown_as_markdown(copied, capsys):
     """A quick look is told as one, and no goal is judged by it."""
     assert run(copied, "--parts", "scores,goals") == 0
     out = capsys.readouterr().out
-    assert "| batch x tokens | forward and backward, ms |" in out
-    assert "| 2 x 16 |" in out
+    assert "| model | batch x tokens | forward and backward, ms |" in out
+    assert "| encoder | 2 x 16 |" in out
     assert "a quick look, no measurement" in out
     assert "| time of exact HIS" not in out
     file = copied / "benchmark.json"
@@ -79,7 +101,7 @@ def test_a_document_gets_its_tables(copied, capsys):
     first = document.read_text()
     assert "old" not in first
     assert "Text in between." in first
-    assert first.count("| 2 x 16 |") == 1
+    assert first.count("| 2 x 16 |") == 2  # of the encoder and the decoder
     assert run("--update", document) == 0
     assert document.read_text() == first
 
