@@ -18,9 +18,10 @@ from training.coverage import architectures as zoo
 from training.coverage import gguf
 from training.coverage.routes import BY_LAYER, ROUTES, route_table
 from training.coverage.runtimes import packages, runtime_table
-from training.coverage.speed import HEADS, KEPT, speed_table, systems
+from training.coverage.speed import HEADS, KEPT, Effort, speed_table
 from training.coverage.vllm import FAMILIES, HEAD_DIM, NEW, vllm_table
 from training.coverage.vllm_process import Vllm, check_python, opened
+from training.coverage.writers import ways
 from training.runs.outputs import check_output
 from training.runs.tracking import versions
 
@@ -50,13 +51,13 @@ def deployment(line: CommandLine) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    with opened(options.vllm_python if "vllm" in options.tables else None) as vllm:
+    with opened(options.vllm_python if {"vllm", "speed"}.intersection(options.tables) else None) as vllm:
         parts = {
             "routes": lambda: [*_about_routes(), *route_table(chosen)],
             "runtimes": lambda: [*_about_runtimes(), *runtime_table()],
             "gguf": lambda: [*_about_gguf(), *gguf.gguf_table([row for row in gguf.FAMILIES if row in chosen])],
             "vllm": lambda: [*_about_vllm(vllm), *vllm_table(vllm, [row for row in FAMILIES if row in chosen])],
-            "speed": lambda: [*_about_speed(), *speed_table(systems(), options.batch_sizes, repeats=options.repeats)],
+            "speed": lambda: [*_about_speed(), *speed_table(ways(vllm), options.batch_sizes, Effort(repeats=options.repeats))],
         }
         lines = [HEADING, "", *_about_page()]
         for name in parts:

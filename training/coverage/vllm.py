@@ -140,7 +140,7 @@ def difference(vllm: Vllm, folder: Path, backend: Backend, model: PreTrainedMode
     """
     with loaded(vllm, folder, backend) as name:
         answer = vllm.ask(ask=name, texts=ids.tolist(), new=NEW, vocabulary=model.config.get_text_config().vocab_size)
-    whole = torch.cat([ids, torch.tensor([answer["tokens"]])], dim=1)
+    whole = torch.cat([ids, torch.tensor(answer["tokens"])], dim=1)
     gates = HeadGates(model)
     with gates.attached(), gates.use(mask):
         expected = model(whole).logits[0, -NEW - 1 : -1].log_softmax(-1)

@@ -108,9 +108,8 @@ def test_requests_and_answers(stand_in, tmp_path):
     with loaded(stand_in, tmp_path, "auto") as name:
         answer = stand_in.ask(ask=name, texts=[[3, 4], [5]], new=4, vocabulary=50)
         again = stand_in.ask(ask=name, texts=[[3, 4]], new=1, vocabulary=0)
-    assert (answer["tokens"], answer["probabilities"]) == ([5], [{"0": -2, "1": -4}])
+    assert (answer["tokens"], answer["probabilities"]) == ([[5]], [{"0": -2, "1": -4}])
     assert again["probabilities"] == [{"0": -1, "1": -1}]
-    assert answer["seconds"] >= 0
 
 
 def test_the_heads_of_each_layer_are_told(stand_in, tmp_path):
