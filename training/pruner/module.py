@@ -20,6 +20,7 @@ from gates.families.closing import NOT_CLOSED, update_closing_step
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, find_attention
 from training.config import PrunerOptions
+from training.pruner.activations import checkpoint_activations_
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.noise import seed_step_
 from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, rest_, use_rates_
@@ -80,6 +81,8 @@ class HeadPruner(pl.LightningModule):
             return
         options, self.task = self.options, task
         backbone = task.build(options, tokenizer)
+        if options.checkpoint_activations:
+            checkpoint_activations_(backbone)
         sites = find_attention(backbone)
         kinds = kinds_to_prune(options, [kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = new_gates(options, backbone, kinds)
