@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
+from gates.errors import GateError
 from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
@@ -25,7 +26,6 @@ from training.cli.run_parser import build_parser
 from training.fit import main
 from training.pruner.callbacks import Predictions
 from training.pruner.evaluation import evaluate
-from training.pruner.module import HeadPruner
 from training.setup import make_trainer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -645,11 +645,12 @@ def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--save_every", "1"]
     ruinous = ["--model.learning_rate", "1e30", "--model.lr_warm_up", "0", "--trainer.gradient_clip_val", "0"]
 
-    def stop(self, loss):
-        return self.global_step < 6
+    def stop(loss, trainer):
+        if trainer.global_step == 6:
+            raise GateError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(HeadPruner, "_finite_everywhere", stop)
+        patch.setattr("training.pruner.module.check_finite", stop)
         assert main(arguments) == 2
     assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 5
     begun = ["--run_dir", str(tmp_path / "ruined"), "--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt")]

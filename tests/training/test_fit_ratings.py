@@ -9,6 +9,7 @@ from scipy import stats
 from transformers import AutoModelForSequenceClassification
 
 from gates import load_pruned
+from training.commands.table import run_command
 from training.data.synthetic import build_tokenizer
 from training.fit import main
 
@@ -31,9 +32,10 @@ def write_file(path, rows, seed):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ratings")
     build_tokenizer().save_pretrained(folder / "tokenizer")
-    files = {name: write_file(folder / f"{name}.tsv", rows, rows) for name, rows in (("train", 96), ("test", 48))}
+    files = {name: write_file(folder / f"{name}.tsv", rows, rows) for name, rows in (("train", 96), ("test", 48), ("more", 40))}
+    more = json.dumps({"again": files["test"], "more": files["more"]})
     data = {"train_file": files["train"], "test_file": files["test"], "text_column": "one", "pair_column": "other",
-            "tokenizer": folder / "tokenizer", "batch_size": 16, "score_rows": 32}  # fmt: skip
+            "more_tests": more, "tokenizer": folder / "tokenizer", "batch_size": 16, "score_rows": 32}  # fmt: skip
     model = {"from_scratch": json.dumps(MODEL), "budget": 3, "distil": 0.5, "learning_rate": 0.001, "finetune": 2}
     options = {f"data.{name}": value for name, value in data.items()}
     options |= {f"model.{name}": value for name, value in model.items()}
@@ -53,6 +55,20 @@ def test_tables_have_both_correlations_of_what_was_predicted(run):
     assert row["test_pearson"] == pytest.approx(stats.pearsonr(predicted, true).statistic, abs=1e-4)
     assert row["test_spearman"] == pytest.approx(stats.spearmanr(predicted, true).statistic, abs=1e-4)
     assert row["test_loss"] == pytest.approx(np.square(predicted - true).mean(), abs=1e-4)
+
+
+def test_further_test_files_have_columns_beside_those_of_the_first(run, tmp_path):
+    table = pd.read_csv(run / "comparison.csv")
+    for metric in ("loss", "pearson", "spearman"):
+        assert (table[f"test_again_{metric}"] == table[f"test_{metric}"]).all()
+        assert (table[f"test_more_{metric}"] != table[f"test_{metric}"]).all()
+    row = table[(table["method"] == "his") & (table["stage"] == "retrained")].iloc[0]
+    kept = np.load(run / "experiments" / row["experiment"] / "predictions.npz")
+    found = stats.pearsonr(kept["test_more_prediction"], kept["test_more_target"]).statistic
+    assert row["test_more_pearson"] == pytest.approx(found, abs=1e-4)
+    assert "more_pearson" in (run / "export" / "README.md").read_text()
+    assert run_command("report", [str(run), "--output", str(tmp_path / "report.html")]) == 0
+    assert f"{100 * table['test_more_pearson'].iloc[0]:.2f}" in (tmp_path / "report.html").read_text()
 
 
 def test_methods_are_tested_by_resampled_correlations(run):

@@ -12,7 +12,7 @@ from training.config.data import BleuTokenizer
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
-DeploymentTable = Literal["routes", "runtimes", "gguf", "speed"]
+DeploymentTable = Literal["routes", "runtimes", "gguf", "vllm", "speed"]
 EXPERIMENTS = (
     "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "disagreement", "closing", "dynamics",
     "changes", "known-roles", "domains", "through-training",
@@ -319,10 +319,18 @@ def deployment_parser() -> ArgumentParser:
         description="How exports load and what runs them, tried on tiny random models on this machine, with what is installed.",
     )
     parser.add_argument(
-        "--only", type=list[str], default=[], help="Parts of names of architectures for the routes; all if empty."
+        "--only", type=list[str], default=[], help="Parts of names of architectures for routes, gguf and vllm; all if empty."
     )
     parser.add_argument(
         "--tables", type=list[DeploymentTable], default=list(get_args(DeploymentTable)), help="Some of these, such as [speed]."
+    )
+    parser.add_argument(
+        "--vllm_python",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="The Python, 3.11 or later, of an environment with vLLM, which wants other versions than this one has; without it "
+        "vLLM is not tried.",
     )
     parser.add_argument("--batch_sizes", type=list[int], default=[1, 8], help="Of the measured speed.")
     parser.add_argument("--repeats", type=int, default=5, help="Timed calls of each model and batch size.")

@@ -20,9 +20,13 @@ from training.runs.resuming import OPTIONS
 
 FORMAT = 7
 """Of experiments; a change in what they mean or how they are computed must raise it."""
-ELSEWHERE = {"backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit"}
+ELSEWHERE = {
+    "backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit",
+    "checkpoint_activations",
+}  # fmt: skip
 """Options of the module that act through the model, which is in every identity, or through the budget, which has the table of
-times itself, or that a comparison does not use: swaps and refits are a method's ``+swap`` and ``+refit`` there."""
+times itself, or that a comparison does not use: swaps and refits are a method's ``+swap`` and ``+refit`` there; or that change
+no result."""
 OF_DENSE = ("finetune", "learning_rate", "lr_warm_up", "lr_decay", "weight_decay", "freeze", "unit")
 """Options that the dense model depends on; what comes after fine-tuning is nothing to it."""
 AFTER_FINETUNING = ("prune_learning_rate", "freeze_while_pruning", "distil", "distil_temperature", "distil_hidden")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
-from training.config.data_base import DataOptions, FilesOrHub, Generated, check_rows, check_text_seed
+from training.config.data_base import MORE, DataOptions, FilesOrHub, Generated, check_rows, check_text_seed
 from training.truth.programs import PROGRAMS
 
 ClassMetric = Literal["accuracy", "f1", "binary_f1", "matthews"]
@@ -59,6 +60,8 @@ class SentenceFiles(FilesOrHub, SentenceOptions):
         train_file: training examples: a csv, tsv, jsonl or parquet file; ``.gz`` is unpacked.
         test_file: the same for the results.
         select_file: the same for every choice; without it a part of the training examples is set aside.
+        more_tests: further files for results by their names, such as {mismatched: mm.tsv}, whose metrics stand beside those of
+            the test file, as test_mismatched_accuracy; with ``dataset``, names of its splits.
         text_column: column of the sentence (default: the one called sentence or text, or what is left of two columns).
         label_column: column of the class or number (default: the one called label, or what is left of two columns).
         pair_column: column of the second sentence, if there is one.
@@ -78,6 +81,7 @@ class SentenceFiles(FilesOrHub, SentenceOptions):
     train_file: str | None = None
     test_file: str | None = None
     select_file: str | None = None
+    more_tests: dict[str, str] | None = None
     text_column: str | None = None
     label_column: str | None = None
     pair_column: str | None = None
@@ -95,6 +99,33 @@ class SentenceFiles(FilesOrHub, SentenceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_source()
+        check_names_of_tests(self.more_tests or {})
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The local files by split."""
+        return super().files | (self._more_tests if self.dataset is None else {})
+
+    @property
+    def split_names(self) -> dict[str, str | None]:
+        """The splits of a hub data set by ours."""
+        return super().split_names | self._more_tests
+
+    @property
+    def _more_tests(self) -> dict[str, str]:
+        return {f"{MORE}{name}": place for name, place in (self.more_tests or {}).items()}
+
+
+def check_names_of_tests(names: Iterable[str]) -> None:
+    """Raises :class:`GateError` for a name of a further test file that no column could have, or whose columns would have the
+    name of others."""
+    for name in names:
+        taken = any(metric.startswith(f"{name}_") for metric in (*get_args(ClassMetric), *get_args(RatingMetric)))
+        if re.fullmatch("[a-z][a-z0-9]*", name) is None or taken:
+            raise GateError(
+                f"more_tests has the name {name!r}; expected lower-case letters and digits that begin no metric's name, such "
+                "as mismatched"
+            )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1, at_most
 from training.config.run import LARGEST_SEED
 
+MORE = "test_"
+"""What the name of a further test split begins with."""
 MOST_WORKERS, MOST_ROWS = 1024, 10**8
 """Processes, and generated examples."""
 

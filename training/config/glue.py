@@ -33,7 +33,8 @@ class Glue(SentenceOptions):
     Args:
         subset: name of the task: ``cola``, ``sst2``, ``mrpc``, ``qqp``, ``stsb``, ``mnli``, ``qnli``, ``rte`` or ``wnli``.
         metric: by which choices are made (default: the one that the task is known by).
-        mismatched: with ``mnli``, whether results are on texts of other kinds than those trained on.
+        mismatched: with ``mnli``, whether results are on texts of other kinds than those trained on; those on the others stand
+            beside them, as test_matched_accuracy or test_mismatched_accuracy.
         dataset: hub name of GLUE, or a folder that holds it.
         select_fraction: share of the training examples set aside for selection.
         tokenizer: hub name or folder; by default the model's.
@@ -70,7 +71,9 @@ class Glue(SentenceOptions):
             told["metric"] = self.metric
             if self.metric != "binary_f1":
                 told.pop("positive", None)
-        matched = "_mismatched" if self.mismatched else "_matched"
-        test = "validation" + (matched if self.subset == "mnli" else "")
+        told["test_split"] = "validation"
+        if self.subset == "mnli":
+            judged, beside = ("mismatched", "matched") if self.mismatched else ("matched", "mismatched")
+            told |= {"test_split": f"validation_{judged}", "more_tests": {beside: f"validation_{beside}"}}
         kind = Ratings if self.subset == "stsb" else Text
-        return kind(**told, label_column="label", test_split=test)
+        return kind(**told, label_column="label")

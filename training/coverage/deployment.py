@@ -15,10 +15,13 @@ from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.config.checks import check_positive
 from training.coverage import architectures as zoo
-from training.coverage.gguf import gguf_table
+from training.coverage import gguf
 from training.coverage.routes import BY_LAYER, ROUTES, route_table
 from training.coverage.runtimes import packages, runtime_table
-from training.coverage.speed import HEADS, KEPT, speed_table, systems
+from training.coverage.speed import HEADS, KEPT, Effort, speed_table
+from training.coverage.vllm import FAMILIES, HEAD_DIM, NEW, vllm_table
+from training.coverage.vllm_process import Vllm, check_python, opened
+from training.coverage.writers import ways
 from training.runs.outputs import check_output
 from training.runs.tracking import versions
 
@@ -44,19 +47,22 @@ def deployment(line: CommandLine) -> None:
         if not os.access(Path(options.output).resolve().parent, os.W_OK):
             raise GateError(f"cannot write {options.output!r}: its folder does not exist or is read-only; give another file")
         check_output(options.output, HEADING, "page of this command")
+    check_python(options.vllm_python)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    parts = {
-        "routes": lambda: [*_about_routes(), *route_table(chosen)],
-        "runtimes": lambda: [*_about_runtimes(), *runtime_table()],
-        "gguf": lambda: [*_about_gguf(), *gguf_table()],
-        "speed": lambda: [*_about_speed(), *speed_table(systems(), options.batch_sizes, repeats=options.repeats)],
-    }
-    lines = [HEADING, "", *_about_page()]
-    for name in parts:
-        if name in options.tables:
-            lines += ["", *parts[name]()]
+    with opened(options.vllm_python if {"vllm", "speed"}.intersection(options.tables) else None) as vllm:
+        parts = {
+            "routes": lambda: [*_about_routes(), *route_table(chosen)],
+            "runtimes": lambda: [*_about_runtimes(), *runtime_table()],
+            "gguf": lambda: [*_about_gguf(), *gguf.gguf_table([row for row in gguf.FAMILIES if row in chosen])],
+            "vllm": lambda: [*_about_vllm(vllm), *vllm_table(vllm, [row for row in FAMILIES if row in chosen])],
+            "speed": lambda: [*_about_speed(), *speed_table(ways(vllm), options.batch_sizes, Effort(repeats=options.repeats))],
+        }
+        lines = [HEADING, "", *_about_page()]
+        for name in parts:
+            if name in options.tables:
+                lines += ["", *parts[name]()]
     text = "\n".join(lines) + "\n"
     stdout().print(text, markup=False, highlight=False, soft_wrap=True)
     if options.output is not None:
@@ -102,7 +108,8 @@ def _about_runtimes() -> list[str]:
     return [
         "## Runtimes",
         "",
-        "A Llama of 3 layers with 4 heads and 2 key/value heads each: dense; with 3, 2 and 2 heads; with 3, 0 and 2 heads.",
+        "A Llama of 3 layers with 4 heads and 2 key/value heads each: dense; exports in the stock form with 2 heads in each",
+        "layer, and of 3, 2 and 2 heads padded with heads of zeros; with 3, 2 and 2 heads; with 3, 0 and 2 heads.",
         "Differences are from the same model in PyTorch, relative to its largest output, so that quantisation can be judged by",
         "what it does to the dense model.",
         "",
@@ -113,8 +120,23 @@ def _about_gguf() -> list[str]:
     return [
         "## GGUF",
         "",
-        "Tiny random models in the stock form through llama.cpp's converter to GGUF and llama.cpp itself, in float32.",
+        "Tiny random models through llama.cpp's converter to GGUF and llama.cpp itself, in float32: the stock form, and in the",
+        "last column the form `remote-code`, or `stock` where a family reads numbers of heads by layer (Laguna, Gemma 4).",
         "Differences are of the log probabilities of the next token from the gated model's, relative to the largest of these.",
+        "",
+    ]
+
+
+def _about_vllm(vllm: Vllm) -> list[str]:
+    used = ", ".join(f"{name} {version}" for name, version in vllm.versions.items())
+    return [
+        "## vLLM",
+        "",
+        f"Exports of tiny random models with heads of {HEAD_DIM} features in {used or 'vLLM'}, in float32: the stock form,",
+        "padded or not, and for the last two columns the form `remote-code`, or `stock` where a family reads numbers of heads",
+        f"by layer. vLLM writes {NEW} tokens after a text. Differences are of all their log probabilities from the gated",
+        "model's, relative to the largest of these. Its Transformers backend is told the heads of each layer, as",
+        "[exports](exports.md#vllm) shows.",
         "",
     ]
 

@@ -84,6 +84,11 @@ def uneven_keys(heads: Sequence[int]) -> Tensor:
     return mask.flatten()
 
 
+def unpadded(architecture: zoo.Architecture, heads: Sequence[int]) -> Tensor:
+    """A mask that leaves layers different numbers, in what a family that reads numbers by layer reads."""
+    return uneven_keys(heads) if architecture.model == "Gemma4" else uneven(heads)
+
+
 def routes_of(architecture: zoo.Architecture) -> dict[str, str]:
     """For each route ``yes`` once the export of a tiny model loaded by it and computed what the gated model does, or
     ``no`` with the reason."""
@@ -94,7 +99,7 @@ def routes_of(architecture: zoo.Architecture) -> dict[str, str]:
 def _try(architecture: zoo.Architecture, route: Route) -> str:
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     heads = [site.heads for site in find_attention(model)]
-    mask = even(heads) if route.is_even else uneven_keys(heads) if architecture.model == "Gemma4" else uneven(heads)
+    mask = even(heads) if route.is_even else unpadded(architecture, heads)
     gates = HeadGates(model)
     with gates.attached(), gates.use(mask):
         expected = model(**batch)[0]

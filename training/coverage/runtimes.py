@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, pipeline
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, pipeline
 
 from gates.errors import first_line
+from gates.export.checkpoint import save_pruned
 from gates.export.onnx import export_onnx_files
 from gates.surgery.remove import remove_heads_
 from training.coverage import architectures as zoo
@@ -47,12 +48,24 @@ class Runtime:
 
 
 def subjects() -> dict[str, PreTrainedModel]:
-    """The dense model and two that it was pruned to: with different numbers of heads, and with a layer that has none."""
+    """The dense model and what it was pruned to: in the stock form, with equally many heads in every layer or padded to it;
+    with different numbers; and with a layer that has none."""
+    uneven = torch.tensor([0.0, 1, 1, 1, 1, 1, 0, 0, 1, 0, 1, 0])
     return {
         "dense": _llama(),
-        "uneven heads": remove_heads_(_llama(), torch.tensor([0.0, 1, 1, 1, 1, 1, 0, 0, 1, 0, 1, 0])),
+        "stock, equal layers": _stock(torch.tensor([0.0, 1, 1, 0] * 3)),
+        "stock, padded": _stock(uneven),
+        "uneven heads": remove_heads_(_llama(), uneven),
         "a layer without heads": remove_heads_(_llama(), torch.tensor([0.0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1, 0])),
     }
+
+
+def _stock(mask: Tensor) -> PreTrainedModel:
+    """What Transformers alone loads from an export, padded where layers differ."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = f"{made}/stock"
+        save_pruned(_llama(), folder, mask, form="stock", pad_heads=True, tokenizer=None)
+        return LlamaForCausalLM.from_pretrained(folder).eval()
 
 
 def _llama() -> PreTrainedModel:
@@ -103,8 +116,13 @@ def _quantize_dynamic(model: PreTrainedModel, ids: Tensor) -> str:
     return _differs(model, ids, quantised(ids).logits)
 
 
-def _torchao(config: str, **options: int) -> Tried:
-    """Weights quantised by torchao, but for layers without features, which it does not take (attention without heads)."""
+def _torchao(configured: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Tried:
+    """Weights quantised by torchao, but for layers without features, which it does not take (attention without heads).
+
+    Args:
+        configured: from the module :mod:`torchao.quantization` to one of its configurations.
+        dtype: of the model before.
+    """
 
     def has_features(module: torch.nn.Module, name: str) -> bool:
         return isinstance(module, torch.nn.Linear) and module.weight.numel() > 0
@@ -113,11 +131,20 @@ def _torchao(config: str, **options: int) -> Tried:
     def run(model: PreTrainedModel, ids: Tensor) -> str:
         from torchao import quantization
 
-        quantised = copy.deepcopy(model)
-        quantization.quantize_(quantised, getattr(quantization, config)(**options), filter_fn=has_features)
+        quantised = torch.nn.Module.to(copy.deepcopy(model), dtype)
+        quantization.quantize_(quantised, configured(quantization), filter_fn=has_features)
         return _differs(model, ids, quantised(ids).logits)
 
     return run
+
+
+def _int4(packing: str, dtype: torch.dtype = torch.float32) -> Runtime:
+    """One of the layouts in which torchao stores two weights in a byte; each has kernels of its own."""
+
+    def configured(quantization: Any) -> Any:
+        return quantization.Int4WeightOnlyConfig(group_size=32, int4_packing_format=packing)
+
+    return Runtime(f"torchao int4, weights, `{packing}`", _torchao(configured, dtype), ("torchao",))
 
 
 def _lora(model: PreTrainedModel, ids: Tensor) -> str:
@@ -159,9 +186,18 @@ def _generate(cache: str) -> Tried:
 
 
 def _continuous(model: PreTrainedModel, ids: Tensor) -> str:
+    from transformers import ContinuousBatchingConfig  # of later versions
+
     options = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    model.generate_batch([row.tolist() for row in ids], generation_config=options)  # type: ignore[operator]
-    return "yes"
+    small = {
+        "generation_config": options,
+        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64),
+    }
+    found = model.generate_batch([row.tolist() for row in ids], **small)  # type: ignore[operator]
+    expected = model.generate(ids, generation_config=options)[:, ids.shape[1] :].tolist()  # type: ignore[operator]
+    if sorted(one.generated_tokens for one in found.values()) != sorted(expected):
+        raise AssertionError("another text than of generate()")
+    return "same text"
 
 
 RUNTIMES = (
@@ -173,8 +209,16 @@ RUNTIMES = (
     Runtime("`torch.export`", _torch_export),
     Runtime("`torch.compile`", _compile),
     Runtime("`torch.ao` `quantize_dynamic`, int8", _quantize_dynamic),
-    Runtime("torchao int8, weights", _torchao("Int8WeightOnlyConfig"), ("torchao",)),
-    Runtime("torchao int4, weights", _torchao("Int4WeightOnlyConfig", group_size=32), ("torchao",)),
+    Runtime("torchao int8, weights", _torchao(lambda quantization: quantization.Int8WeightOnlyConfig()), ("torchao",)),
+    Runtime(
+        "torchao int4, weights, each in a byte",
+        _torchao(lambda quantization: quantization.IntxWeightOnlyConfig(torch.int4)),  # type: ignore[attr-defined]
+        ("torchao",),
+    ),
+    _int4("plain"),
+    _int4("plain_int32"),
+    _int4("tile_packed_to_4d", torch.bfloat16),
+    _int4("opaque"),
     Runtime("ONNX Runtime, `--format onnx`", _onnx, ("onnx", "onnxscript", "onnxruntime")),
     Runtime("ONNX Runtime, Transformers' exporter", _exporter("OnnxExporter", "OnnxConfig"), ("onnxscript", "onnxruntime")),
     Runtime("OpenVINO, Transformers' exporter", _exporter("OpenVINOExporter", "OpenVINOConfig"), ("openvino",)),
@@ -188,7 +232,7 @@ def try_runtime(runtime: Runtime, model: PreTrainedModel) -> str:
         return f"not tried: {', '.join(runtime.missing)} is not installed"
     ids = torch.randint(3, zoo.VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(1))
     try:
-        return f"yes, {runtime.run(copy.deepcopy(model), ids)}".removesuffix(", yes")
+        return f"yes, {runtime.run(copy.deepcopy(model), ids)}"
     except Exception as error:  # of any library; the message is what the table is for
         return f"no: {type(error).__name__}: {first_line(error)}"
 

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from gates.errors import first_line
+from gates.export.checkpoint import load_pruned, save_pruned
 from gates.export.cost import count_parameters, hardware
 from gates.export.kv_cache import cache_bytes_of
-from gates.export.padding import pad_heads
-from gates.surgery.remove import remove_heads_
+from training.coverage.markdown import table
+from training.coverage.writers import Way, Write, prepared
 from training.runs import progress
 
 LAYERS, HEADS, KEYS = 8, 16, 8
 KEPT = (8, 6, 4, 2, 4, 2, 6, 4)
 """Heads that stay in each layer, by whole groups of two."""
-PROMPT, NEW = 128, 64
-"""Tokens that are read and written."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is timed.
+
+    Args:
+        prompt, new: tokens that are read and written.
+        repeats: timed calls of each, after one that is not.
+    """
+
+    prompt: int = 128
+    new: int = 64
+    repeats: int = 5
+
+
+Cell = tuple[str, str]
+"""A way to run a model and which one, ``dense``, ``pruned`` or ``padded``."""
 
 
 def llama() -> LlamaForCausalLM:
@@ -34,6 +55,7 @@ def llama() -> LlamaForCausalLM:
         head_dim=32,
         intermediate_size=1024,
         vocab_size=1000,
+        max_position_embeddings=256,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
@@ -46,60 +68,64 @@ def kept_mask() -> Tensor:
     return torch.cat([(torch.arange(HEADS) < count).float() for count in KEPT])
 
 
-def systems() -> dict[str, PreTrainedModel]:
+def exports(folder: Path) -> dict[str, Path]:
     """The dense model, the same without the other heads, and padded with heads of zeros until all layers are equal."""
-    mask = kept_mask()
-    padded = llama()
-    return {
-        "dense": llama(),
-        "pruned": remove_heads_(llama(), mask),
-        "padded": remove_heads_(padded, pad_heads(padded, mask), values=mask),
-    }
+    made = {name: folder / name for name in ("dense", "pruned", "padded")}
+    save_pruned(llama(), made["dense"], torch.ones(LAYERS * HEADS), form="stock", tokenizer=None)
+    save_pruned(llama(), made["pruned"], kept_mask(), form="pruned", tokenizer=None)
+    save_pruned(llama(), made["padded"], kept_mask(), form="stock", pad_heads=True, tokenizer=None)
+    return made
 
 
-def measure(models: Mapping[str, PreTrainedModel], batch_size: int, *, prompt: int, new: int, repeats: int) -> dict[str, float]:
-    """Tokens written per second, by system: the median over calls of ``generate`` in turn.
+def measure(cells: Mapping[Cell, Write | str], batch_size: int, effort: Effort) -> dict[Cell, str]:
+    """What stands in the table: tokens written per second, the median over calls in turn, or why there are none.
 
     Args:
-        models: by name, on one device.
+        cells: what writes, or why nothing does.
         batch_size: texts at a time.
-        prompt, new: tokens that are read and written.
-        repeats: timed calls of each model, after one that is not.
+        effort: how much they read and write, and how often.
     """
-    ids = torch.randint(3, 1000, (batch_size, prompt), generator=torch.Generator().manual_seed(1))
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in progress.track(range(repeats + 1), f"timing batches of {batch_size}"):
-        for name in list(models) if turn % 2 else reversed(list(models)):
-            took = _timed(models[name], ids.to(models[name].device), new)
+    ids = torch.randint(3, 1000, (batch_size, effort.prompt), generator=torch.Generator().manual_seed(1))
+    found = dict(cells)
+    seconds: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    for turn in progress.track(range(effort.repeats + 1), f"timing batches of {batch_size}"):
+        for cell in list(found) if turn % 2 else reversed(list(found)):
+            write = found[cell]
+            if isinstance(write, str):
+                continue
+            start = time.perf_counter()
+            try:
+                write(ids, effort.new)
+            except Exception as error:  # of any library; the message is what the table is for
+                found[cell] = f"no: {type(error).__name__}: {first_line(error)}"
             if turn:
-                seconds[name].append(took)
-    return {name: batch_size * new / statistics.median(took) for name, took in seconds.items()}
+                seconds[cell].append(time.perf_counter() - start)
+    speeds = {cell: batch_size * effort.new / statistics.median(took) for cell, took in seconds.items() if took}
+    return {cell: write if isinstance(write, str) else f"{speeds[cell]:.0f}" for cell, write in found.items()}
 
 
-def _timed(model: PreTrainedModel, ids: Tensor, new: int) -> float:
-    start = time.perf_counter()
-    model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)  # type: ignore[operator]
-    return time.perf_counter() - start
+def speed_table(ways: Sequence[Way], batch_sizes: Sequence[int], effort: Effort) -> list[str]:
+    """Lines of Markdown: the models, a row for each way to run them, and what they were measured on."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = exports(Path(folder))
+        cells: dict[Cell, Write | str] = {}
+        for way in progress.track(ways, "preparing", name_of=lambda one: one.name):
+            cells.update({(way.name, name): prepared(way, export) for name, export in models.items()})
+        found = {size: measure(cells, size, effort) for size in batch_sizes}
+        columns = [(name, size) for size in batch_sizes for name in models]
+        rows = [[way.name, *(found[size][way.name, name] for name, size in columns)] for way in ways]
+        return [
+            *_sizes(models),
+            "",
+            *table(["tokens / s", *(f"{name}, batch {size}" for name, size in columns)], rows),
+            "",
+            f"{effort.prompt} tokens read, {effort.new} written, greedily, float32, on {hardware(torch.device('cpu'))}.",
+            f"Medians of {effort.repeats} calls in turn. Whatever else the machine did slowed all, so compare them with each",
+            "other alone.",
+        ]
 
 
-def speed_table(
-    models: Mapping[str, PreTrainedModel], batch_sizes: Sequence[int], *, prompt: int = PROMPT, new: int = NEW, repeats: int = 5
-) -> list[str]:
-    """Lines of Markdown: a row for each system, and what they were measured on."""
-    found = {size: measure(models, size, prompt=prompt, new=new, repeats=repeats) for size in batch_sizes}
-    speeds = [f"tokens / s at batch size {size}" for size in batch_sizes]
-    rows = [
-        f"| {name} | {count_parameters(model):,} | {cache_bytes_of(model):,} | "
-        + " | ".join(f"{found[size][name]:.0f}" for size in batch_sizes)
-        + " |"
-        for name, model in models.items()
-    ]
-    device = next(iter(models.values())).device
-    return [
-        f"| system | parameters | bytes of KV cache per token | {' | '.join(speeds)} |",
-        "| --- | --: | --: |" + " --: |" * len(batch_sizes),
-        *rows,
-        "",
-        f"{prompt} tokens read, {new} written, greedily, float32, on {hardware(device)}; medians of {repeats} calls in turn.",
-        "Whatever else the machine did slowed all of them, so compare them with each other alone.",
-    ]
+def _sizes(models: Mapping[str, Path]) -> list[str]:
+    loaded = {name: load_pruned(export) for name, export in models.items()}
+    rows = [[name, f"{count_parameters(model):,}", f"{cache_bytes_of(model):,}"] for name, model in loaded.items()]
+    return table(["model", "parameters", "bytes of KV cache per token"], rows)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from training.config.data import DataOptions
+from training.config.data_base import MORE
 from training.data.batches import SplitBatches
 from training.data.hashing import add_column
 from training.runs import processes
@@ -141,6 +142,15 @@ class TaskData(pl.LightningDataModule, ABC):
     def test_dataloader(self) -> DataLoader[Any]:
         return self._split_loader("test", self.options.eval_batch_size)
 
+    @property
+    def more_tests(self) -> list[str]:
+        """Further splits for results, such as ``test_mismatched``; mostly none."""
+        return [name for name in self.splits if name.startswith(MORE)]
+
+    def more_test_dataloader(self, split: str) -> DataLoader[Any]:
+        """One of :attr:`more_tests`."""
+        return self._split_loader(split, self.options.eval_batch_size)
+
     def score_dataloader(self) -> DataLoader[Any]:
         """The training examples on which heads are scored: a random choice of ``score_rows``."""
         if "score" not in self.splits:
@@ -173,7 +183,7 @@ class TaskData(pl.LightningDataModule, ABC):
     def fingerprint(self) -> str:
         """A hash of the encoded splits and of the order of training batches."""
         digest = xxhash.xxh3_128(self.order.encode())
-        for name in SPLITS:
+        for name in (*SPLITS, *self.more_tests):
             for column in self.splits[name].column_names:
                 digest.update(f"{name} ".encode())
                 add_column(digest, self.splits[name], column)

@@ -13,6 +13,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import SentenceOptions
+from training.config.data_base import MORE
 from training.data.base import SPLITS, TaskData
 from training.data.batches import RunBatches
 from training.data.encoding import encode
@@ -71,9 +72,10 @@ class SentenceData(TaskData):
         self.tokenizer = self.load_tokenizer(backbone)
         raw = self.load_splits()
         self._check_length(raw["train"].column_names)
-        found = {name: raw[name]["label"][:] for name in SPLITS}  # sliced, since a column gives its values one by one otherwise
+        names = [*SPLITS, *(name for name in raw if name.startswith(MORE))]
+        found = {name: raw[name]["label"][:] for name in names}  # sliced, since a column gives its values one by one otherwise
         numbers = self.numbers_of(found, stated_labels)
-        self.splits = {name: self._encode(name, raw[name], numbers) for name in SPLITS}
+        self.splits = {name: self._encode(name, raw[name], numbers) for name in names}
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def _check_length(self, columns: list[str]) -> None:

@@ -104,13 +104,15 @@ class Predictions(pl.Callback):
         self._keep("select", pl_module, *args)
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        self._keep("test", pl_module, *args)
+        assert isinstance(pl_module, HeadPruner)
+        self._keep(pl_module.tested, pl_module, *args)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._keep_texts("select", pl_module)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._keep_texts("test", pl_module)
+        assert isinstance(pl_module, HeadPruner)
+        self._keep_texts(pl_module.tested, pl_module)
 
     def _keep(self, split: str, pruner: pl.LightningModule, logits: Tensor, batch: dict[str, Any], *args: Any) -> None:
         assert isinstance(pruner, HeadPruner)

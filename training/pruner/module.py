@@ -20,7 +20,9 @@ from gates.families.closing import NOT_CLOSED, update_closing_step
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, find_attention
 from training.config import PrunerOptions
+from training.pruner.activations import checkpoint_activations_
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
+from training.pruner.divergence import check_finite
 from training.pruner.noise import seed_step_
 from training.pruner.parameters import is_of_gates, learning_rate_of, matching_parameters, parameter_groups, rest_, use_rates_
 from training.pruner.schedule import Phase, Schedule
@@ -54,6 +56,7 @@ class HeadPruner(pl.LightningModule):
         search: what a search by swaps did at the end of the prune phase, as plain data; None without one.
         refitted: likewise, how weights were refitted then.
         outputs: what the model said of each split when it was last evaluated.
+        tested: the split that tests are on, ``test`` or a further one.
     """
 
     closing_step: Tensor
@@ -67,6 +70,7 @@ class HeadPruner(pl.LightningModule):
         self.search: dict[str, Any] | None = None
         self.refitted: dict[str, Any] | None = None
         self.outputs: dict[str, dict[str, list[str]]] = {}
+        self.tested = "test"
         self._fixed: Tensor | None = None
         self._ends: tuple[int, int] | None = None
 
@@ -80,6 +84,8 @@ class HeadPruner(pl.LightningModule):
             return
         options, self.task = self.options, task
         backbone = task.build(options, tokenizer)
+        if options.checkpoint_activations:
+            checkpoint_activations_(backbone)
         sites = find_attention(backbone)
         kinds = kinds_to_prune(options, [kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = new_gates(options, backbone, kinds)
@@ -251,11 +257,7 @@ class HeadPruner(pl.LightningModule):
             task_loss, objective = self._taught(self.teacher, batch)
         penalty = self.steering.penalty(self.ramp(self.global_step))
         loss = share_of_batch(self.task.batch_weight(batch), self.device) * objective + penalty
-        if not self._finite_everywhere(loss):
-            raise GateError(
-                f"the loss is {float(loss.detach())} at step {self.global_step}; lower --model.learning_rate or set "
-                "--trainer.gradient_clip_val and start again, or go on in another --run_dir from last.ckpt (--ckpt_path)"
-            )
+        check_finite(loss, self.trainer)
         felt = penalty.detach() + self.steering.solved_penalty(self.ramp(self.global_step))
         self.log_dict({"train/task_loss": task_loss, "train/penalty": felt, "train/loss": (loss - penalty).detach() + felt})
         return loss
@@ -266,11 +268,6 @@ class HeadPruner(pl.LightningModule):
         self.log_dict({"train/logit_kl": kl, "train/hidden_mse": distance})
         weight, hidden_weight = self.options.distil, self.options.distil_hidden
         return task_loss, (1 - weight) * task_loss + weight * kl + hidden_weight * distance
-
-    def _finite_everywhere(self, loss: Tensor) -> bool:
-        """Whether the loss is finite in all processes, so that all of them stop together."""
-        finite = bool(torch.isfinite(loss))
-        return finite if self.trainer.world_size == 1 else self.trainer.strategy.reduce_boolean_decision(finite, all=True)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Outside the prune phase gates rest: a step with zero gradients would still count in Adam's bias correction and make
@@ -303,28 +300,28 @@ class HeadPruner(pl.LightningModule):
             )
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        return self._evaluate("select", batch)
+        return self._evaluate("select", batch, named="select")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        return self._evaluate("test", batch)
+        return self._evaluate("test", batch, named=self.tested)
 
-    def _evaluate(self, split: str, batch: dict[str, Tensor]) -> Tensor:
-        """Log a batch's metrics; returns the logits for callbacks that keep predictions."""
+    def _evaluate(self, split: str, batch: dict[str, Tensor], *, named: str) -> Tensor:
+        """Log a batch's metrics under a name; returns the logits for callbacks that keep predictions."""
         losses, logits = self.task.losses(self.backbone, batch)
         metrics = self.metrics[split]
         self.task.update(metrics, self.backbone, batch, logits)  # type: ignore[arg-type]
         size = losses.shape[0]
         self.mean_loss[split].update(losses, self.task.example_weights(batch))  # type: ignore[operator]
-        self.log(f"{split}/loss", self.mean_loss[split], batch_size=size, on_epoch=True)  # type: ignore[arg-type]
-        named = {f"{split}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
-        self.log_dict(named, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
+        self.log(f"{named}/loss", self.mean_loss[split], batch_size=size, on_epoch=True)  # type: ignore[arg-type]
+        by_name = {f"{named}/{name}": metric for name, metric in metrics.items()}  # type: ignore[operator]
+        self.log_dict(by_name, batch_size=size, on_epoch=True, on_step=False, prog_bar=False)
         return logits
 
     def on_validation_epoch_end(self) -> None:
         self.outputs["select"] = self.task.outputs(self.metrics["select"])  # type: ignore[arg-type]
 
     def on_test_epoch_end(self) -> None:
-        self.outputs["test"] = self.task.outputs(self.metrics["test"])  # type: ignore[arg-type]
+        self.outputs[self.tested] = self.task.outputs(self.metrics["test"])  # type: ignore[arg-type]
 
     def configure_optimizers(self) -> Any:
         self._set_schedule()

@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from training.config import PrunerOptions
+from training.pruner.activations import checkpoint_activations_, checkpoints_activations
 
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
@@ -77,7 +79,7 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
     return found
 
 
-def rest_(backbone: nn.Module, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
+def rest_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
     """Let a backbone rest while gates are learned, or wake it: at rest it has no dropout, which would only blur what gates are
     told, and on one process no gradients of its own, which cost a third of a step. (DDP waits for every gradient that it has
     been promised.)
@@ -91,6 +93,8 @@ def rest_(backbone: nn.Module, rests: bool, frozen: Iterable[nn.Parameter], *, a
     if backbone.training != rests:
         return
     backbone.train(not rests)
+    if checkpoints_activations(backbone):
+        checkpoint_activations_(backbone, rests=rests)
     if alone:
         for parameter in backbone.parameters():
             parameter.requires_grad_(not rests)

@@ -35,12 +35,16 @@ closed the rest; of methods whose gates were held to the budget of the row."""
 
 def shown(metric: str, value: Number) -> Number:
     """A metric's value, or a column of them, on the scale that is shown."""
-    return 100 * value if metric in IN_PERCENT else value
+    return 100 * value if unit(metric) else value
 
 
 def unit(metric: str) -> str:
-    """What follows a shown value, with its space."""
-    return IN_PERCENT.get(metric, "")
+    """What follows a shown value, with its space; also of a metric on a further test split.
+
+    >>> unit("accuracy"), unit("mismatched_accuracy"), unit("loss")
+    (' %', ' %', '')
+    """
+    return next((said for known, said in IN_PERCENT.items() if metric == known or metric.endswith(f"_{known}")), "")
 
 
 def number(metric: str, value: float) -> str:

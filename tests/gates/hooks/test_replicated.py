@@ -42,9 +42,21 @@ def batch(kind, step, rank, world):
     return {"input_ids": ids[rank::world], "labels": labels[rank::world]}
 
 
-def train(kind, rank, world, *, shard_first=False, stops_at=None):
+def counted(layers):
+    """How often layers run, as a list of one number."""
+    runs = [0]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda *_: runs.__setitem__(0, runs[0] + 1))
+    return runs
+
+
+def train(kind, rank, world, *, shard_first=False, checkpointed=False, stops_at=None):
     """The gates' gradients of each step, and how they end."""
     model = build(kind)
+    attention = [part for part in model.modules() if type(part).__name__ in ("BertSelfAttention", "LlamaAttention")]
+    runs = counted(attention)
+    if checkpointed:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     if world > 1 and shard_first:
         shard_(model, world)
     gated = get_gated_model(model, GateConfig(budget=BUDGET, initial_log_alpha=0.0)).train()
@@ -66,25 +78,36 @@ def train(kind, rank, world, *, shard_first=False, stops_at=None):
         optimizer.zero_grad()
         gated.step_((step + 1) / STEPS, optimizer)
     gated.fix_mask_()
-    kept = {"gradients": torch.stack(gradients), "log_alpha": gated.gates.log_alpha.detach(), "mask": gated.gates.mask}
+    kept = {
+        "runs": runs[0] // (2 * STEPS * len(attention)),
+        "gradients": torch.stack(gradients),
+        "log_alpha": gated.gates.log_alpha.detach(),
+        "mask": gated.gates.mask,
+    }
     whole = StateDictOptions(full_state_dict=True)
     weights = get_model_state_dict(gated.base_model, options=whole) if world > 1 else gated.base_model.state_dict()
     return kept | {"sharded": type(next(gated.base_model.parameters()).data).__name__, "weights": weights}
 
 
-def in_one_of_two(rank, folder, kind, shard_first):
+def in_one_of_two(rank, folder, kind, shard_first, checkpointed):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.save(train(kind, rank, 2, shard_first=shard_first), f"{folder}/{rank}.pt")
+    torch.save(train(kind, rank, 2, shard_first=shard_first, checkpointed=checkpointed), f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
 @pytest.mark.filterwarnings(FORKED)
-@pytest.mark.parametrize(("kind", "shard_first"), [("bert", False), ("bert", True), ("llama", False)])
-def test_a_sharded_model_has_the_gates_of_one_process(tmp_path, kind, shard_first):
-    """The same gradients in every step, with accumulation, the same log_alpha and the same mask, up to the order of sums."""
+@pytest.mark.parametrize(
+    ("kind", "shard_first", "checkpointed"),
+    [("bert", False, False), ("bert", True, False), ("llama", False, False), ("bert", True, True), ("llama", False, True)],
+)
+def test_a_sharded_model_has_the_gates_of_one_process(tmp_path, kind, shard_first, checkpointed):
+    """The same gradients in every step, with accumulation, the same log_alpha and the same mask, up to the order of sums; also
+    where every layer runs again in the backward pass."""
     whole = train(kind, 0, 1)
-    torch.multiprocessing.start_processes(in_one_of_two, (str(tmp_path), kind, shard_first), nprocs=2, start_method="fork")
+    asked = (str(tmp_path), kind, shard_first, checkpointed)
+    torch.multiprocessing.start_processes(in_one_of_two, asked, nprocs=2, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert [one["runs"] for one in (whole, *found)] == [1, 1 + checkpointed, 1 + checkpointed]
     assert [one["sharded"] for one in (whole, *found)] == ["Tensor", "DTensor", "DTensor"]
     for name in ("gradients", "log_alpha", "mask"):
         assert torch.equal(found[0][name], found[1][name])

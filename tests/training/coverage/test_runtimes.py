@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from gates.sites import is_attention
+from gates.sites import find_attention, is_attention
 from gates.surgery.pruned import Headless
 from training.coverage.runtimes import RUNTIMES, Runtime, packages, runtime_table, subjects, try_runtime
 
@@ -19,19 +19,22 @@ def models():
 
 def test_the_models_are_what_the_page_says(models):
     heads = [len([module for module in model.modules() if is_attention(module)]) for model in models.values()]
-    assert heads == [3, 3, 2]
+    assert heads == [3, 3, 3, 3, 2]
+    sizes = {name: [site.heads for site in find_attention(model)] for name, model in models.items()}
+    assert (sizes["stock, equal layers"], sizes["stock, padded"]) == ([2, 2, 2], [4, 4, 4])
+    assert sizes["uneven heads"] == [3, 2, 2]
     assert sum(isinstance(module, Headless) for module in models["a layer without heads"].modules()) == 1
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("runtime", QUICK, ids=lambda runtime: runtime.name)
-@pytest.mark.parametrize("name", ["dense", "uneven heads", "a layer without heads"])
+@pytest.mark.parametrize("name", ["dense", "stock, equal layers", "stock, padded", "uneven heads", "a layer without heads"])
 def test_what_runs_a_pruned_model(models, runtime, name):
-    """Everything that runs the dense model, but for continuous batching, which is refused in one sentence."""
+    """Everything that runs the dense model; continuous batching of other than stock forms is refused in one sentence."""
     found = try_runtime(runtime, models[name])
-    if "continuous" in runtime.name and name != "dense":
+    if "continuous" in runtime.name and name in ("uneven heads", "a layer without heads"):
         assert found.startswith("no: ValueError: continuous batching keeps as many key/value heads for every layer")
-    elif "int4" in runtime.name:  # whose kernels need packages of their own
+    elif "int4, weights, `" in runtime.name:  # whose kernels need packages or devices of their own
         assert found.split(",")[0].split(":")[0] in ("yes", "no")
     else:
         assert found.startswith("yes"), found

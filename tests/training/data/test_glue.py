@@ -79,7 +79,9 @@ def test_every_task_is_opened_as_the_hub_has_it(hub, task, mismatched):
     if mismatched and task != "mnli":
         pytest.skip("of mnli alone")
     data = opened(hub, subset=task, **({"mismatched": True} if mismatched else {}))
-    assert {name: len(split) for name, split in data.splits.items()} == {"train": 36, "select": 4, "test": 20}
+    more = {"test_matched" if mismatched else "test_mismatched": 20} if task == "mnli" else {}
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 36, "select": 4, "test": 20, **more}
+    assert data.more_tests == list(more)
     assert data.task.main_metric == KNOWN_BY.get(task, "accuracy")
     told = data.task.metrics("test")
     labels = data.splits["test"]["labels"][:]
@@ -100,6 +102,8 @@ def test_matched_and_mismatched_are_other_texts_with_the_same_choices(hub):
     for name in ("train", "select"):
         assert matched.splits[name][:] == other.splits[name][:]
     assert matched.splits["test"]["input_ids"][:] != other.splits["test"]["input_ids"][:]
+    assert matched.splits["test"][:] == other.splits["test_matched"][:]
+    assert matched.splits["test_mismatched"][:] == other.splits["test"][:]
     assert matched.fingerprint() != other.fingerprint()
 
 

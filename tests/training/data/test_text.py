@@ -154,6 +154,29 @@ def test_a_label_outside_the_classes(tmp_path, data):
         data().build(None)
 
 
+def test_further_test_files_are_splits_of_their_own(tmp_path, data):
+    rows = [("the fox sees the basil", "1"), ("the king", "0"), ("the basil", "1")] * 4
+    for name, part in {"train": rows, "test": rows[:3], "other": rows[2:]}.items():
+        write(tmp_path / f"{name}.tsv", part)
+    one = data(test="test.tsv", more_tests={"other": str(tmp_path / "other.tsv")})
+    two, alone = data(test="other.tsv"), data(test="test.tsv")
+    for made in (one, two, alone):
+        made.build(None)
+    assert (one.more_tests, alone.more_tests) == (["test_other"], [])
+    assert one.splits["test_other"][:] == two.splits["test"][:]
+    assert next(iter(one.more_test_dataloader("test_other")))["labels"].shape == (10,)
+    assert one.fingerprint() != alone.fingerprint()
+    write(tmp_path / "other.tsv", [("the fox", "neither")])
+    with pytest.raises(GateError, match="the test_other split has the label 'neither'"):
+        data(test="test.tsv", more_tests={"other": str(tmp_path / "other.tsv")}).build(None)
+
+
+@pytest.mark.parametrize("name", ["", "Mis-matched", "a_b", "binary", "9"])
+def test_names_of_further_test_files(tmp_path, data, name):
+    with pytest.raises(GateError, match="expected lower-case letters and digits that begin no metric's name"):
+        data(more_tests={name: "other.tsv"})
+
+
 def test_unknown_ending(tmp_path, data):
     (tmp_path / "train.xlsx").write_text("x")
     with pytest.raises(GateError, match=r"\.xlsx"):

@@ -125,6 +125,25 @@ def test_predictions_are_what_the_metrics_count():
     assert (found["test_target"] == targets).all()
 
 
+def test_a_further_test_split_has_metrics_and_predictions_under_its_own_name():
+    """Those of the test split are what they are without it."""
+    pruner, alone, kept = make_pruner(), Predictions(), Predictions()
+    data = make_data(eval_batch_size=40, test_rows=90)
+    before = evaluate(make_trainer(callbacks=[alone], limit_val_batches=1.0), pruner, data)
+    data.splits["test_other"] = data.splits["select"]
+    metrics = evaluate(make_trainer(callbacks=[kept], limit_val_batches=1.0), pruner, data)
+    assert {name: value for name, value in metrics.items() if not name.startswith("test_other_")} == before
+    for name in ("loss", "accuracy", "f1", "matthews"):
+        assert metrics[f"test_other_{name}"] == metrics[f"select_{name}"]
+    assert metrics["test_accuracy"] != metrics["select_accuracy"]
+    found = kept.arrays()
+    for name, values in alone.arrays().items():
+        assert np.array_equal(found[name], values)
+    assert np.array_equal(found["test_other_prediction"], found["select_prediction"])
+    assert "test_other/accuracy" not in evaluate(make_trainer(limit_val_batches=1.0), pruner, data, ("select",))
+    assert pruner.tested == "test"
+
+
 @pytest.mark.parametrize("counts", [(3, 3), (4, 3), (1, 0), (3, 3, 2)])
 def test_parts_of_several_processes_are_put_together_in_turns(counts, monkeypatch):
     """Process r of n evaluates every n-th example from r on; the first ones have one more where it does not come out even."""
