@@ -37,7 +37,8 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
     """A row for each length of the job, with the smallest batches of several examples; two for what of it is done once and what
     in every step; and one for each way to start."""
     size = min((size for size in setting.sizes if size.batch > 1), default=setting.sizes[0], key=lambda size: size.batch)
-    more, rows = {}, []
+    more: dict[int, Spread] = {}
+    rows: list[dict[str, Any]] = []
     for steps, turns in ({6: 5, 9: 3} if setting.quick else TURNS).items():
         work = {"plain": prepare_plain(setting, size, steps), "job": prepare_job(setting, size, steps)}
         effort = Effort(turns=turns, warm_up=0 if more else 1, processor_time=setting.processor_time)
