@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from gates.roles.roles import RULES
 from training.analysis.depth import depths_of, mean_depths
 from training.analysis.role_story_plots import role_depths
-from training.plotting import COLOURS, INK, MARKERS, legend_beside, styled
+from training.plotting import COLOURS, INK, MARKERS, legend_beside, method_styles, styled
 from training.report.figures import masks_by_method
 from training.report.film import film_strip
 from training.report.pictures import main_pictures
-from training.report.quality import quality_against_heads
+from training.report.quality import DENSE, STAGE_TITLES, draw_quality, quality_against_heads, what_is_drawn
 from training.report.reading import read_contents
 from training.report.role_plots import role_map
 from training.report.role_table import read_roles
@@ -45,13 +45,16 @@ QUALITY: dict[str, tuple[str, str, float | None]] = {
     "translation": ("multi30k_all_budgets", "retrained", 24),
     "translation_post_hoc": ("multi30k_all_budgets", "post hoc", None),
     "encoder": ("multi30k_encoder_budgets", "retrained", 32),
-    "agreement": ("agreement", "post hoc", 70),
-    "sick": ("sick", "post hoc", 55),
-    "sst2": ("sst2", "post hoc", None),
-    "sst2_retrained": ("sst2", "retrained", None),
 }
 """File to the folder of results, the stage, and the lower end of the axis, where one method lies far below the others."""
-HEADS = ("sst2", "learned", 18)
+TASKS = {
+    "agreement of the verb": "agreement_seeds",
+    "entailment (SICK)": "sick_seeds",
+    "sentiment (SST-2)": "sst2_seeds",
+    "kinds of questions (TREC)": "trec_seeds",
+}
+"""What the picture of four tasks calls the folders of their results."""
+HEADS = ("sst2_seeds", "learned", 18)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
 """The folder of the benchmark whose necessary heads are known; without it there is no picture of it."""
@@ -83,10 +86,26 @@ def prices() -> Figure:
     return figure
 
 
+@styled
+def four_tasks() -> Figure:
+    """The mask alone on four tasks: accuracy as heads are taken away."""
+    figure = Figure(figsize=(8.6, 5.4), layout="constrained")
+    contents = {task: read_contents(RESULTS / folder) for task, folder in TASKS.items()}
+    styles = method_styles(list(dict.fromkeys(method for one in contents.values() for method in one.methods)))
+    panels = figure.subplots(2, 2).flat
+    for axes, (task, one) in zip(panels, contents.items(), strict=True):
+        draw_quality(axes, one, "post hoc", styles)
+        axes.set_title(task, fontsize=9)
+    legend_beside(figure, panels[0], [*styles, DENSE])
+    figure.suptitle(f"{STAGE_TITLES['post hoc']}; {what_is_drawn(one, 'post hoc')}", fontsize=9)
+    return figure
+
+
 def of_pages() -> Iterator[tuple[str, Figure]]:
     """The pictures of pages by name, as far as their results are there."""
     for name, (folder, stage, lowest) in QUALITY.items():
         yield name, quality_against_heads(read_contents(RESULTS / folder), stage, lowest=lowest)
+    yield "tasks", four_tasks()
     yield "prices", prices()
     folder, method, budget = HEADS
     contents = read_contents(RESULTS / folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,37 @@ def quality_against_heads(contents: Contents, stage: str, *, lowest: float | Non
         stage: of the results.
         lowest: lower end of the axis as shown; what lies below is written at the edge. None: the lowest mean is within.
     """
-    metric, styles = contents.metric, method_styles(contents.methods)
-    rows = contents.summary[contents.summary["stage"] == stage]
-    dense, rows = rows[rows["method"] == "dense"], rows[~is_dense(rows)].dropna(subset=["mean"])
-    methods = [method for method in contents.methods if method in set(rows["method"])]
-    budgets = sorted(map(int, set(rows["budget"])))
-    figure = _figure(methods, 3.4)
+    known = set(_of_stage(contents, stage)["method"])
+    methods = [method for method in contents.methods if method in known]
+    figure, styles = _figure(methods, 3.4), method_styles(contents.methods)
     axes = figure.subplots()
-    seeds = _seeds(contents, stage)
+    ends = draw_quality(axes, contents, stage, styles, lowest=lowest)
+    axes.set_title(f"{STAGE_TITLES.get(stage, stage)}\n{what_is_drawn(contents, stage)}", fontsize=8.5)
+    if len(methods) > FEW:
+        legend_beside(figure, axes, sorted(ends, key=lambda name: -ends[name]))
+    else:
+        label_ends(axes, {name: (end, str(styles[name]["color"]) if name in styles else INK) for name, end in ends.items()})
+    return figure
+
+
+def draw_quality(
+    axes: Axes, contents: Contents, stage: str, styles: Mapping[str, Mapping[str, Any]], *, lowest: float | None = None
+) -> dict[str, float]:
+    """What :func:`quality_against_heads` shows, on axes that are there, without a title and names.
+
+    Args:
+        axes: to draw on.
+        contents, stage, lowest: as there.
+        styles: of the lines by method, which several axes can share.
+
+    Returns:
+        Where each line ends, by its name, as shown.
+    """
+    metric, rows = contents.metric, _of_stage(contents, stage)
+    dense = contents.summary[(contents.summary["stage"] == stage) & (contents.summary["method"] == DENSE)]
+    budgets, seeds = sorted(map(int, set(rows["budget"]))), _seeds(contents, stage)
     ends: dict[str, float] = {}
-    for method in methods:
+    for method in (method for method in contents.methods if method in set(rows["method"])):
         line, style = rows[rows["method"] == method].sort_values("budget"), styles[method]
         means, x = shown(metric, line["mean"]), line["budget"].map(budgets.index)
         axes.plot(x, means, **style, markersize=4.5, linewidth=1.4, label=method)
@@ -74,14 +96,22 @@ def quality_against_heads(contents: Contents, stage: str, *, lowest: float | Non
     ticks, title = contents.axis(budgets)
     axes.set_xticks(range(len(budgets)), ticks)
     axes.set(xlabel=title, ylabel=f"test {metric}{unit(metric)}")
-    axes.set_title(f"{STAGE_TITLES.get(stage, stage)}\n{_what_is_drawn(seeds)}", fontsize=8.5)
     axes.set_xlim(len(budgets) - 0.85, -0.15)  # heads are taken away from left to right
     axes.grid(visible=True, axis="y")
-    if len(methods) > FEW:
-        legend_beside(figure, axes, sorted(ends, key=lambda name: -ends[name]))
-    else:
-        label_ends(axes, {name: (end, str(styles[name]["color"]) if name in styles else INK) for name, end in ends.items()})
-    return figure
+    return ends
+
+
+def what_is_drawn(contents: Contents, stage: str) -> str:
+    """What lines and bands of :func:`draw_quality` are."""
+    seeds = _seeds(contents, stage)
+    most = int(seeds["count"].max()) if len(seeds) else 0
+    return f"lines: means, bands: lowest to highest of {counted(most, 'seed')}" if most > 1 else "of one seed" * (most == 1)
+
+
+def _of_stage(contents: Contents, stage: str) -> pd.DataFrame:
+    """The means of a stage, but for the dense model's."""
+    rows = contents.summary[contents.summary["stage"] == stage]
+    return rows[~is_dense(rows)].dropna(subset=["mean"])
 
 
 @styled
@@ -162,11 +192,6 @@ def _seeds(contents: Contents, stage: str) -> pd.DataFrame:
         return pd.DataFrame(columns=["method", "budget", "min", "max", "count"])
     of_stage = rows[(rows["stage"] == stage) & ~is_dense(rows)]
     return of_stage.groupby(["method", "budget"], as_index=False)[main].agg(["min", "max", "count"])
-
-
-def _what_is_drawn(seeds: pd.DataFrame) -> str:
-    most = int(seeds["count"].max()) if len(seeds) else 0
-    return f"lines: means, bands: lowest to highest of {counted(most, 'seed')}" if most > 1 else "of one seed" * (most == 1)
 
 
 def _written_below(axes: Axes, x: pd.Series, means: pd.Series, lowest: float, colour: str) -> None:
