@@ -173,7 +173,7 @@ def test_further_test_files_are_splits_of_their_own(tmp_path, data):
 
 def test_further_test_files_are_what_a_run_is_known_by_whatever_their_order(tmp_path, data):
     for name in ("train", "test", "one", "two"):
-        write(tmp_path / f"{name}.tsv", ROWS[: 8 if name == "one" else 20])
+        write(tmp_path / f"{name}.tsv", [("the fox sees the basil", "1"), ("the king", "0")] * (4 if name == "one" else 10))
     files = {name: str(tmp_path / f"{name}.tsv") for name in ("one", "two")}
     known_by = []
     for names in (["one", "two"], ["two", "one"], ["one"], ["two"], []):
@@ -187,7 +187,7 @@ def test_further_test_files_are_what_a_run_is_known_by_whatever_their_order(tmp_
 
 def test_further_splits_of_a_data_set(tmp_path):
     for name in ("train", "validation", "test"):
-        write(tmp_path / f"{name}.csv", ROWS[: 8 if name == "validation" else 20], separator=",")
+        write(tmp_path / f"{name}.csv", [("the fox", "1"), ("the king", "0")] * (4 if name == "validation" else 10), separator=",")
     read = TextData(Text(dataset=str(tmp_path), more_tests={"other": "validation"})).load_splits()
     assert (read["test"].num_rows, read["test_other"].num_rows) == (20, 8)
     with pytest.raises(GateError, match="has no split 'mismatched'; it has train, validation, test"):
