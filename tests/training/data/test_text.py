@@ -187,7 +187,9 @@ def test_further_test_files_are_what_a_run_is_known_by_whatever_their_order(tmp_
 
 def test_further_splits_of_a_data_set(tmp_path):
     for name in ("train", "validation", "test"):
-        write(tmp_path / f"{name}.csv", [("the fox", "1"), ("the king", "0")] * (4 if name == "validation" else 10), separator=",")
+        write(
+            tmp_path / f"{name}.csv", [("the fox", "1"), ("the king", "0")] * (4 if name == "validation" else 10), separator=","
+        )
     read = TextData(Text(dataset=str(tmp_path), more_tests={"other": "validation"})).load_splits()
     assert (read["test"].num_rows, read["test_other"].num_rows) == (20, 8)
     with pytest.raises(GateError, match="has no split 'mismatched'; it has train, validation, test"):
