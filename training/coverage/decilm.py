@@ -45,7 +45,7 @@ def register() -> None:
     from conversion.llama import LlamaModel  # which registers a class for the same names, so it comes first
 
     @ModelBase.register(*(f"{family}ForCausalLM" for family in FAMILIES))
-    class ByLayer(DeciModel):  # type: ignore[misc]
+    class ByLayer(DeciModel):
         """A Llama as DeciLM."""
 
         model_arch = gguf.MODEL_ARCH.DECI
