@@ -34,25 +34,30 @@ done
 wide=(--data.batch_tokens 4096 --model.from_scratch.d_model 512 --model.from_scratch.encoder_ffn_dim 1024
   --model.from_scratch.decoder_ffn_dim 1024 --model.from_scratch.dropout 0.3 --model.learning_rate 7e-4
   --model.prune_learning_rate 2.3e-4 --model.finetune 30 --average_every 25)
-methods=(--methods learned,his,hies,entropy-low-first,entropy-high-first,random --seeds 0,1,2,3,4)
+methods=(--methods learned,his,hies,entropy-low-first,entropy-high-first,random)
+five=(--seeds 0,1,2,3,4)
 case $part in
   fit) command=(training.fit --config configs/default.yaml --existing resume) ;;
   sst2)
     command=(training compare --config configs/sst2_minilm_local.yaml --model.backbone "$model" --data.columns null
       --data.train_file "$data/sst2/train.tsv.gz" --data.select_file "$data/sst2/dev.tsv" --data.test_file "$data/sst2/test.tsv"
       --budgets 18,9,4 --methods learned,learned+refit,learned+restarts+refit,his,his+refit,obs+refit,hies,entropy-low-first,random
-      --seeds 0,1,2,3,4)
+      "${five[@]}")
     ;;
-  encoder) command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" --budgets '{encoder: 10}') ;;
+  encoder)
+    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" "${five[@]}"
+      --budgets '{encoder: 10}')
+    ;;
   all)
-    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" --budgets 26
-      --model.freeze_while_pruning null)
+    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" "${five[@]}"
+      --budgets 26 --model.freeze_while_pruning null)
     ;;
   gpt | groups)
+    counted=(--budgets 36,24,12)
+    if [[ $part == groups ]]; then counted=(--model.unit group --budgets 18,12,6); fi
     command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/novels/train.txt"
       --data.select_file "$data/novels/valid.txt" --data.test_file "$data/novels/test.txt"
-      "${methods[@]}" --seeds 0,1,2 --budgets 36,24,12)
-    if [[ $part == groups ]]; then command+=(--model.unit group --budgets 18,12,6); fi
+      "${methods[@]}" --seeds 0,1,2 "${counted[@]}")
     ;;
   benchmark)
     device=${ACCELERATOR:-cuda}
@@ -61,7 +66,7 @@ case $part in
     ;;
   *) echo "unknown part '$part'; expected fit, sst2, encoder, all, gpt, groups or benchmark" >&2; exit 2 ;;
 esac
-[[ $part == fit && ! -e $out/$part ]] && command=("${command[@]/resume/refuse}")
+[[ $part == fit && ! -e $out/$part/config.yaml ]] && command=("${command[@]/resume/refuse}")
 timeout --signal=INT --kill-after=30 "${minutes}m" "$python" -m "${command[@]}" "${common[@]}" "$@" || ended=$?
-if [[ ${ended:-0} == 124 ]]; then echo "not finished after $minutes minutes; the same command goes on"; fi
+if [[ ${ended:-0} == 124 || ${ended:-0} == 137 ]]; then echo "not finished after $minutes minutes; the same command goes on"; fi
 exit "${ended:-0}"

@@ -57,7 +57,7 @@ def test_tables_have_both_correlations_of_what_was_predicted(run):
     assert row["test_loss"] == pytest.approx(np.square(predicted - true).mean(), abs=1e-4)
 
 
-def test_further_test_files_have_columns_beside_those_of_the_first(run, tmp_path):
+def test_further_test_files_have_columns_beside_those_of_the_first(run, tmp_path, capsys):
     table = pd.read_csv(run / "comparison.csv")
     for metric in ("loss", "pearson", "spearman"):
         assert (table[f"test_again_{metric}"] == table[f"test_{metric}"]).all()
@@ -69,6 +69,11 @@ def test_further_test_files_have_columns_beside_those_of_the_first(run, tmp_path
     assert "more_pearson" in (run / "export" / "README.md").read_text()
     assert run_command("report", [str(run), "--output", str(tmp_path / "report.html")]) == 0
     assert f"{100 * table['test_more_pearson'].iloc[0]:.2f}" in (tmp_path / "report.html").read_text()
+    capsys.readouterr()
+    assert run_command("summary", [str(run), "--metric", "test_more_pearson", "--stage", "retrained", "--methods", "his"]) == 0
+    said = capsys.readouterr().out
+    assert f"| retrained | his | {100 * row['test_more_pearson']:.1f} |" in said
+    assert "test_more_pearson in percent" in said
 
 
 def test_methods_are_tested_by_resampled_correlations(run):

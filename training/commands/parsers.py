@@ -40,7 +40,10 @@ def summary_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m training summary", description="Results as Markdown tables.")
     parser.add_argument("runs", type=str, nargs="*", metavar="RUN", help="Directories that fit or compare wrote.")
     parser.add_argument(
-        "--metric", type=str, default="test_accuracy", help="Column of comparison.csv; fractions are shown in percent."
+        "--metric",
+        type=str,
+        default="test_accuracy",
+        help="Column of comparison.csv: a metric, whose fractions are shown in percent, or kv_bytes_per_token.",
     )
     parser.add_argument("--stage", type=str | None, default=None, help="Such as post hoc or retrained; all by default.")
     parser.add_argument(

@@ -28,7 +28,7 @@ from training.commands.unused import check_no_others
 from training.config.stages import STAGES
 from training.runs.lock import only_writer
 from training.runs.stored import read_json, read_table, read_text
-from training.stats.numbers import IN_PERCENT, kinds_kept, shown
+from training.stats.numbers import CACHE, kinds_kept, shown, unit
 from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
 
 ALONE = {
@@ -60,7 +60,7 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             kinds = [known.get(budget, "") for budget in table["budget"]]
             tables.append(
                 table[["seed", "stage", "method", "heads"]]
-                .join(table.filter(regex="^(select|test)_|_examples$"))
+                .join(table.filter(regex=f"^(select|test)_|_examples$|^{CACHE}$"))
                 .assign(kinds=kinds)
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -87,15 +87,16 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     Raises:
         GateError: for a metric that some row lacks, such as that of another task, or a column that is none.
     """
-    names = [str(name) for name in rows if str(name).startswith(("select_", "test_")) and rows[name].notna().all()]
+    names = [str(name) for name in rows if str(name).startswith(("select_", "test_", CACHE)) and rows[name].notna().all()]
     if metric not in names:
         have = ", ".join(names) or "there is none"
         raise GateError(f"--metric is {metric!r}; expected one that all of these rows have: {have}")
     values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     for column in ("mean", "std"):
         values[column] = shown(_name(metric), values[column])
+    digits = ",.0f" if metric == CACHE else ".1f"
     values["text"] = [
-        f"{mean:.1f}" + (f" ± {spread:.1f}" if count > 1 else "")
+        f"{mean:{digits}}" + (f" ± {spread:{digits}}" if count > 1 else "")
         for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
     ]
     table = values.pivot(index=["stage", "method"], columns=["heads", "kinds"], values="text")
@@ -154,7 +155,7 @@ def report(options: Namespace) -> str:
         rows = rows.join(split_costs(rows))  # of all rows, since one may say what another is made of
     rows = choose(rows, options.stage, methods)
     seeds = sorted(int(seed) for seed in rows["seed"].unique())
-    what = f"{options.metric} in percent" if _name(options.metric) in IN_PERCENT else str(options.metric)
+    what = f"{options.metric} in percent" if unit(_name(options.metric)) else str(options.metric)
     if len(seeds) > 1:
         what = f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), {what}"
     elif seeds:

