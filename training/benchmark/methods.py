@@ -33,7 +33,7 @@ class Scored(nn.Module):
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = backbone
-        self.gates = HeadGates(backbone)
+        self.gates = HeadGates(backbone).attach()
         self.task: Task = Classification(["no", "yes"])
 
     @property
@@ -54,7 +54,7 @@ def _row(setting: Setting, name: str) -> dict[str, Any]:
     with measured(setting.on, module.gates) as meter:
         run()
     texts, cost = BATCHES * SIZE.batch, meter.cost
-    effort = replace(setting.effort, turns=10, warm_up=1, seconds=5.0)
+    effort = setting.effort if setting.quick else replace(setting.effort, turns=10, warm_up=1, seconds=5.0)
     times = alternate_shown(f"scores of {name}", {"scores": run, "training": training(setting, batches)}, setting.on, effort)
     return {
         "pass": name,

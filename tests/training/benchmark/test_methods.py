@@ -26,6 +26,11 @@ def test_passes_of_a_text(name, forward, backward):
     assert row["over_training"]["median"] > 0
 
 
+@pytest.mark.parametrize("name", PASSES)
+def test_every_way_is_measured(name):
+    assert methods._row(SETTING, name)["scores_ms"]["median"] > 0
+
+
 def test_methods_stand_beside_the_ways_that_they_need():
     found = {name: {method for method, one in SCORERS.items() if methods.behind(one.raws, name)} for name in PASSES}
     assert {"his", "fisher", "hies"} <= found["gradients"]
