@@ -47,6 +47,18 @@ def test_outputs_are_kept_and_name_no_machine(name):
     assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|Users)/", "\n".join(written))
 
 
+def test_the_gates_over_time_are_gates_alone(tmp_path):
+    """Beside them the table has what was expected and what a gate cost."""
+    columns = "seed,method,budget,step,expected,price,price/cross,encoder.0.0,encoder.0.1"
+    (tmp_path / "gates_over_time.csv").write_text(f"{columns}\n0,learned,1,5,2,0,0,1,1\n0,learned,1,9,1,0,0,1,0\n")
+    notebook = nbformat.read(NOTEBOOKS / "01_prune_your_model.ipynb", as_version=4)
+    [source] = [cell.source for cell in notebook.cells if 'read_csv(RUN / "gates_over_time.csv")' in cell.source]
+    known = {"pd": pd, "RUN": tmp_path}
+    exec(source, known)
+    assert list(known["over_time"]) == ["encoder.0.0", "encoder.0.1"]
+    assert known["axes"].get_title() == "1 of 2 gates end closed"
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the Jupyter client itself
 def test_prune_your_model(tmp_path, monkeypatch):

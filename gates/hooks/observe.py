@@ -238,10 +238,11 @@ class _Calls:
         enable_gqa: bool = False,
     ) -> None:
         """A call of PyTorch's attention, with its arguments."""
+        mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]  # it may be one for all texts or heads
         for position in self._taken(None):
             with torch.no_grad():
-                visible = visible_keys(query, key, attn_mask, is_causal)
-                self.update(position, _measure(query, key, scale, attn_mask, causal=is_causal), visible)
+                visible = visible_keys(query, key, mask, is_causal)
+                self.update(position, _measure(query, key, scale, mask, causal=is_causal), visible)
 
     def _taken(self, module: nn.Module | None) -> list[int]:
         """Running sites that this call belongs to; they count as seen.

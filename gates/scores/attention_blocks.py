@@ -104,4 +104,6 @@ def _visible(mask: Tensor | None, causal: bool, at: slice, keys: int, device: to
 
 
 def _rows(mask: Tensor, at: slice, keys: int) -> Tensor:
-    return (mask if mask.shape[2] == 1 else mask[:, :, at])[..., :keys]
+    """Of a mask, with all keys, also where it says the same of each."""
+    rows = (mask if mask.shape[2] == 1 else mask[:, :, at])[..., :keys]
+    return rows.expand(*rows.shape[:-1], keys)

@@ -7,7 +7,7 @@ import json
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
 from training.benchmark.alternate import Spread, alternate_shown, as_cell
-from training.benchmark.pruned import NEW_TOKENS, onnx_session, prepare, subject, written
+from training.benchmark.pruned import NEW_TOKENS, decoded_sizes, onnx_session, prepare, subject, written
 from training.benchmark.setting import Setting
 from training.benchmark.size import Size
 
@@ -65,13 +65,17 @@ def measure(setting: Setting) -> list[dict[str, Any]]:
     if setting.device != "cpu":
         return []
     rows = []
-    sizes = list(dict.fromkeys((setting.sizes[0], setting.sizes[-1])))
-    for size in sizes:
+    for size in first_and_last(setting.sizes):
         with tempfile.TemporaryDirectory() as folder:
             rows += [_in_onnx_runtime(setting, size, share, Path(folder)) for share in SHARES]
     if setting.generator() is not None:
-        rows += [_of_a_token(setting, size, share) for size in sizes for share in SHARES]
+        rows += [_of_a_token(setting, size, share) for size in first_and_last(decoded_sizes(setting)) for share in SHARES]
     return rows
+
+
+def first_and_last(sizes: Sequence[Size]) -> list[Size]:
+    """Each once."""
+    return list(dict.fromkeys([*sizes[:1], *sizes[-1:]]))
 
 
 def _row(how: str, size: Size, share: float, whole: Spread, own: Operators, weights: int) -> dict[str, Any]:

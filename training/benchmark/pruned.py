@@ -26,6 +26,8 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 """Of the heads that stay. The first is the dense model."""
 NEW_TOKENS = 32
 """That are written by the decoder, after a text as long as the size says."""
+LONGEST_READ = 128
+"""Tokens of such a text at most."""
 
 
 def measure(setting: Setting) -> list[dict[str, Any]]:
@@ -45,7 +47,14 @@ def routes(setting: Setting) -> Iterator[tuple[str, tuple[Size, ...]]]:
     if setting.device == "cpu":
         yield "onnx", setting.sizes
     if setting.generator() is not None:
-        yield "decode", tuple(dict.fromkeys(Size(size.batch, min(size.length, 128)) for size in setting.sizes))
+        yield "decode", decoded_sizes(setting)
+
+
+def decoded_sizes(setting: Setting) -> tuple[Size, ...]:
+    """Batches of texts that are written on: not longer than :data:`LONGEST_READ`, and so that the model has positions for what
+    is written; none where it has not."""
+    longest = min(LONGEST_READ, setting.positions - NEW_TOKENS)
+    return tuple(dict.fromkeys(Size(size.batch, min(size.length, longest)) for size in setting.sizes)) if longest > 0 else ()
 
 
 def _rows(setting: Setting, how: str, size: Size, folder: str) -> list[dict[str, Any]]:

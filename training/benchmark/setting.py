@@ -111,10 +111,15 @@ class Setting:
         """:meth:`batch` in a model's own vocabulary."""
         return self.batch(size, model.config.get_text_config().vocab_size, kind=kind)
 
+    @property
+    def positions(self) -> int:
+        """Of the model, as many as a text may have tokens."""
+        config = None if self.model is None else config_in(self.model).get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or POSITIONS)
+
     def check_lengths(self) -> None:
         """Raises :class:`GateError` for a length beyond the positions of the model, before anything is measured."""
-        config = None if self.model is None else config_in(self.model).get_text_config()
-        positions = getattr(config, "max_position_embeddings", None) or POSITIONS
+        positions = self.positions
         for size in self.sizes:
             if size.length > positions:
                 raise GateError(f"--sizes has {size.batch}x{size.length}, but the model has {positions} positions; give less")

@@ -28,6 +28,11 @@ def check_line(line: CommandLine) -> None:
     elif options.run_dir is None:
         raise GateError("--run_dir is missing; give a directory to write, or directories of earlier benchmarks to show")
     else:
+        if part_names(options.parts) == ["goals"]:
+            raise GateError(
+                "--parts is 'goals', which are of parts that are measured; name such parts too, or directories of earlier "
+                "benchmarks in place of --run_dir"
+            )
         refuse_file(Path(options.run_dir))
         parsed_sizes(options.sizes)
         if options.threads is not None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -49,8 +49,12 @@ class Vllm:
         """
         assert self._process is not None, self.missing
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):  # the process has ended, and what it said last is the answer
+            with suppress(OSError):
+                self._process.stdin.close()
         answer = self._next()
         if "error" in answer:
             raise RefusedError(answer["error"])
@@ -97,14 +101,25 @@ def loaded(vllm: Vllm, folder: Path, backend: Backend) -> Iterator[str]:
         vllm.ask(load=name, folder=str(folder), backend=backend)
         yield name
     finally:
-        vllm.ask(end=name)
+        with suppress(RefusedError):  # of a process that has ended
+            vllm.ask(end=name)
 
 
 def check_python(python: str | None) -> None:
-    """Whether this may be an interpreter.
+    """Whether this is an interpreter that can run :mod:`training.coverage.in_vllm`.
 
     Raises:
-        GateError: if it cannot be run.
+        GateError: if it is not.
     """
-    if python is not None and not (Path(python).is_file() and os.access(python, os.X_OK)):
-        raise GateError(f"--vllm_python is {python!r}, which is no program; give bin/python of an environment with vLLM")
+    if python is None:
+        return
+    line = [python, "-P", "-c", "print(1 + 1)"]
+    try:
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        runs = done.stdout.strip() == "2"
+    except (OSError, ValueError):  # no program, or one that writes no text
+        runs = False
+    if not runs:
+        raise GateError(
+            f"--vllm_python is {python!r}, which does not run as Python 3.11 or later; give that of an environment with vLLM"
+        )

@@ -146,6 +146,25 @@ def test_a_mask_by_position_is_seen_in_a_direct_call():
     assert not torch.allclose(found[0], found[2], atol=1e-2)
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (4, 5, 5), (1, 5, 5)])
+def test_a_mask_in_a_direct_call_may_be_one_for_all_texts(shape):
+    """As PyTorch's attention takes it."""
+    sites = find_attention(build("bert"))[:1]
+    mask = torch.ones(5, 5, dtype=torch.bool).tril().expand(shape)
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    found = []
+    for given in (mask, mask.expand(2, 4, 5, 5)):
+        calls = observe._Calls(
+            sites, lambda position, measure, visible: found.append((measure(AttentionEntropy(sites)), visible))
+        )
+        calls.enter(0)
+        with observe._ScaledDotProducts(calls):
+            torch.nn.functional.scaled_dot_product_attention(query, key, key, given)
+    (entropy, visible), (expected, every) = found
+    torch.testing.assert_close(entropy, expected)
+    assert visible.expand(2, 1, 5).tolist() == every.tolist() == [[[1, 2, 3, 4, 5]]] * 2
+
+
 def test_dropout_does_not_reach_the_measures_of_eager_attention():
     config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40, vocab_size=50)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.0, 0.5

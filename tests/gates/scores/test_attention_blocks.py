@@ -48,6 +48,16 @@ def test_all_kinds_of_masks_hide_the_same_keys(monkeypatch, causal, rows):
             assert torch.equal(bias.expand(2, 1, 10, 6), torch.zeros(2, 1, 10, 6).masked_fill(~whole, -torch.inf))
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_a_mask_may_say_the_same_of_all_keys(kind):
+    query, key = tensors(3, 4)
+    visible = torch.tensor([True, False, True]).view(1, 1, 3, 1)
+    mask = visible if kind == torch.bool else torch.zeros(1, 1, 3, 1).masked_fill(~visible, LOWEST)
+    assert visible_keys(query, key, mask, False).tolist() == [[[4, 0, 4]]]
+    assert visible_keys(query, key, mask, True).tolist() == [[[1, 0, 3]]]
+    assert bias_of(mask, False, slice(0, 3), 4, CPU).shape == (1, 1, 3, 4)
+
+
 def test_without_a_mask_all_keys_are_seen_or_all_that_are_not_later():
     query, key = tensors(4, 3)
     assert visible_keys(query, key, None, False).tolist() == [[[3, 3, 3, 3]]]

@@ -54,6 +54,7 @@ def shapes():
         "causal, as a mask": (every & causal, False),
         "padded on the right": (every & right[:, None, None], False),
         "padded on the right, one row": (right[:, None, None], False),
+        "padded queries, one column": (right[:, None, :, None], False),
         "causal and padded on the right": (every & right[:, None, None] & causal, False),
         "causal and padded on the left": (every & left[:, None, None] & causal, False),  # whole blocks see no key
         "causal beside padding": (left[:, None, None], True),

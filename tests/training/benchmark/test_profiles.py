@@ -1,5 +1,7 @@
 """Profiles name what was measured: known operators with known durations, and weights that are counted by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,16 @@ def test_embeddings_are_not_read_unless_they_give_the_output():
     assert bytes_read(classifier) == 4 * (sum(weight.numel() for weight in classifier.parameters()) - looked_up)
     positions = generator.transformer.wpe.weight.numel()  # the words' give the output
     assert bytes_read(generator) == 4 * (sum(weight.numel() for weight in generator.parameters()) - positions)
+
+
+def test_texts_are_as_long_as_leaves_room_for_what_is_written(monkeypatch):
+    """As where pruned models are timed."""
+    rows = {"_of_a_token": [], "_in_onnx_runtime": []}
+    for name, found in rows.items():
+        monkeypatch.setattr(profiles, name, lambda setting, size, *more, found=found: found.append(size) or {})
+    profiles.measure(replace(SETTING, sizes=(Size(1, 512), Size(2, 16), Size(3, 200))))
+    assert rows["_of_a_token"] == [Size(1, 128)] * 2 + [Size(3, 128)] * 2
+    assert rows["_in_onnx_runtime"] == [Size(1, 512)] * 2 + [Size(3, 200)] * 2
 
 
 def test_a_token_is_profiled(monkeypatch):

@@ -1,9 +1,11 @@
 import pytest
 import torch
+from transformers import GPT2Config
 
 from gates import find_attention
 from gates.errors import GateError
 from training.benchmark.models import SHAPES
+from training.benchmark.pruned import NEW_TOKENS, decoded_sizes
 from training.benchmark.setting import DECODER, Setting, threads_of
 from training.benchmark.size import Size
 
@@ -56,6 +58,14 @@ def test_a_model_of_ones_own(tmp_path):
         too_long = Setting("tiny", str(folder), "cpu", 1, (Size(1, 5000),))
         with pytest.raises(GateError, match=r"--sizes has 1x5000, but the model has \d+ positions"):
             too_long.check_lengths()
+
+
+def test_texts_that_are_written_on_leave_positions_for_it(tmp_path):
+    sizes = (Size(1, 16), Size(2, 300), Size(2, 200), Size(4, 512))
+    assert decoded_sizes(Setting("tiny", None, "cpu", 1, sizes)) == (Size(1, 16), Size(2, 128), Size(4, 128))
+    for positions, expected in ((100, (Size(1, 16), Size(2, 68))), (NEW_TOKENS, ())):
+        GPT2Config(n_positions=positions).save_pretrained(tmp_path)
+        assert decoded_sizes(Setting("tiny", str(tmp_path), "cpu", 1, sizes[:3])) == expected
 
 
 def test_a_folder_that_holds_no_model(tmp_path):

@@ -71,6 +71,14 @@ def test_tables_that_say_no_costs_are_named(tmp_path, capsys):
     assert main([str(tmp_path / "a"), "--truth", "programs", "--costs"]) == 2
 
 
+def test_examples_that_are_no_numbers_are_told(tmp_path, capsys):
+    file = tmp_path / "a" / "comparison.csv"
+    counted(tmp_path / "a")
+    file.write_text(file.read_text().replace("12345", "many"))
+    assert main([str(tmp_path / "a"), "--costs"]) == 2
+    assert "forward_examples of a comparison.csv is not as this project writes it" in capsys.readouterr().err
+
+
 def test_a_comparison_writes_them_and_tables_of_earlier_versions_come_to_the_same(compared):
     rows = pd.read_csv(compared[0] / "comparison.csv").assign(kinds="")
     written = split_costs(rows)

@@ -159,26 +159,33 @@ def test_without_an_interpreter_the_table_says_so(capsys):
     assert all(row.count("not tried: no --vllm_python") == len(vllm.KINDS) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        pytest.param(
-            sys.executable,
-            "ModuleNotFoundError: No module named 'vllm'",
-            marks=pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed"),
-        ),
-        ("/bin/false", "its process ended without a word"),
-    ],
-)
-def test_an_interpreter_without_vllm(capsys, program, said):
-    assert run_command("deployment", ["--tables", "[vllm]", "--only", "[Mixtral]", "--vllm_python", program]) == 0
-    assert f"not tried: {said} |" in capsys.readouterr().out
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_interpreter_without_vllm(capsys):
+    assert run_command("deployment", ["--tables", "[vllm]", "--only", "[Mixtral]", "--vllm_python", sys.executable]) == 0
+    assert "not tried: ModuleNotFoundError: No module named 'vllm' |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", ["no/such/python", "."])
-def test_no_program_is_refused(capsys, path):
+@pytest.mark.parametrize("path", ["no/such/python", ".", "/bin/false", "/bin/echo", "./notes"])
+def test_what_is_no_interpreter_is_refused(capsys, tmp_path, monkeypatch, path):
+    """Also a program that says something else, and a file that may be run but is no program."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("of a year")
+    (tmp_path / "notes").chmod(0o755)
     assert run_command("deployment", ["--tables", "[routes]", "--only", "[Llama]", "--vllm_python", path]) == 2
-    assert f"--vllm_python is '{path}', which is no program" in " ".join(capsys.readouterr().err.split())
+    assert f"--vllm_python is '{path}', which does not run as Python 3.11" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_process_that_has_ended_refuses_what_is_asked(tmp_path, monkeypatch):
+    """As where the system ended it for its memory, in the middle of a table."""
+    (tmp_path / "vllm.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with opened(sys.executable) as process:
+        assert not process.missing
+        process._process.kill()
+        process._process.wait()
+        for _ in range(2):
+            with pytest.raises(RefusedError), loaded(process, tmp_path, "auto"):
+                pass
 
 
 def test_masks_of_the_columns():
