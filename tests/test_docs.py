@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 WITH_COMMANDS = [*PAGES, ROOT / "notebooks" / "results" / "README.md"]
 RUN_WHOLE = {"library.md", "extending.md"}
 """Pages whose snippets and commands a test of their own runs, in a folder with the files that they name."""
-PROGRAMS = ("python", "head-gates", "make", "pip", "wandb")
+PROGRAMS = ("python", "head-gates", "make", "pip", "wandb", "vllm")
 """What a page may tell its reader to run."""
 
 
@@ -117,7 +117,7 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                 assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
             case ["pip", "install", what]:
                 assert what == "." or re.fullmatch(r"head-gates\[(.*)\]", what)[1] in extras
-            case ["wandb", *_]:
+            case ["wandb", *_] | ["vllm", "serve", _]:
                 pass
             case _:
                 pytest.fail(f"{name_of(page)} has the command {shlex.join(call)}")
