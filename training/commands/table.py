@@ -139,9 +139,7 @@ COMMANDS = {
         deployment_parser,
         "training.coverage.deployment:deployment",
     ),
-    "coverage": Command(
-        "what works for which architecture", coverage_parser, "training.coverage.command:cover_architectures"
-    ),
+    "coverage": Command("what works for which architecture", coverage_parser, "training.coverage.command:cover_architectures"),
 }
 
 
