@@ -1,6 +1,7 @@
 """``python docs/pictures.py``: the pictures of the documentation and those beside the results, from ``notebooks/results``.
 
-Those of pages are SVGs with colours for light and for dark screens. Those of results are the main pictures of their report.
+Those of pages are SVGs with colours for light and for dark screens, and one GIF. Those of results are the main pictures of
+their report.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from gates.roles.roles import RULES
 from training.analysis.depth import depths_of, mean_depths
 from training.analysis.role_story_plots import role_depths
 from training.plotting import COLOURS, INK, MARKERS, legend_beside, method_styles, styled
+from training.report.contents import Contents
 from training.report.figures import masks_by_method
-from training.report.film import film_strip
-from training.report.pictures import main_pictures
+from training.report.film import film_strip, gate_animation
+from training.report.pictures import main_pictures, pictures_of
 from training.report.quality import DENSE, STAGE_TITLES, draw_quality, quality_against_heads, what_is_drawn
 from training.report.reading import read_contents
 from training.report.role_plots import role_map
@@ -54,7 +56,7 @@ TASKS = {
     "kinds of questions (TREC)": "trec_seeds",
 }
 """What the picture of four tasks calls the folders of their results."""
-HEADS = ("sst2_seeds", "learned", 18)
+HEADS = ("agreement_nine", "learned", 9)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
 """The folder of the benchmark whose necessary heads are known; without it there is no picture of it."""
@@ -109,9 +111,10 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
     yield "prices", prices()
     folder, method, budget = HEADS
     contents = read_contents(RESULTS / folder)
-    yield "film", film_strip(contents.courses[method, budget], f"gates of {method}, {contents.label(budget)}")
+    yield "film", film_strip(contents.courses[method, budget], title_of_gates(contents))
     kept = {name: values for name, at in contents.masks if at == budget and (values := contents.kept(name, at))}
     yield "masks", masks_by_method(kept, seeds=contents.comparison["seed"].nunique())
+    yield "overlap", next(one.figure for one in pictures_of(contents) if one.name == f"agreement_{budget}")
     roles = read_roles(RESULTS / "roles" / "roles.csv")
     yield "roles", role_map(roles, [rule.name for rule in RULES if roles[f"{rule.name}_strength"].notna().any()])
     depths = depths_of(roles)
@@ -119,6 +122,12 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
     if (RESULTS / TRUTH / "truth.csv").is_file():
         truth = pd.read_csv(RESULTS / TRUTH / "truth.csv")
         yield "truth", ticks(recoveries(truth[~truth["method"].isin(LEFT_OUT)]))
+
+
+def title_of_gates(contents: Contents) -> str:
+    """Of the pictures of :data:`HEADS`."""
+    _, method, budget = HEADS
+    return f"gates of {method}, {contents.label(budget)}"
 
 
 def svg(figure: Figure) -> str:
@@ -143,6 +152,9 @@ def write_pages(folder: Path = ASSETS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in of_pages():
         (folder / f"{name}.svg").write_text(svg(figure), encoding="utf-8")
+    task, method, budget = HEADS
+    contents = read_contents(RESULTS / task)
+    (folder / "gates.gif").write_bytes(gate_animation(contents.courses[method, budget], title_of_gates(contents)))
 
 
 def write_results(results: Path = RESULTS) -> None:

@@ -163,12 +163,12 @@ def test_pictures_are_those_of_the_files(tmp_path):
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert "translation.svg" in drawn
     for name in drawn:
-        assert (tmp_path / name).read_text() == (DOCS / "assets" / name).read_text(), f"run python docs/pictures.py: {name}"
+        assert (tmp_path / name).read_bytes() == (DOCS / "assets" / name).read_bytes(), f"run python docs/pictures.py: {name}"
 
 
 @pytest.mark.parametrize("picture", sorted((DOCS / "assets").iterdir()), ids=lambda path: path.name)
 def test_pictures_are_small_and_shown(picture):
-    assert picture.stat().st_size < 100_000
+    assert picture.stat().st_size < (150_000 if picture.suffix == ".gif" else 100_000)
     assert any(target.endswith(f"assets/{picture.name}") for page in PAGES for target in targets(page))
 
 
