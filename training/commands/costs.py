@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from gates.errors import GateError, first_line
+from gates.errors import GateError
 from training.config.stages import POST_HOC
 
 DIRECTIONS = ("forward", "backward")
@@ -25,9 +25,6 @@ def split_costs(rows: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         rows: of a comparison, with ``seed``, ``stage``, ``method``, ``heads`` and ``kinds``.
-
-    Raises:
-        GateError: for examples that are no numbers.
     """
     cell = ["seed", "method", "heads", "kinds"]
     found: dict[str, pd.Series] = {}
@@ -66,12 +63,4 @@ def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
 
 
 def _column(rows: pd.DataFrame, name: str) -> pd.Series:
-    """Raises :class:`GateError` for a column that holds something else than numbers."""
-    if name not in rows:
-        return pd.Series(float("nan"), rows.index)
-    try:
-        return rows[name].astype(float)
-    except ValueError as error:
-        raise GateError(
-            f"the column {name} of a comparison.csv is not as this project writes it: {first_line(error)}; leave out --costs"
-        ) from error
+    return rows[name].astype(float) if name in rows else pd.Series(float("nan"), rows.index)

@@ -76,7 +76,7 @@ def test_examples_that_are_no_numbers_are_told(tmp_path, capsys):
     counted(tmp_path / "a")
     file.write_text(file.read_text().replace("12345", "many"))
     assert main([str(tmp_path / "a"), "--costs"]) == 2
-    assert "forward_examples of a comparison.csv is not as this project writes it" in capsys.readouterr().err
+    assert "has 'many' in the column 'forward_examples', where a number is expected" in capsys.readouterr().err
 
 
 def test_a_comparison_writes_them_and_tables_of_earlier_versions_come_to_the_same(compared):
