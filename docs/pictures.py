@@ -21,7 +21,7 @@ from gates.roles.roles import RULES
 from training.analysis.depth import depths_of, mean_depths
 from training.analysis.role_story_plots import role_depths
 from training.plotting import COLOURS, INK, MARKERS, legend_beside, method_styles, styled
-from training.report.contents import Contents
+from training.report.contents import Contents, Course
 from training.report.figures import masks_by_method
 from training.report.film import film_strip, gate_animation
 from training.report.pictures import main_pictures, pictures_of
@@ -109,9 +109,9 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
         yield name, quality_against_heads(read_contents(RESULTS / folder), stage, lowest=lowest)
     yield "tasks", four_tasks()
     yield "prices", prices()
-    folder, method, budget = HEADS
-    contents = read_contents(RESULTS / folder)
-    yield "film", film_strip(contents.courses[method, budget], title_of_gates(contents))
+    contents, course, title = of_gates()
+    budget = HEADS[-1]
+    yield "film", film_strip(course, title)
     kept = {name: values for name, at in contents.masks if at == budget and (values := contents.kept(name, at))}
     yield "masks", masks_by_method(kept, seeds=contents.comparison["seed"].nunique())
     yield "overlap", next(one.figure for one in pictures_of(contents) if one.name == f"agreement_{budget}")
@@ -124,10 +124,11 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
         yield "truth", ticks(recoveries(truth[~truth["method"].isin(LEFT_OUT)]))
 
 
-def title_of_gates(contents: Contents) -> str:
-    """Of the pictures of :data:`HEADS`."""
-    _, method, budget = HEADS
-    return f"gates of {method}, {contents.label(budget)}"
+def of_gates() -> tuple[Contents, Course, str]:
+    """The results of :data:`HEADS`, its gates over training, and what their pictures are called."""
+    folder, method, budget = HEADS
+    contents = read_contents(RESULTS / folder)
+    return contents, contents.courses[method, budget], f"gates of {method}, {contents.label(budget)}"
 
 
 def svg(figure: Figure) -> str:
@@ -152,9 +153,8 @@ def write_pages(folder: Path = ASSETS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in of_pages():
         (folder / f"{name}.svg").write_text(svg(figure), encoding="utf-8")
-    task, method, budget = HEADS
-    contents = read_contents(RESULTS / task)
-    (folder / "gates.gif").write_bytes(gate_animation(contents.courses[method, budget], title_of_gates(contents)))
+    _, course, title = of_gates()
+    (folder / "gates.gif").write_bytes(gate_animation(course, title))
 
 
 def write_results(results: Path = RESULTS) -> None:
