@@ -22,15 +22,17 @@ from training.comparison.methods import Method
 from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
-from training.config import BudgetOption, EndOfRun
+from training.config import BudgetOption, DistilWeights, EndOfRun
 from training.config.stages import (
     AT_TOTAL_COST,
+    FROM_DENSE,
     FROM_SCRATCH,
     POST_HOC,
     RETRAINED,
     WITH_CONSTANTS,
     WITH_MEANS,
     WITH_UNIFORM,
+    is_of_dense,
     is_post_hoc,
 )
 from training.runs import progress
@@ -70,7 +72,7 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption
         trains_anew = method.is_learned or method.is_given or method == DENSE
         own = [stage for stage in stages if stage != FROM_SCRATCH or trains_anew]
         if "refit" in method.modifiers:
-            own = [stage for stage in own if stage in (POST_HOC, RETRAINED, AT_TOTAL_COST)]
+            own = [stage for stage in own if stage in (POST_HOC, RETRAINED, FROM_DENSE, AT_TOTAL_COST)]
         yield Planned(method, budget, tuple(own))
 
 
@@ -130,7 +132,7 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
 
 def uses_of(plan: Sequence[Planned]) -> tuple[bool, ...]:
     """For which weights masks are chosen, as :meth:`MaskSelector.select` takes it; training on comes before none."""
-    return tuple(sorted({is_post_hoc(stage) for planned in plan for stage in planned.stages}))
+    return tuple(sorted({is_of_dense(stage) for planned in plan for stage in planned.stages}))
 
 
 def run_seed(
@@ -163,7 +165,7 @@ def run_seed(
             results.gates.append(pd.concat([whose, course], axis=1))
         for name in planned.stages:
             shown.work_on(f"{named}, {name}")
-            used = selected[is_post_hoc(name)]
+            used = selected[is_of_dense(name)]
             found = run_stage(experiments, name, used)
             results.predictions[found.key] = found.path / PREDICTIONS
             yield row_of(experiments, method, name, used, found, budget=total)
@@ -231,9 +233,18 @@ def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Exp
         return experiments.post_hoc(selection.values, replacement="uniform")
     if stage == RETRAINED:
         return experiments.retrain(selection.values, start=selection.refit or selection.start, changes=selection.changes)
+    if stage == FROM_DENSE:
+        return retrained_from_dense(experiments, selection)
     if stage == AT_TOTAL_COST:
         return retrained_at_total_cost(experiments, selection)
     return experiments.from_scratch(selection.mask)
+
+
+def retrained_from_dense(experiments: Experiments, selection: Selection) -> Experiment:
+    """Training on from the dense weights, refitted where the method says so, for as many steps as a mask that was known before:
+    the steps in which gates were learned have found the mask, as the passes of a score have, and nothing more."""
+    distil = {name: value for name, value in selection.changes.items() if name in DistilWeights().changes}
+    return experiments.retrain(selection.values, start=selection.refit or experiments.dense(), changes={**KNOWN_MASK, **distil})
 
 
 def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> Experiment:

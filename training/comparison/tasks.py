@@ -12,7 +12,7 @@ from training.comparison.methods import Method
 from training.comparison.plan import DENSE, Planned, run_stage, uses_of
 from training.comparison.selection import MaskSelector
 from training.config import BudgetOption
-from training.config.stages import AT_TOTAL_COST, is_post_hoc
+from training.config.stages import AT_TOTAL_COST, is_of_dense
 
 BASIC = frozenset({"distil"})
 """Modifiers that change what a method learns, and not what is made of it."""
@@ -70,7 +70,7 @@ def tasks_of(plan: Sequence[Planned], seeds: Sequence[int]) -> list[Task]:
             for stage in planned.stages:
                 # What training the dense model on costs is what all may cost together.
                 paid = (of_dense[stage],) if stage == AT_TOTAL_COST and planned.method != DENSE else ()
-                done = add(seed, planned.method, planned.budget, stage, (is_post_hoc(stage),), (place, *paid))
+                done = add(seed, planned.method, planned.budget, stage, (is_of_dense(stage),), (place, *paid))
                 if planned.method == DENSE:
                     of_dense[stage] = done
     return tasks

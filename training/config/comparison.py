@@ -30,7 +30,7 @@ class ComparisonOptions:
         budgets: budgets, separated by commas, each as --model.budget takes it.
         seeds: of weights, data order and gates, separated by commas.
         stages: some of post hoc, post hoc with means, post hoc with optimal constants, post hoc with uniform
-            attention, retrained, retrained at equal total cost, from scratch.
+            attention, retrained, retrained from dense, retrained at equal total cost, from scratch.
         prices: prices of open heads for lambda, each trained with; at each budget the best on the selection split is taken
             (default: --model.price alone).
         experiments: where finished experiments lie (default: RUN_DIR/experiments).

@@ -21,6 +21,7 @@ STAGE_WORDS = {
     "post hoc with uniform attention": "With the mask alone and uniform attention of closed heads (post hoc with uniform "
     "attention)",
     "retrained": "Retrained with the mask",
+    "retrained from dense": "Retrained with the mask from the dense model on, for equally many steps",
     "retrained at equal total cost": "Retrained with the mask for as long as finding it left over (equal total cost)",
     "from scratch": "Trained from scratch with the mask",
 }

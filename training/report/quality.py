@@ -21,6 +21,7 @@ STAGE_TITLES = {
     "post hoc with optimal constants": "mask only, closed heads at fitted constants",
     "post hoc with uniform attention": "mask only, closed heads attend uniformly",
     "retrained": "retrained with the mask",
+    "retrained from dense": "retrained with the mask, all equally long",
     "retrained at equal total cost": "retrained, finding the mask paid for",
     "from scratch": "trained from scratch with the mask",
 }

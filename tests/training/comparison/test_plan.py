@@ -25,10 +25,11 @@ from training.comparison.plan import (
     plan_of_run,
     retrained_at_total_cost,
     run_seed,
+    run_stage,
 )
 from training.comparison.tables import Results
 from training.config import EndOfRun
-from training.config.stages import AT_TOTAL_COST
+from training.config.stages import AT_TOTAL_COST, FROM_DENSE
 from training.runs import progress
 
 MEASURED = ["seconds", "peak_memory_mb"]
@@ -396,6 +397,26 @@ def test_steps_are_as_many_as_are_paid_for_however_long_a_run_is_said_to_be(tmp_
         found = rows[method, AT_TOTAL_COST]
         assert found["steps"] < rows[method, "retrained"]["steps"] == whole["steps"]
         assert abs(passes(whole) - passes(found)) <= passes(whole) / whole["steps"] * 4 / 3 / 2
+
+
+def test_from_the_dense_model_all_masks_are_trained_on_equally_long(at_total_cost, tmp_path):
+    """Those of gates, which rested the weights or trained them, as the same masks from a file are; and those of scores
+    as ever."""
+    rows, experiments, selector = at_total_cost
+    for name in ("learned", "learned-joint", "learned+distil"):
+        chosen = selector.select(Method.parse(name), 3, post_hoc=True)
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(chosen.mask.tolist()))
+        given = selector.select(Method(f"mask:{file}", Method.parse(name).modifiers), 3)
+        found, of_file = run_stage(experiments, FROM_DENSE, chosen), run_stage(experiments, "retrained", given)
+        assert found.key == of_file.key
+        assert found.result["steps"] == rows["dense", "retrained"]["steps"]
+    refitted = selector.select(Method.parse("learned+refit"), 3, post_hoc=True)
+    assert run_stage(experiments, FROM_DENSE, refitted).result["steps"] == rows["dense", "retrained"]["steps"]
+    assert rows["learned", "retrained"]["steps"] == rows["dense", "retrained"]["steps"]  # of gates and weights together
+    for name in ("his", "his+distil", "hies+refit"):
+        selection = selector.select(Method.parse(name), 3, post_hoc=True)
+        assert run_stage(experiments, FROM_DENSE, selection).key == rows[name, "retrained"]["experiment"]
 
 
 @pytest.mark.parametrize("method", ["dense", "random"])
