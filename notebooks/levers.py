@@ -37,10 +37,6 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "one draw per batch": ("learned", ["--model.draw_per", "batch"]),
     "one draw per batch, refined by swaps": ("learned+swap", ["--model.draw_per", "batch"]),
     "distilled, refined by swaps": ("learned+distil+swap", []),
-    "prune phase of 0.3 epochs, retrain of 1.2, refined by swaps": (
-        "learned+swap",
-        ["--model.prune", "0.3", "--model.retrain", "1.2"],
-    ),
     "at least one head per layer": ("learned", ["--model.minimum_per_layer", "1"]),
     "target reached at the end": ("learned", ["--model.ramp", "1"]),
     "best of several draws": ("learned+draws", []),

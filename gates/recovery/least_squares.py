@@ -148,7 +148,7 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
         Weight ``[out, in]`` and bias ``[out]`` or None, float64.
 
     Raises:
-        GateError: for a ridge that is not above 0, or no positions.
+        GateError: for a ridge that is not above 0 or too small for the positions, or no positions.
 
     >>> x = torch.tensor([[1.0, 0], [2, 1], [3, 1]])
     >>> gathered = ProjectionMoments(2, 2)
@@ -171,7 +171,13 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
     scale = xx.diagonal().mean() if len(xx) else xx.new_zeros(())
     if scale > 0:
         damped = xx + ridge * scale * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
-        before = before + torch.cholesky_solve(xy - xx @ before.T, torch.linalg.cholesky(damped)).T
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if failed.any():  # sums in single precision are exact to some 1e-7 only
+            raise GateError(
+                f"ridge is {ridge:g}, which is too small for the {moments.positions:g} positions that this projection is "
+                "fitted to; give a larger one, such as 0.01, or more examples"
+            )
+        before = before + torch.cholesky_solve(xy - xx @ before.T, factor).T
     bias = (moments.y - before @ moments.x) / moments.positions if has_bias else None
     return before, bias
 

@@ -36,6 +36,7 @@ from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.commands.parsers import Format
 from training.commands.refitted import load_dense, refitted_to
+from training.commands.scored import LATER
 from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.commands.unused import check_no_others
 from training.comparison.run_results import metrics_on_test
@@ -55,7 +56,7 @@ def export_run(line: CommandLine) -> None:
     options = line.options
     _check(line)
     trained = load_dense(options.run) if options.refit else load_trained(options.run)
-    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer)
+    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=LATER)
     if options.refit:
         trained, refit = refitted_to(trained, mask)
         tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"

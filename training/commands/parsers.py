@@ -228,7 +228,8 @@ def export_parser() -> ArgumentParser:
         "--ranking",
         type=str | None,
         default=None,
-        help="Whose order of heads: a ranking the run compared (default: the run's own method, by log_alpha).",
+        help="Whose order of heads: a ranking that the run compared, or with --budget any score, such as obs, computed now "
+        "(default: the run's own method, by log_alpha).",
     )
     parser.add_argument(
         "--minimum_per_layer",

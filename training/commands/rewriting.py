@@ -42,6 +42,7 @@ def rewrite(path: Path) -> None:
             ranks=rank_methods(comparison, metric, lower_is_better=lower),
             kinds={int(budget): kinds for budget, kinds in metrics["budgets_by_kind"].items()},
             unit=metrics["unit"],
+            within={int(budget): time for budget, time in metrics.get("within", {}).items()},
             majority=metrics.get("majority", {}).get(metric),
         )
     except (GateError, PermissionError):  # say what is wrong better

@@ -28,7 +28,7 @@ from training.commands.unused import check_no_others
 from training.config.stages import STAGES
 from training.runs.lock import only_writer
 from training.runs.stored import read_json, read_table, read_text
-from training.stats.numbers import CACHE, kinds_kept, shown, unit
+from training.stats.numbers import CACHE, counted, kinds_kept, shown, unit
 from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
 
 ALONE = {
@@ -57,9 +57,12 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
         try:
             known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
+            known |= {int(budget): f"at most, within {time}" for budget, time in metrics.get("within", {}).items()}
             kinds = [known.get(budget, "") for budget in table["budget"]]
+            of_time = table["budget"].isin([int(budget) for budget in metrics.get("within", {})])
             tables.append(
                 table[["seed", "stage", "method", "heads"]]
+                .assign(heads=table["heads"].mask(of_time, table["budget"]))  # within a time each mask has its own number
                 .join(table.filter(regex=f"^(select|test)_|_examples$|^{CACHE}$"))
                 .assign(kinds=kinds)
             )
@@ -74,7 +77,7 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
     if (double := rows[rows.duplicated(cell)]).any(axis=None):
         seed, stage, method, heads, _ = double.iloc[0][cell]
         raise GateError(
-            f"two of these directories have a result of {method}, {stage}, {heads} heads, seed {seed}, and not the same one; "
+            f"there are two results of {method}, {stage}, {heads} heads, seed {seed}, and not the same one; "
             "a mean is taken over seeds of one experiment, so make a table of each"
         )
     return rows
@@ -82,7 +85,7 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
 
 def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Mean and standard deviation over seeds: one row per stage and method, one column per number of heads with their kinds, as
-    text.
+    text. Where a cell has not all seeds, since the others ended with other numbers of heads, it says how many.
 
     Raises:
         GateError: for a metric that some row lacks, such as that of another task, or a column that is none.
@@ -94,9 +97,11 @@ def summarise(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     values = rows.groupby(["stage", "method", "heads", "kinds"], sort=False)[metric].agg(["mean", "std", "count"]).reset_index()
     for column in ("mean", "std"):
         values[column] = shown(_name(metric), values[column])
-    digits = ",.0f" if metric == CACHE else ".1f"
+    digits, seeds = ",.0f" if metric == CACHE else ".1f", rows["seed"].nunique()
     values["text"] = [
-        f"{mean:{digits}}" + (f" ± {spread:{digits}}" if count > 1 else "")
+        f"{mean:{digits}}"
+        + (f" ± {spread:{digits}}" if count > 1 else "")
+        + (f" ({counted(count, 'seed')})" if count < seeds else "")
         for mean, spread, count in zip(values["mean"], values["std"], values["count"], strict=True)
     ]
     table = values.pivot(index=["stage", "method"], columns=["heads", "kinds"], values="text")

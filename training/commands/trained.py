@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ def choose_mask(
     budget: int | float | Mapping[str, int | float] | None = None,
     *,
     minimum_per_layer: int | None = None,
+    later: Mapping[str, Callable[[RunDirectory], Tensor]] | None = None,
 ) -> Tensor:
     """The mask ``[heads]`` of a ranking at a budget; without one, as in the run.
 
@@ -138,6 +139,7 @@ def choose_mask(
         ranking: the run's own method by default, whose order is that of log_alpha, or one that the run compared.
         budget: see :class:`gates.budget.Budget`.
         minimum_per_layer: with a budget, heads that every layer keeps; as in the run by default.
+        later: what ranks the gates of a run, ``[gates]``, by name, for rankings that the run did not compare.
 
     Raises:
         GateError: for an unknown ranking or a budget the model cannot have.
@@ -146,8 +148,12 @@ def choose_mask(
     table = _scores(run)
     compared = [name.removeprefix("ranking:") for name in table if name.startswith("ranking:")]
     known = list(dict.fromkeys([trained.method, *compared]))
-    if ranking not in known:
-        raise GateError(f"this run has no ranking {ranking!r}; expected one of {', '.join(known)}")
+    others = [name for name in later or {} if name not in known]
+    if ranking not in [*known, *others]:
+        further = f", or with --budget one of {', '.join(others)}" if others else ""
+        raise GateError(f"this run has no ranking {ranking!r}; expected one of {', '.join(known)}{further}")
+    if budget is None and ranking in others:
+        raise GateError(f"this run did not compare {ranking!r} and has no mask of it; give --budget, and it is scored now")
     if budget is None:
         if minimum_per_layer is not None:
             raise GateError("a minimum per layer needs a budget; give --budget too")
@@ -155,10 +161,17 @@ def choose_mask(
         if path.is_file():
             check_unchanged(path, path.read_text(encoding="utf-8", errors="replace"))
         return load_mask(path, gates.sites)
-    own = ranking == trained.method
+    at = Budget.parse(budget, gates.kind_sizes())
+    if ranking == trained.method:
+        order = gates.log_alpha.detach()
+    elif ranking in compared:
+        order = torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64)
+    else:
+        assert later is not None
+        order = later[ranking](run)
     mask = budget_mask(
-        gates.log_alpha.detach() if own else torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64),
-        Budget.parse(budget, gates.kind_sizes()),
+        order,
+        at,
         kind_index=gates.kind_index(),
         layer_index=gates.layer_index(),
         minimum_per_layer=trained.options.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,

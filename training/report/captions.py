@@ -156,13 +156,13 @@ def masks(contents: Contents, budget: int, method: str) -> str:
         )
     again = [name for name, at in contents.masks if (name, at) in contents.searched_again and at == budget]
     if again:
-        text += f" The masks of {listed(again)} are those that were trained on with; for post hoc other ones were searched."
+        text += f" The masks of {listed(again)} are those of trained weights; other ones were searched on the dense model."
     seeds = max(len(masks) for _, masks in contents.masks.values())
-    return text + (f" Masks show the share of {seeds} seeds that keep a head." if seeds > 1 else "")
+    return text + (f" Masks show the share of {seeds} seeds that keep a {contents.unit}." if seeds > 1 else "")
 
 
-def kept_by_site(kept: dict[int, Values], method: str) -> str:
-    """How much of each kind, or of which layers, is left at the smallest budget."""
+def kept_by_site(kept: dict[int, Values], method: str, unit: str) -> str:
+    """How much of each kind, or of which layers, is left at the smallest budget, in heads or groups."""
     budget = min(kept)
     values = kept[budget]
     left: dict[str, float] = {}
@@ -176,8 +176,8 @@ def kept_by_site(kept: dict[int, Values], method: str) -> str:
     emptied = [
         site.label for site, part in zip(values.sites, values.by_site(), strict=True) if several and float(part.sum()) == 0
     ]
-    text = f"Of {len(values.values)} heads, {method} keeps at a budget of {budget}: {listed(parts)}."
-    return text + (f" No head is left in {listed(emptied)}." if emptied else "")
+    text = f"Of {counted(len(values.values), unit)}, {method} keeps at a budget of {budget}: {listed(parts)}."
+    return text + (f" No {unit} is left in {listed(emptied)}." if emptied else "")
 
 
 def prices(sites: tuple[Site, ...], counts: np.ndarray, ticks: list[str], method: str) -> str:

@@ -116,15 +116,15 @@ def _kept(contents: Contents) -> list[Picture]:
     if len(kept) < 2:
         return []
     alt = (
-        f"Heat map of the heads that {method} keeps in each layer (rows) at each budget (columns); above it, where there are "
-        "several kinds of attention, a line for the share of each."
+        f"Heat map of the {contents.unit}s that {method} keeps in each layer (rows) at each budget (columns); above it, where "
+        "there are several kinds of attention, a line for the share of each."
     )
     budgets = sorted(kept, reverse=True)
     counts = np.array([[part.sum() for part in kept[budget].by_site()] for budget in budgets])
     ticks, axis = contents.axis(budgets)
     title = f"{contents.unit}s kept by {method}"
     figure = figures.kept_by_site(kept[budgets[0]].sites, counts, ticks, axis=axis, title=title)
-    return [Picture(f"kept_{slug(method)}", "heads", figure, captions.kept_by_site(kept, method), alt)]
+    return [Picture(f"kept_{slug(method)}", "heads", figure, captions.kept_by_site(kept, method, contents.unit), alt)]
 
 
 def _prices(contents: Contents) -> list[Picture]:

@@ -109,6 +109,17 @@ def test_a_ridge_is_above_0(ridge):
         fit(moments_of(x, y), weight, ridge=ridge, has_bias=True)
 
 
+def test_a_ridge_below_what_single_precision_sums_to_is_too_small():
+    """Fewer positions than inputs leave directions without a second moment, which sums to slightly less than nothing."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 384, generator=generator)
+    moments = moments_of(x, x[:, :3])
+    with pytest.raises(GateError, match=r"ridge is 1e-09, which is too small for the 120 positions .* such as 0\.01"):
+        fit(moments, torch.zeros(3, 384), ridge=1e-9, has_bias=True)
+    weight, _ = fit(moments, torch.zeros(3, 384), ridge=1e-3, has_bias=True)
+    assert weight.isfinite().all()
+
+
 def test_there_has_to_be_something_to_fit_to():
     with pytest.raises(GateError, match="at least one position"):
         fit(moments_of(torch.zeros(0, 2), torch.zeros(0, 2)), torch.zeros(2, 2), ridge=0.1, has_bias=True)

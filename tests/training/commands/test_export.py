@@ -236,6 +236,17 @@ def test_a_ranking_without_a_budget_keeps_the_runs_own_mask_of_it(run, tmp_path)
     assert torch.equal(written(run, tmp_path / "out"), kept(run, run / "masks" / "random.json"))
 
 
+def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path):
+    """As a comparison computes it, from the weights at the end of fine-tuning."""
+    assert call(run, tmp_path / "out", "--format", "masked", "--ranking", "obs", "--budget", "5", "--refit") == 0
+    asked = ["--config", str(run / "config.yaml"), "--methods", "obs", "--budgets", "5", "--seeds", "0", "--stages", "post hoc"]
+    experiments = ["--experiments", str(run / "experiments"), "--run_dir", str(tmp_path / "comparison")]
+    assert run_command("compare", [*asked, *experiments]) == 0
+    masks = json.loads((tmp_path / "comparison" / "masks.json").read_text())
+    (of_comparison,) = [one["mask"] for one in masks if one["method"] == "obs"]
+    assert written(run, tmp_path / "out").tolist() == of_comparison
+
+
 def test_a_minimum_per_layer_of_ones_own(run, tmp_path):
     assert call(run, tmp_path / "out", "--format", "stock", "--budget", "4", "--minimum_per_layer", "2") == 0
     assert written(run, tmp_path / "out").view(2, 4).sum(1).tolist() == [2, 2]
@@ -355,7 +366,12 @@ def test_a_run_that_compared_nothing_has_its_own_ranking_alone(run, tmp_path, ca
     assert torch.equal(written(run, tmp_path / "own"), written(run, tmp_path / "whole"))
     capsys.readouterr()
     assert call(copy, tmp_path / "out", "--format", "masked", "--ranking", "his") == 2
-    assert "no ranking 'his'; expected one of learned" in capsys.readouterr().err
+    assert "did not compare 'his' and has no mask of it; give --budget" in capsys.readouterr().err
+    assert call(copy, tmp_path / "again", "--format", "masked", "--ranking", "his", "--budget", "5") == 0
+    assert call(run, tmp_path / "then", "--format", "masked", "--ranking", "his", "--budget", "5") == 0
+    assert torch.equal(written(run, tmp_path / "again"), written(run, tmp_path / "then"))
+    assert call(copy, tmp_path / "out", "--format", "masked", "--ranking", "hies", "--budget", "5") == 2  # has an alpha
+    assert "no ranking 'hies'; expected one of learned, or with --budget one of his" in capsys.readouterr().err
     (copy / "scores.csv").write_text("")
     assert call(copy, tmp_path / "out", "--format", "masked") == 2
     assert "cannot read" in capsys.readouterr().err

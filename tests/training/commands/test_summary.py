@@ -33,7 +33,7 @@ def test_means_and_spreads_over_seeds(tmp_path, capsys):
     assert main(runs) == 0
     out = capsys.readouterr().out
     assert "| stage | method | 72 heads | 18 heads | 9 heads |" in out
-    assert "| post hoc | his |  | 81.0 ± 1.4 | 70.0 |" in out
+    assert "| post hoc | his |  | 81.0 ± 1.4 | 70.0 (1 seed) |" in out
     assert "| retrained | dense | 90.0 ± 0.0 |" in out
     assert "2 seeds (0, 1)" in out
 
@@ -114,7 +114,7 @@ def test_two_experiments_are_not_two_seeds(tmp_path, capsys):
     """Their dense models may be the same."""
     paths = [comparison(tmp_path / name, 12, quality=quality) for name, quality in (("a", 20.0), ("b", 20.5))]
     assert main([*paths, "--metric", "test_bleu"]) == 2
-    assert "have a result of his, retrained, 12 heads, seed 0, and not the same one" in capsys.readouterr().err
+    assert "there are two results of his, retrained, 12 heads, seed 0, and not the same one" in capsys.readouterr().err
     paths[1] = comparison(tmp_path / "c", 8, quality=20.5)
     assert main([*paths, "--metric", "test_bleu"]) == 0
 
@@ -236,6 +236,26 @@ def test_results_of_an_earlier_version_are_written_anew(tmp_path, capsys):
     before = [path.read_bytes() for path in sorted(three.iterdir())]
     assert main([str(three), "--rewrite"]) == 0
     assert [path.read_bytes() for path in sorted(three.iterdir())] == before
+
+
+def test_within_a_time_a_mean_is_over_seeds_however_many_heads_they_keep(tmp_path, capsys):
+    """The cell is that of the budget, by the most heads that fit; each of two times has its own."""
+    columns = ["seed", "method", "stage", "budget", "heads", "test_accuracy"]
+    rows = [(0, "his", "post hoc", 30, 28, 0.9), (1, "his", "post hoc", 30, 27, 0.7), (0, "his", "post hoc", 40, 28, 0.8),
+            (1, "his", "post hoc", 40, 28, 0.8), *[(seed, "dense", "post hoc", 72, 72, 0.9) for seed in (0, 1)]]  # fmt: skip
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "comparison.csv", index=False)
+    within = {"30": "8 ms", "40": "10 ms"}
+    (tmp_path / "metrics.json").write_text(json.dumps({"heads": 72, "budgets_by_kind": {}, "within": within}))
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "| 72 heads | 40 heads (at most, within 10 ms) | 30 heads (at most, within 8 ms) |" in out
+    assert "| post hoc | his |  | 80.0 ± 0.0 | 80.0 ± 14.1 |" in out
+
+
+def test_a_verdict_that_is_written_anew_names_the_time(tmp_path):
+    folder = finished(tmp_path / "a", 3, within={"4": "8 ms"})
+    assert main([str(folder), "--rewrite"]) == 0
+    assert "**4 heads at most, within 8 ms**" in (folder / "verdict.md").read_text()
 
 
 def test_what_cannot_be_written_anew_stays(tmp_path, capsys):

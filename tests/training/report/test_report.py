@@ -417,7 +417,7 @@ def test_the_caption_of_agreement_counts_every_pair_once():
 def test_where_heads_stay_is_told_by_kind_and_layer():
     sites = (Site("encoder.0", 2), Site("encoder.1", 2), Site("cross.0", 2))
     kept = {4: Values(sites, np.array([0.5, 0.5, 0, 1, 1, 1])), 2: Values(sites, np.array([0, 0, 0.5, 0, 0.5, 1]))}
-    said = captions.kept_by_site(kept, "learned")
+    said = captions.kept_by_site(kept, "learned", "head")
     assert "keeps at a budget of 2: 0.5 of 4 in encoder and 1.5 of 2 in cross" in said
     assert "No head is left in encoder.0." in said
     counts = np.array([[1, 1, 2], [0, 0.5, 1.5]])
@@ -725,7 +725,7 @@ def test_heads_that_cannot_go_are_no_result():
     )
     contents.searched_again.add(("his", 4))
     assert captions.masks(contents, 4, "learned").endswith(
-        " The masks of his are those that were trained on with; for post hoc other ones were searched."
+        " The masks of his are those of trained weights; other ones were searched on the dense model."
     )
     assert "keeps most in encoder.1 (1 of 2) and fewest in encoder.0 (0 of 2)." in captions.masks(contents, 3, "learned")
     gates = np.array([[1.0] * 6, [0, 0, 0, 1, 1, 1]])
