@@ -57,7 +57,8 @@ case $part in
     if [[ $part == groups ]]; then counted=(--model.unit group --budgets 18,12,6); fi
     command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/novels/train.txt"
       --data.select_file "$data/novels/valid.txt" --data.test_file "$data/novels/test.txt"
-      "${methods[@]}" --seeds 0,1,2 "${counted[@]}")
+      --methods learned,learned+refit,obs+refit,his,his+refit,hies,entropy-low-first,entropy-high-first,random
+      --seeds 0,1,2 "${counted[@]}")
     ;;
   benchmark)
     device=${ACCELERATOR:-cuda}
