@@ -57,9 +57,10 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             raise GateError(f"{str(path)!r} does not hold a finished run: metrics.json or comparison.csv is missing") from error
         try:
             known = {int(budget): kinds_kept(kinds) for budget, kinds in metrics.get("budgets_by_kind", {}).items()}
-            known |= {int(budget): f"at most, within {time}" for budget, time in metrics.get("within", {}).items()}
+            within = {int(budget): time for budget, time in metrics.get("within", {}).items()}
+            known |= {budget: f"at most, within {time}" for budget, time in within.items()}
             kinds = [known.get(budget, "") for budget in table["budget"]]
-            of_time = table["budget"].isin([int(budget) for budget in metrics.get("within", {})])
+            of_time = table["budget"].isin(list(within))
             tables.append(
                 table[["seed", "stage", "method", "heads"]]
                 .assign(heads=table["heads"].mask(of_time, table["budget"]))  # within a time each mask has its own number

@@ -144,11 +144,11 @@ def choose_mask(
     Raises:
         GateError: for an unknown ranking or a budget the model cannot have.
     """
-    run, gates, ranking = trained.run, trained.gates, ranking or trained.method
+    run, gates, ranking, later = trained.run, trained.gates, ranking or trained.method, later or {}
     table = _scores(run)
     compared = [name.removeprefix("ranking:") for name in table if name.startswith("ranking:")]
     known = list(dict.fromkeys([trained.method, *compared]))
-    others = [name for name in later or {} if name not in known]
+    others = [name for name in later if name not in known]
     if ranking not in [*known, *others]:
         further = f", or with --budget one of {', '.join(others)}" if others else ""
         raise GateError(f"this run has no ranking {ranking!r}; expected one of {', '.join(known)}{further}")
@@ -161,13 +161,12 @@ def choose_mask(
         if path.is_file():
             check_unchanged(path, path.read_text(encoding="utf-8", errors="replace"))
         return load_mask(path, gates.sites)
-    at = Budget.parse(budget, gates.kind_sizes())
+    at = Budget.parse(budget, gates.kind_sizes())  # before anything is scored
     if ranking == trained.method:
         order = gates.log_alpha.detach()
     elif ranking in compared:
         order = torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64)
     else:
-        assert later is not None
         order = later[ranking](run)
     mask = budget_mask(
         order,
