@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gates.errors import GateError
-from training.analysis.model import ONE_DEVICE, load_dense, read_arguments
+from training.analysis.model import load_dense, read_arguments
 from training.cli.comparison_parser import build_comparison_parser
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
@@ -16,7 +16,7 @@ from training.config.yaml_text import read_text
 from training.runs.checksums import check_unchanged
 from training.runs.run_directory import CONFIG
 from training.scoring.subject import Subject
-from training.setup import Setup, make_trainer, open_data
+from training.setup import Setup, open_data
 
 
 def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[int, Subject]]:
@@ -32,7 +32,7 @@ def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[i
     folder = Path(path)
     if (folder / "checkpoints").is_dir() or not (folder / CONFIG).is_file():
         dense = load_dense(path, overrides)
-        yield dense.setup.run.seed, Subject(dense.pruner, dense.data, make_trainer(dense.setup, **ONE_DEVICE))
+        yield dense.setup.run.seed, dense.subject
         return
     yield from _of_comparison(folder, overrides)
 

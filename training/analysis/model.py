@@ -31,6 +31,7 @@ from training.runs import progress
 from training.runs.checksums import check_unchanged
 from training.runs.resuming import noted_identity
 from training.runs.run_directory import CONFIG, LATENCY, RunDirectory
+from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer, open_data
 from training.stats.bootstrap import METRICS
 
@@ -59,6 +60,11 @@ class DenseModel:
     @property
     def gates(self) -> HeadGates:
         return self.pruner.gates
+
+    @property
+    def subject(self) -> Subject:
+        """The same to be scored or refitted, in one process."""
+        return Subject(self.pruner, self.data, make_trainer(self.setup, **ONE_DEVICE))
 
     @property
     def is_classifier(self) -> bool:
@@ -126,7 +132,7 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
     setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint(name))
     check_identity(checkpoint, run.checkpoint(name), noted_identity(run), f"the run in {path!r}")
-    data = open_data(setup)
+    data = open_data(setup, str(run.checkpoint(name)))
     pruner = make_pruner(setup, data)
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
     try:

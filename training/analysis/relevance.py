@@ -8,11 +8,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from training.analysis.model import ONE_DEVICE, DenseModel, Finding, gate_columns
+from training.analysis.model import DenseModel, Finding, gate_columns
 from training.analysis.plots import relevance_scatter
 from training.scoring.scorers import Scores
-from training.scoring.subject import Subject
-from training.setup import make_trainer
 
 RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "his": "HIS"}
 """Scores whose rankings are compared, by their columns."""
@@ -24,7 +22,7 @@ def relevance_of_heads(dense: DenseModel) -> Finding:
     Raises:
         GateError: for a family that no relevance is claimed for.
     """
-    scores = Scores(Subject(dense.pruner, dense.data, make_trainer(dense.setup, **ONE_DEVICE)))
+    scores = Scores(dense.subject)
     raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")
     found = {raw.replace("-", "_"): scores.raw(raw).numpy() for raw in raws}
     table = gate_columns(dense.gates).assign(**found, his=scores.by_layer("his").numpy())

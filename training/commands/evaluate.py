@@ -30,7 +30,7 @@ from training.cli.line import CommandLine
 from training.commands.evaluate_line import RESULTS, TABLE, is_run, output_folder, task_names
 from training.commands.evaluate_parser import Form
 from training.commands.harness import Tasks, evaluated, rows_of
-from training.commands.refitted import load_dense
+from training.commands.refitted import load_with_dense_weights
 from training.commands.trained import choose_mask, load_trained
 from training.commands.translate import usable_device
 from training.config import Source
@@ -97,7 +97,7 @@ def of_run(run: str, form: Form) -> Iterator[System]:
     Raises:
         GateError: if it has not ended, is of no language model, or its heads cannot be removed.
     """
-    trained = load_dense(run) if form == "dense" else load_trained(run)
+    trained = load_with_dense_weights(run) if form == "dense" else load_trained(run)
     check_causal(trained.model.config, run)
     assert isinstance(trained.tokenizer, PreTrainedTokenizerBase)  # as every language model's run has
     if form == "dense":

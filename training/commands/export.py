@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -32,11 +33,12 @@ from gates.files import written_whole
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
+from training.analysis.model import DenseModel, load_dense
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.commands.parsers import Format
-from training.commands.refitted import load_dense, refitted_to
-from training.commands.scored import LATER
+from training.commands.refitted import load_with_dense_weights, refitted_to
+from training.commands.scored import later_rankings
 from training.commands.trained import TrainedModel, choose_mask, load_trained
 from training.commands.unused import check_no_others
 from training.comparison.run_results import metrics_on_test
@@ -55,10 +57,17 @@ def export_run(line: CommandLine) -> None:
     quiet_libraries()
     options = line.options
     _check(line)
-    trained = load_dense(options.run) if options.refit else load_trained(options.run)
-    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=LATER)
+    trained = load_with_dense_weights(options.run) if options.refit else load_trained(options.run)
+
+    @cache
+    def dense() -> DenseModel:
+        """The run's dense model and data: read once, by who needs them first."""
+        return load_dense(str(trained.run.path))
+
+    later = later_rankings(dense)
+    mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=later)
     if options.refit:
-        trained, refit = refitted_to(trained, mask)
+        trained, refit = refitted_to(trained, mask, dense())
         tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
         stdout().print(f"refitted to {int(mask.sum())} heads: {tried}", soft_wrap=True, highlight=False)
     with writing_to(Path(options.output)):

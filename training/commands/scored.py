@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
-from training.analysis.model import ONE_DEVICE, load_dense
+from training.analysis.model import DenseModel
 from training.runs import progress
-from training.runs.run_directory import RunDirectory
 from training.scoring.scorers import SCORERS, Scores
-from training.scoring.subject import Subject
-from training.setup import make_trainer
+
+LATER = [name for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted]
+"""The scored methods whose ranking follows from the dense model and training data, with nothing to choose."""
 
 
-def ranking_by(name: str, run: RunDirectory) -> Tensor:
-    """The scores ``[gates]`` by which a scored method ranks the heads of a run's dense model, higher kept first.
+def later_rankings(dense: Callable[[], DenseModel]) -> dict[str, Callable[[], Tensor]]:
+    """By name what computes the scores ``[gates]`` by which a method of :data:`LATER` ranks heads, higher kept first.
 
-    Raises:
-        GateError: if the run's data cannot be read, or the score is not defined for its model.
+    Args:
+        dense: loads the run's model and data; it is asked when the first ranking is.
     """
-    dense = load_dense(str(run.path))
-    subject = Subject(dense.pruner, dense.data, make_trainer(dense.setup, **ONE_DEVICE))
-    with progress.stage(f"scoring by {name}"):
-        return Scores(subject).ranking(name, seed=dense.setup.run.seed)
 
+    def ranking_by(name: str) -> Tensor:
+        model = dense()
+        with progress.stage(f"scoring by {name}"):
+            return Scores(model.subject).ranking(name, seed=model.setup.run.seed)
 
-LATER = {name: partial(ranking_by, name) for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted}
-"""By name the scored methods whose ranking follows from the dense model and training data, with nothing to choose."""
+    return {name: partial(ranking_by, name) for name in LATER}

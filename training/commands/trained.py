@@ -130,7 +130,7 @@ def choose_mask(
     budget: int | float | Mapping[str, int | float] | None = None,
     *,
     minimum_per_layer: int | None = None,
-    later: Mapping[str, Callable[[RunDirectory], Tensor]] | None = None,
+    later: Mapping[str, Callable[[], Tensor]] | None = None,
 ) -> Tensor:
     """The mask ``[heads]`` of a ranking at a budget; without one, as in the run.
 
@@ -139,15 +139,14 @@ def choose_mask(
         ranking: the run's own method by default, whose order is that of log_alpha, or one that the run compared.
         budget: see :class:`gates.budget.Budget`.
         minimum_per_layer: with a budget, heads that every layer keeps; as in the run by default.
-        later: what ranks the gates of a run, ``[gates]``, by name, for rankings that the run did not compare.
+        later: by name what computes rankings ``[gates]`` that the run did not compare.
 
     Raises:
         GateError: for an unknown ranking or a budget the model cannot have.
     """
     run, gates, ranking, later = trained.run, trained.gates, ranking or trained.method, later or {}
-    table = _scores(run)
-    compared = [name.removeprefix("ranking:") for name in table if name.startswith("ranking:")]
-    known = list(dict.fromkeys([trained.method, *compared]))
+    own = {trained.method: gates.log_alpha.detach()}
+    known = own | _compared_rankings(run) | own
     others = [name for name in later if name not in known]
     if ranking not in [*known, *others]:
         further = f", or with --budget one of {', '.join(others)}" if others else ""
@@ -162,14 +161,8 @@ def choose_mask(
             check_unchanged(path, path.read_text(encoding="utf-8", errors="replace"))
         return load_mask(path, gates.sites)
     at = Budget.parse(budget, gates.kind_sizes())  # before anything is scored
-    if ranking == trained.method:
-        order = gates.log_alpha.detach()
-    elif ranking in compared:
-        order = torch.tensor(table[f"ranking:{ranking}"], dtype=torch.float64)
-    else:
-        order = later[ranking](run)
     mask = budget_mask(
-        order,
+        known[ranking] if ranking in known else later[ranking](),
         at,
         kind_index=gates.kind_index(),
         layer_index=gates.layer_index(),
@@ -178,12 +171,13 @@ def choose_mask(
     return gates.to_heads(mask)
 
 
-def _scores(run: RunDirectory) -> dict[str, list[float]]:
-    """The columns of the run's table of scores, by name; none if it compared nothing."""
+def _compared_rankings(run: RunDirectory) -> dict[str, Tensor]:
+    """The rankings ``[gates]`` in the run's table of scores, by method; none if it compared nothing."""
     if not (run.path / SCORES).is_file():
         return {}
-    table = read_table(run.path / SCORES, needed=("gate", "layer", "head"))
-    return {str(name): column.tolist() for name, column in table.items()}
+    table, prefix = read_table(run.path / SCORES, needed=("gate", "layer", "head")), "ranking:"
+    rankings = (str(name) for name in table if str(name).startswith(prefix))
+    return {name.removeprefix(prefix): torch.tensor(table[name].tolist(), dtype=torch.float64) for name in rankings}
 
 
 def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) -> PreTrainedModel:

@@ -21,8 +21,10 @@ from gates.model import GatedModel
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
+from training.analysis import model
 from training.commands.table import run_command
 from training.fit import main as fit
+from training.setup import open_data
 
 CLOSE = {"atol": 5e-6, "rtol": 2e-5}
 
@@ -236,10 +238,13 @@ def test_a_ranking_without_a_budget_keeps_the_runs_own_mask_of_it(run, tmp_path)
     assert torch.equal(written(run, tmp_path / "out"), kept(run, run / "masks" / "random.json"))
 
 
-def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path):
-    """As a comparison computes it, from the weights at the end of fine-tuning."""
+def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path, monkeypatch):
+    """As a comparison computes it, from the weights at the end of fine-tuning; the data are read once for it and the refit."""
+    opened = []
+    monkeypatch.setattr(model, "open_data", lambda *told: opened.append(told) or open_data(*told))
     assert call(run, tmp_path / "out", "--format", "masked", "--ranking", "obs", "--budget", "5", "--refit") == 0
     asked = ["--config", str(run / "config.yaml"), "--methods", "obs", "--budgets", "5", "--seeds", "0", "--stages", "post hoc"]
+    assert len(opened) == 1
     experiments = ["--experiments", str(run / "experiments"), "--run_dir", str(tmp_path / "comparison")]
     assert run_command("compare", [*asked, *experiments]) == 0
     masks = json.loads((tmp_path / "comparison" / "masks.json").read_text())
