@@ -22,6 +22,7 @@ from gates.files import replacing
 from training.cli.ending import finish
 from training.cli.line import split_at_dashes
 from training.commands.table import run_command
+from training.config.stages import FROM_DENSE, POST_HOC
 from training.stats.numbers import IN_PERCENT, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {
@@ -44,7 +45,7 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
 }
 """By name the method that is compared, and how its options differ from the configuration's."""
-STAGES = ("post hoc", "retrained")
+STAGES = (POST_HOC, FROM_DENSE)
 
 
 def measure(folder: Path, name: str, arguments: Sequence[str]) -> pd.DataFrame:
