@@ -97,8 +97,8 @@ def save_pruned(
         raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
     if pad_heads and form != "stock":
         raise GateError(f"pad_heads is for the form 'stock', and the form is {form!r}; leave it out or use form='stock'")
-    if form != "pruned" and getattr(model.config, "pruned_attention", None):
-        raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
+    if form != "pruned":
+        check_dense(model, form)
     own_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
     if isinstance(own_tokenizer, PreTrainedTokenizerBase):
         check_vocabulary(own_tokenizer, repr(own_tokenizer.name_or_path))
@@ -149,6 +149,12 @@ def save_pruned(
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
     return directory
+
+
+def check_dense(model: PreTrainedModel, form: str) -> None:
+    """Raises :class:`GateError` for a model that was pruned before, if only a dense one has the form."""
+    if getattr(model.config, "pruned_attention", None):
+        raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
 
 
 def load_pruned(

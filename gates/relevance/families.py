@@ -29,4 +29,7 @@ def check_family(model: nn.Module) -> None:
         )
     half = {parameter.dtype for parameter in model.parameters()} & {torch.float16, torch.bfloat16}
     if half:
-        raise GateError(f"the model has weights in {half.pop()}, in which relevance is lost to rounding; use model.float()")
+        raise GateError(
+            f"the model has weights in {half.pop()}, in which relevance is lost to rounding; use model.float(), or rank heads "
+            "by another score, such as his"
+        )

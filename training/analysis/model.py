@@ -29,7 +29,7 @@ from training.pruner.checkpoints import check_identity, read_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.runs.checksums import check_unchanged
-from training.runs.resuming import noted_identity
+from training.runs.resuming import check_same_data, noted_identity
 from training.runs.run_directory import CONFIG, LATENCY, RunDirectory
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer, open_data
@@ -132,8 +132,18 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
     setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint(name))
     check_identity(checkpoint, run.checkpoint(name), noted_identity(run), f"the run in {path!r}")
-    data = open_data(setup, str(run.checkpoint(name)))
-    pruner = make_pruner(setup, data)
+    try:
+        data = open_data(setup, str(run.checkpoint(name)))
+        pruner = make_pruner(setup, data)
+    except GateError as error:
+        if overrides:
+            raise
+        raise GateError(
+            f"{error}; config.yaml of the run in {path!r} says so, and options of fit behind a lone -- take the place of its "
+            "own, such as -- --data.train_file FILE"
+        ) from error
+    if not any(given.startswith(("--data", "--config", "--seed")) for given in overrides):
+        check_same_data(run, data.fingerprint())
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
     try:
         pruner.backbone.load_state_dict(state)  # alone: all gates are open here

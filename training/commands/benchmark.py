@@ -112,6 +112,7 @@ def update(document: Path) -> None:
 
 
 def tables(runs: Sequence[Path], parts: str | None) -> str:
-    """What earlier benchmarks found, as Markdown: the named parts, or all with the goals."""
+    """What earlier benchmarks found, as Markdown: the named parts, or all that were measured, with the goals."""
     records = [Record.read(run) for run in runs]
-    return "\n\n".join(markdown(records, name) for name in part_names(parts) or [*PARTS, GOALS])
+    measured = [name for name in PARTS if any(record.parts.get(name) for record in records)]
+    return "\n\n".join(markdown(records, name) for name in part_names(parts) or [*measured, GOALS])

@@ -22,13 +22,14 @@ from transformers import PreTrainedModel
 from gates.errors import GateError, first_line
 from gates.export import padding
 from gates.export.card import card_text
-from gates.export.checkpoint import ModelCard, own_auto_class, refuse_taken, save_pruned
+from gates.export.checkpoint import ModelCard, check_dense, own_auto_class, refuse_taken, save_pruned
 from gates.export.cost import Cost, count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
 from gates.export.hub import check_can_push, push_to_hub
 from gates.export.onnx import export_onnx_files
-from gates.export.reloaded import TOLERANCE, relative_difference
+from gates.export.reloaded import TOLERANCE, relative_difference, tolerance_of
 from gates.export.safe_load import write_checksums
+from gates.export.stock import stock_model
 from gates.files import written_whole
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
@@ -62,14 +63,22 @@ def export_run(line: CommandLine) -> None:
     @cache
     def dense() -> DenseModel:
         """The run's dense model and data: read once, by who needs them first."""
-        return load_dense(str(trained.run.path))
+        return load_dense(str(trained.run.path), line.rest)
 
+    if options.refit:
+        trained.options.check_refits()
+    if options.format in ("stock", "masked"):
+        check_dense(trained.model, options.format)
     later = later_rankings(dense)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=later)
     if options.refit:
+        if options.format == "stock":
+            _check_stock(trained.model, mask, pad_heads=options.pad_heads)
         trained, refit = refitted_to(trained, mask, dense())
-        tried = f"{max(refit.tried):.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
-        stdout().print(f"refitted to {int(mask.sum())} heads: {tried}", soft_wrap=True, highlight=False)
+        found = f"{refit.reached:.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
+        stdout().print(f"refitted to {int(mask.sum())} heads: {found}", soft_wrap=True, highlight=False)
+    elif line.rest and not dense.cache_info().currsize:
+        raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
     with writing_to(Path(options.output)):
         cost = export(
             trained,
@@ -116,6 +125,13 @@ def _check(line: CommandLine) -> None:
         check_can_push(options.push_to_hub)
     if options.refit and options.format == "gates":
         raise GateError("--refit changes weights, but the format gates holds none; give another --format")
+
+
+def _check_stock(model: PreTrainedModel, mask: Tensor, *, pad_heads: bool) -> None:
+    """Raises :class:`GateError` if no stock class can hold a model with these heads, whatever its weights."""
+    inputs, kept = example_inputs(model), padding.pad_heads(model, mask) if pad_heads else mask
+    cut = remove_heads_(copy.deepcopy(model).eval(), kept, values=mask, example=inputs)
+    stock_model(cut, model, kept, inputs, tolerance=tolerance_of(model.dtype))
 
 
 @progress.stage("exporting, reloading and checking")

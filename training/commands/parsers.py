@@ -193,7 +193,12 @@ def sweep_parser() -> ArgumentParser:
 
 
 def export_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training export", description="A finished run's model in another form.")
+    parser = ArgumentParser(
+        prog="python -m training export",
+        description="A finished run's model in another form.",
+        epilog="--refit, and --ranking with a score that the run did not compare, read the run's data. After a lone -- come "
+        "options of fit in place of the run's, such as -- --data.train_file FILE where the data are elsewhere now.",
+    )
     parser.add_argument("run", type=str, metavar="RUN", help="A run directory that fit wrote, or a .ckpt in its checkpoints.")
     parser.add_argument(
         "--format",

@@ -20,7 +20,9 @@ TOLD_BY_THE_CELL = (
     "budgets", "methods", "stages", "model.budget", "model.gate", "model.swaps", "model.refit", "model.pipelined",
 )  # fmt: skip
 """Options that a mean's own columns tell, such as what a method is called after."""
-WITHOUT_EFFECT = ("experiments", "list_methods", "data.init_args.eval_batch_size", "trainer.accelerator")
+WITHOUT_EFFECT = (
+    "experiments", "list_methods", "launcher", "ray_", "data.init_args.eval_batch_size", "trainer.accelerator",
+)  # fmt: skip
 OF_RESULTS = ("ckpt_path", "from_scratch_epochs", "from_scratch_learning_rate")
 """Options that a run may change when it is resumed, and that all the same change results of which a mean is taken."""
 FREE = ({*FREE_WHEN_RESUMED} - {*OF_RESULTS}) | {*SEEDS, *TOLD_BY_THE_CELL, *WITHOUT_EFFECT}

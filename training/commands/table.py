@@ -105,6 +105,7 @@ COMMANDS = {
         "a finished run's model in another form or at another budget",
         parsers.export_parser,
         "training.commands.export:export_run",
+        takes_rest=True,
     ),
     "convert": Command(
         "checkpoints whose heads Transformers 4 pruned", parsers.convert_parser, "training.commands.convert:convert_checkpoint"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +161,17 @@ def choose_mask(
         if path.is_file():
             check_unchanged(path, path.read_text(encoding="utf-8", errors="replace"))
         return load_mask(path, gates.sites)
-    at = Budget.parse(budget, gates.kind_sizes())  # before anything is scored
-    mask = budget_mask(
-        known[ranking] if ranking in known else later[ranking](),
-        at,
+    mask_by = partial(
+        budget_mask,
+        budget=Budget.parse(budget, gates.kind_sizes()),
         kind_index=gates.kind_index(),
         layer_index=gates.layer_index(),
         minimum_per_layer=trained.options.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,
     )
-    return gates.to_heads(mask)
+    if ranking in others:
+        mask_by(torch.zeros(gates.size))  # what is impossible is said before anything is scored
+        return gates.to_heads(mask_by(later[ranking]()))
+    return gates.to_heads(mask_by(known[ranking]))
 
 
 def _compared_rankings(run: RunDirectory) -> dict[str, Tensor]:

@@ -292,13 +292,8 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             )
         if self.refit and self.prune == 0:
             raise GateError("refit makes up for closed heads, but prune is 0 and none is closed; leave out refit")
-        if self.refit and self.is_half:
-            raise GateError(f"dtype is {self.dtype}, in which weights are fixed, but refit changes them; leave out one of them")
-        if self.refit and (self.freeze or self.freeze_while_pruning):
-            raise GateError(
-                "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
-                "leave out one of them"
-            )
+        if self.refit:
+            self.check_refits()
         if self.from_scratch is not None and self.finetune == 0 and self.refit:
             raise GateError(
                 "refit aims at the model at the end of fine-tuning, but finetune is 0 and the model is new; give it a finetune "
@@ -308,6 +303,16 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             raise GateError(
                 "distillation learns from the model at the end of fine-tuning, but finetune is 0 and the model is new; give it "
                 "a finetune phase, or leave out distil and distil_hidden"
+            )
+
+    def check_refits(self) -> None:
+        """Raises :class:`GateError` for options that fix weights which a refit changes."""
+        if self.is_half:
+            raise GateError(f"dtype is {self.dtype}, in which weights are fixed, but refit changes them; leave out one of them")
+        if self.freeze or self.freeze_while_pruning:
+            raise GateError(
+                "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
+                "leave out one of them"
             )
 
     @property

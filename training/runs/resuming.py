@@ -96,6 +96,24 @@ def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> No
             )
 
 
+def check_same_data(run: RunDirectory, fingerprint: str) -> None:
+    """Whether data that a finished run's configuration names are what they were. A run of an earlier version noted nothing.
+
+    Args:
+        run: finished.
+        fingerprint: of the data as they are now.
+
+    Raises:
+        GateError: if they have changed.
+    """
+    began = _began_with(run)
+    if began is not None and began.get("data", fingerprint) != fingerprint:
+        raise GateError(
+            f"the data have changed since the run in {str(run.path)!r} was trained on them; bring back what they were, or say "
+            "behind a lone -- which to take, such as -- --data.train_file FILE"
+        )
+
+
 def note_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
     """Note what a run begins with; of one that goes on this is noted already."""
     if not run.resumes or not (run.path / BEGAN_WITH).is_file():
@@ -109,11 +127,8 @@ def identity_of(determined_by: Mapping[str, Any]) -> str:
 
 def noted_identity(run: RunDirectory) -> str | None:
     """The identity of a run by what it has noted; None for one of an earlier version."""
-    try:
-        began = read_json(run.path / BEGAN_WITH, dict, mend="go on with the run (--existing resume), or begin it anew")
-    except FileNotFoundError:
-        return None
-    return identity_of(began) if OPTIONS in began else None
+    began = _began_with(run)
+    return identity_of(began) if began is not None and OPTIONS in began else None
 
 
 def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
@@ -137,6 +152,14 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
         )
     kept = [run.checkpoint(name) for name in ("last", "dense") if run.checkpoint(name).is_file()]
     return str(kept[0]) if kept else began
+
+
+def _began_with(run: RunDirectory) -> dict[str, Any] | None:
+    """What a run has noted that it began with; None for one of an earlier version."""
+    try:
+        return read_json(run.path / BEGAN_WITH, dict, mend="go on with the run (--existing resume), or begin it anew")
+    except FileNotFoundError:
+        return None
 
 
 def _options_of(run: RunDirectory) -> dict[str, Any]:

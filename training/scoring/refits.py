@@ -24,11 +24,13 @@ class Refit:
 
     Args:
         ridge: that did best.
-        tried: the main metric on the selection split with each ridge.
+        reached: the main metric on the selection split with it.
+        tried: the same with each ridge.
         cost: of all of them.
     """
 
     ridge: float
+    reached: float
     tried: list[float]
     cost: Cost
 
@@ -64,7 +66,8 @@ def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch,
                 if not best or gain(tried[-1]) > best_gain:
                     best, best_gain = copied_weights(subject), gain(tried[-1])
                 shown.advance()
-        done.append(Refit(search.ridges[tried.index(max(tried, key=gain))], tried, cost.cost))
+        reached = max(tried, key=gain)
+        done.append(Refit(search.ridges[tried.index(reached)], reached, tried, cost.cost))
     use_weights_(subject, best)
     return done
 
@@ -82,7 +85,7 @@ def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[
     """
     search, different = RefitSearch(), list({tuple(mask.tolist()): mask for mask in masks}.values())
     done = best_refits_(subject, different, search, dense)
-    gains = [max(map(subject.task.gain, one.tried)) for one in done]
+    gains = [subject.task.gain(one.reached) for one in done]
     plain = [one.as_plain(search) | {"mask": mask.tolist()} for mask, one in zip(different, done, strict=True)]
     own = plain.pop(taken := gains.index(max(gains)))
     return different[taken], own | {"others": plain}

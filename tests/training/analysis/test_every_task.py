@@ -72,19 +72,3 @@ def test_a_language_model_on_other_data_and_through_its_training(tmp_path, capsy
     told = capsys.readouterr().out
     assert "test loss is" in told
     assert f"(with all {whole:.3f}) after epoch 1.5" in told
-
-
-def test_other_training_texts_leave_the_vocabulary_of_the_run(tmp_path):
-    """Its weights mean nothing with another."""
-    for name, words in (("own", "one two three"), ("other", "three three one two two")):
-        (tmp_path / f"{name}.txt").write_text(f"{words}.\n\n" * 20)
-    config = tmp_path / "local.yaml"
-    before, after = causal_runs.CONFIG.split("data:")[0], causal_runs.CONFIG[causal_runs.CONFIG.index("trainer:") :]
-    files = ", ".join(f"{split}_file: {tmp_path / 'own.txt'}" for split in ("train", "select", "test"))
-    data = f"{{class_path: Documents, init_args: {{{files}, vocab_size: 300, max_length: 24, score_rows: 2, batch_size: 2}}}}"
-    config.write_text(f"{before}data: {data}\n{after}")
-    assert fit(["--config", str(config), "--run_dir", str(tmp_path / "run")]) == 0
-    own, other = (
-        load_dense(str(tmp_path / "run"), told).data for told in ([], ["--data.train_file", str(tmp_path / "other.txt")])
-    )
-    assert other.tokenizer.get_vocab() == own.tokenizer.get_vocab()

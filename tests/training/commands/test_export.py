@@ -351,13 +351,14 @@ def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
     [
         ("metrics.json", "has not ended: it has no metrics.json"),
         ("checkpoints/final.ckpt", "has not ended: it has no checkpoints/final.ckpt"),
+        ("checkpoints", "holds a comparison or other results, not a run"),
         ("config.yaml", "does not hold a run"),
         ("masks/learned.json", "cannot read the mask file"),
     ],
 )
 def test_unfinished_and_incomplete_runs(run, tmp_path, capsys, lost, message):
     copy = shutil.copytree(run, tmp_path / "copy")
-    (copy / lost).unlink()
+    shutil.rmtree(copy / lost) if (copy / lost).is_dir() else (copy / lost).unlink()
     assert call(copy, tmp_path / "out", "--format", "masked") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

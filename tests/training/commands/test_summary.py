@@ -288,7 +288,7 @@ OPTIONS = {
     "model": {"budget": 3, "learning_rate": 1e-3, "gate": "hard-concrete"},
     "data": {"class_path": "Synthetic", "init_args": {"batch_size": 16, "seed": 0, "num_workers": 0}},
     "trainer": {"precision": "32-true", "devices": 1, "enable_progress_bar": True},
-    "wandb": {"mode": "auto"},
+    "wandb": {"mode": "auto"}, "launcher": "local", "ray_cpus_per_task": 1,
 }  # fmt: skip
 
 
@@ -331,6 +331,7 @@ def test_no_mean_is_taken_over_other_options(changes, said, tmp_path, capsys):
         {"seed": 1, "run_dir": "runs/b", "name": "b", "save_every": 10, "wandb.mode": "disabled"},
         {"data.init_args.seed": 3, "data.init_args.num_workers": 4, "trainer.enable_progress_bar": False},
         {"model.budget": 5, "methods": "his,random"},  # told by the columns
+        {"launcher": "ray", "ray_cpus_per_task": 2},  # the same tables to the bit
     ],
 )
 def test_a_mean_is_taken_over_seeds(changes, tmp_path, capsys):

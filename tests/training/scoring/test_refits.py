@@ -39,7 +39,8 @@ def test_the_best_ridge_is_taken_and_its_weights_stay():
     dense = parameters_of(one)
     search = RefitSearch(ridges=[100.0, 0.01, 0.1], rows=8)
     found = best_refit_(one, MASK, search, dense)
-    assert found.ridge == search.ridges[found.tried.index(max(found.tried))]
+    assert found.reached == max(found.tried)
+    assert found.ridge == search.ridges[found.tried.index(found.reached)]
     assert len(found.tried) == 3
     alone = with_a_selection_split(make_subject())
     again = best_refit_(alone, MASK, RefitSearch(ridges=[found.ridge], rows=8), dense)
