@@ -154,7 +154,9 @@ def save_pruned(
 def check_dense(model: PreTrainedModel, form: str) -> None:
     """Raises :class:`GateError` for a model that was pruned before, if only a dense one has the form."""
     if getattr(model.config, "pruned_attention", None):
-        raise GateError(f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned'")
+        raise GateError(
+            f"the form {form!r} needs a dense model, and this one was pruned before; use form='pruned' (--format remote-code)"
+        )
 
 
 def load_pruned(

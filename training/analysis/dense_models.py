@@ -32,7 +32,7 @@ def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[i
     folder = Path(path)
     if (folder / "checkpoints").is_dir() or not (folder / CONFIG).is_file():
         dense = load_dense(path, overrides)
-        yield dense.setup.run.seed, dense.subject
+        yield dense.setup.run.seed, dense.subject()
         return
     yield from _of_comparison(folder, overrides)
 
@@ -52,7 +52,8 @@ def _of_comparison(folder: Path, overrides: Sequence[str]) -> Iterator[tuple[int
         dense = cache.get(experiments.dense_is)
         if dense is None:
             raise GateError(
-                f"the dense model of seed {seed} is not among the experiments in {str(cache.path)!r}; start the comparison in "
-                f"{str(folder)!r} again, which makes it anew"
+                f"the dense model of seed {seed} with these data and options is not among the experiments in "
+                f"{str(cache.path)!r}; give the data that the comparison in {str(folder)!r} had, or start it again, which "
+                "makes the model anew"
             )
         yield seed, experiments.subject(dense, {})

@@ -36,6 +36,9 @@ from training.setup import Setup, make_pruner, make_trainer, open_data
 from training.stats.bootstrap import METRICS
 
 ONE_DEVICE: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+OTHER_DATA = ("--data", "--config", "--seed", "--model.backbone")
+"""Beginnings of options of fit by which other data can be read, or the same be encoded otherwise."""
+SAME_DATA = ("--data.num_workers",)
 Split = Literal["score", "select", "test"]
 
 
@@ -61,7 +64,6 @@ class DenseModel:
     def gates(self) -> HeadGates:
         return self.pruner.gates
 
-    @property
     def subject(self) -> Subject:
         """The same to be scored or refitted, in one process."""
         return Subject(self.pruner, self.data, make_trainer(self.setup, **ONE_DEVICE))
@@ -108,7 +110,7 @@ def load_dense(path: str, overrides: Sequence[str] = ()) -> DenseModel:
         overrides: arguments of ``training.fit`` in place of the configuration's, such as where the data are now.
 
     Raises:
-        GateError: if there is no such run, it has not ended, or its data cannot be read.
+        GateError: if there is no such run, it has not ended, or its data cannot be read or have changed.
     """
     return _load(path, overrides, "dense")[0]
 
@@ -132,18 +134,8 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
     setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint(name))
     check_identity(checkpoint, run.checkpoint(name), noted_identity(run), f"the run in {path!r}")
-    try:
-        data = open_data(setup, str(run.checkpoint(name)))
-        pruner = make_pruner(setup, data)
-    except GateError as error:
-        if overrides:
-            raise
-        raise GateError(
-            f"{error}; config.yaml of the run in {path!r} says so, and options of fit behind a lone -- take the place of its "
-            "own, such as -- --data.train_file FILE"
-        ) from error
-    if not any(given.startswith(("--data", "--config", "--seed")) for given in overrides):
-        check_same_data(run, data.fingerprint())
+    data = _open_data(run, setup, overrides, str(run.checkpoint(name)))
+    pruner = make_pruner(setup, data)
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}
     try:
         pruner.backbone.load_state_dict(state)  # alone: all gates are open here
@@ -153,6 +145,23 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
         ) from error
     device = make_trainer(setup, **ONE_DEVICE).strategy.root_device
     return DenseModel(run, setup, pruner.to(device).eval(), data, device), checkpoint["state_dict"]
+
+
+def _open_data(run: RunDirectory, setup: Setup, overrides: Sequence[str], checkpoint: str) -> TaskData:
+    """The data of a run with the vocabulary that it trained; they are those it was trained on, unless others are named."""
+    reads_others = any(given.startswith(OTHER_DATA) and not given.startswith(SAME_DATA) for given in overrides)
+    try:
+        data = open_data(setup, checkpoint)
+    except GateError as error:
+        if reads_others:
+            raise
+        raise GateError(
+            f"{error}; config.yaml of the run in {str(run.path)!r} says so, and options of fit behind a lone -- take the place "
+            "of its own"
+        ) from error
+    if not reads_others:
+        check_same_data(run, data.fingerprint)
+    return data
 
 
 def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "what follows --") -> Setup:

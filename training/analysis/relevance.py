@@ -22,7 +22,7 @@ def relevance_of_heads(dense: DenseModel) -> Finding:
     Raises:
         GateError: for a family that no relevance is claimed for.
     """
-    scores = Scores(dense.subject)
+    scores = Scores(dense.subject())
     raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")
     found = {raw.replace("-", "_"): scores.raw(raw).numpy() for raw in raws}
     table = gate_columns(dense.gates).assign(**found, his=scores.by_layer("his").numpy())

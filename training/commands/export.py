@@ -1,7 +1,7 @@
 """``python -m training export RUN_OR_CHECKPOINT --format FORMAT --output DIR``: a finished run's model in another form.
 
-Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit``, its
-data.
+Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit`` and
+for a ranking that is scored now, its data.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple
         dense: the same model with the run's data, whose weights are changed and whose gates are detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
-    found = best_refit_(dense.subject, trained.gates.to_gates(mask), RefitSearch(), aim)
+    found = best_refit_(dense.subject(), trained.gates.to_gates(mask), RefitSearch(), aim)
     dense.gates.detach()
     changed = f"refitted to this mask by least squares (ridge {found.ridge:g}), without training"
     return replace(trained, model=dense.pruner.backbone.cpu().eval(), changed=changed), found

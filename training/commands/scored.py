@@ -19,12 +19,12 @@ def later_rankings(dense: Callable[[], DenseModel]) -> dict[str, Callable[[], Te
     """By name what computes the scores ``[gates]`` by which a method of :data:`LATER` ranks heads, higher kept first.
 
     Args:
-        dense: loads the run's model and data; it is asked when the first ranking is.
+        dense: loads the run's model and data; it is asked when a ranking is.
     """
+    return {name: partial(_ranking_by, name, dense) for name in LATER}
 
-    def ranking_by(name: str) -> Tensor:
-        model = dense()
-        with progress.stage(f"scoring by {name}"):
-            return Scores(model.subject).ranking(name, seed=model.setup.run.seed)
 
-    return {name: partial(ranking_by, name) for name in LATER}
+def _ranking_by(name: str, dense: Callable[[], DenseModel]) -> Tensor:
+    model = dense()
+    with progress.stage(f"scoring by {name}"):
+        return Scores(model.subject()).ranking(name, seed=model.setup.run.seed)

@@ -146,8 +146,9 @@ def choose_mask(
         GateError: for an unknown ranking or a budget the model cannot have.
     """
     run, gates, ranking, later = trained.run, trained.gates, ranking or trained.method, later or {}
-    own = {trained.method: gates.log_alpha.detach()}
-    known = own | _compared_rankings(run) | own
+    known = {trained.method: gates.log_alpha.detach()}
+    for name, scores in _compared_rankings(run).items():
+        known.setdefault(name, scores)  # the run's own follows its gates
     others = [name for name in later if name not in known]
     if ranking not in [*known, *others]:
         further = f", or with --budget one of {', '.join(others)}" if others else ""

@@ -16,10 +16,8 @@ from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs.fingerprint import file_fingerprint, weights_fingerprint
 from training.runs.own_code import code_fingerprint
-from training.runs.resuming import OPTIONS
+from training.runs.resuming import FORMAT, OPTIONS
 
-FORMAT = 7
-"""Of experiments; a change in what they mean or how they are computed must raise it."""
 ELSEWHERE = {
     "backbone", "from_scratch", "trust_remote_code", "allow_pickle", "dtype", "latency_table", "swaps", "refit",
     "checkpoint_activations",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ FREE_WHEN_RESUMED = {
     "trainer.default_root_dir": "where Lightning writes what is no result",
 }
 """Options, or beginnings of them, that may be others when a run is resumed, since they change no result; with what they say."""
+FORMAT = 7
+"""Of runs and experiments; a change in what they mean or how they are computed must raise it."""
 BEGAN_WITH = "began_with.json"
 """All that a run's training depends on: options, and fingerprints of what these name."""
 OPTIONS = "options"
@@ -96,21 +98,23 @@ def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> No
             )
 
 
-def check_same_data(run: RunDirectory, fingerprint: str) -> None:
-    """Whether data that a finished run's configuration names are what they were. A run of an earlier version noted nothing.
+def check_same_data(run: RunDirectory, fingerprint: Callable[[], str]) -> None:
+    """Whether data that a finished run's configuration names are what they were, encoded as they were. What a run of an earlier
+    version noted is not compared.
 
     Args:
         run: finished.
-        fingerprint: of the data as they are now.
+        fingerprint: that of the data as they are now.
 
     Raises:
         GateError: if they have changed.
     """
     began = _began_with(run)
-    if began is not None and began.get("data", fingerprint) != fingerprint:
+    if began is not None and began.get("format") == FORMAT and began["data"] != fingerprint():
         raise GateError(
-            f"the data have changed since the run in {str(run.path)!r} was trained on them; bring back what they were, or say "
-            "behind a lone -- which to take, such as -- --data.train_file FILE"
+            f"the data, as the model's tokenizer or processor encodes them, have changed since the run in {str(run.path)!r} "
+            "was trained on them, or other versions of the libraries encode them otherwise; bring back what they were, or "
+            "name them behind a lone --, as with --data.train_file FILE, if they are meant"
         )
 
 

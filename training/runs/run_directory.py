@@ -183,7 +183,8 @@ class RunDirectory:
             raise GateError(f"the run {str(path)!r} does not exist; give a run directory, or a checkpoint in one")
         if not (found.path / CONFIG).is_file():
             raise GateError(f"{str(path)!r} does not hold a run: it has no config.yaml; give a directory that fit wrote")
-        if (found.path / METRICS).is_file() and not (found.path / "checkpoints").is_dir():
+        trained = found.export.is_dir() or (found.path / "checkpoints").is_dir()
+        if not trained and ((found.path / METRICS).is_file() or _is_comparison(found.path)):
             raise GateError(f"{str(path)!r} holds a comparison or other results, not a run; give a directory that fit wrote")
         for part in (found.path / METRICS, found.checkpoint("final"), found.export / "config.json"):
             if not part.is_file():

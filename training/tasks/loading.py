@@ -133,9 +133,10 @@ def load_pretrained(auto: Any, source: Source, config: Any, *, what: str, resize
     except Exception as error:  # damaged weights raise errors of many kinds
         reason = first_line(error)
         folder = Path(str(source.backbone))
-        if any(folder.glob("*.onnx")):
+        pickled, readable = any(folder.glob("*.bin")), any(folder.glob("*.safetensors"))
+        if any(folder.glob("*.onnx")) and not pickled and not readable:
             reason += " (what is there is for ONNX Runtime; give an export of another --format)"
-        elif not source.allow_pickle and "safetensors" in reason and (not folder.is_dir() or any(folder.glob("*.bin"))):
+        elif not source.allow_pickle and "safetensors" in reason and (pickled or not folder.is_dir()):
             reason += " (a pytorch_model.bin is read only with --model.allow_pickle true)"
         raise GateError(f"cannot load {what} from {source.backbone!r}: {reason}") from error
     return model if source.is_half else model.float()  # whose frequencies and the like Transformers leaves in float32

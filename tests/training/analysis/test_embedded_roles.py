@@ -110,7 +110,7 @@ def test_models_that_have_learned_nothing_or_are_gone_are_refused(compared, tmp_
     for name in ("config.yaml", "masks.json", "sites.json"):
         (copy / name).write_text((run / name).read_text())
     assert call(copy, tmp_path / "out") == 2
-    assert "the dense model of seed 0 is not among the experiments in" in capsys.readouterr().err
+    assert "the dense model of seed 0 with these data and options is not among the experiments in" in capsys.readouterr().err
     (copy / "masks.json").unlink()
     assert call(copy, tmp_path / "out") == 2
     assert "has no masks.json and sites.json" in capsys.readouterr().err

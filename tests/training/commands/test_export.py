@@ -238,7 +238,7 @@ def test_a_ranking_without_a_budget_keeps_the_runs_own_mask_of_it(run, tmp_path)
     assert torch.equal(written(run, tmp_path / "out"), kept(run, run / "masks" / "random.json"))
 
 
-def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path, monkeypatch):
+def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_path, monkeypatch, capsys):
     """As a comparison computes it, from the weights at the end of fine-tuning; the data are read once for it and the refit."""
     opened = []
     monkeypatch.setattr(model, "open_data", lambda *told: opened.append(told) or open_data(*told))
@@ -250,6 +250,8 @@ def test_a_score_that_no_run_compares_is_computed_from_the_dense_model(run, tmp_
     masks = json.loads((tmp_path / "comparison" / "masks.json").read_text())
     (of_comparison,) = [one["mask"] for one in masks if one["method"] == "obs"]
     assert written(run, tmp_path / "out").tolist() == of_comparison
+    assert call(tmp_path / "comparison", tmp_path / "none", "--format", "masked") == 2
+    assert "holds a comparison or other results, not a run; give a directory that fit wrote" in capsys.readouterr().err
 
 
 def test_a_minimum_per_layer_of_ones_own(run, tmp_path):
@@ -351,14 +353,13 @@ def test_a_taken_directory_is_refused_before_any_work(run, tmp_path, capsys):
     [
         ("metrics.json", "has not ended: it has no metrics.json"),
         ("checkpoints/final.ckpt", "has not ended: it has no checkpoints/final.ckpt"),
-        ("checkpoints", "holds a comparison or other results, not a run"),
         ("config.yaml", "does not hold a run"),
         ("masks/learned.json", "cannot read the mask file"),
     ],
 )
 def test_unfinished_and_incomplete_runs(run, tmp_path, capsys, lost, message):
     copy = shutil.copytree(run, tmp_path / "copy")
-    shutil.rmtree(copy / lost) if (copy / lost).is_dir() else (copy / lost).unlink()
+    (copy / lost).unlink()
     assert call(copy, tmp_path / "out", "--format", "masked") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
