@@ -58,6 +58,29 @@ def export_run(line: CommandLine) -> None:
     quiet_libraries()
     options = line.options
     _check(line)
+    trained, mask = _model_and_mask(line)
+    with writing_to(Path(options.output)):
+        cost = export(
+            trained,
+            mask,
+            options.format,
+            Path(options.output),
+            options.ranking,
+            measure=options.measure,
+            length=options.length,
+            pad_heads=options.pad_heads,
+        )
+    show(stdout(), trained, mask, options.format, Path(options.output), cost)
+    if options.push_to_hub is not None:
+        with progress.stage("uploading"):
+            address = push_to_hub(options.output, options.push_to_hub, private=options.private or None)
+        stdout().print(f"uploaded to {escape(address)}", soft_wrap=True, highlight=False)
+
+
+def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
+    """What the run left, refitted if that is asked for, and the mask ``[heads]``. What is impossible is said before anything is
+    scored or refitted."""
+    options = line.options
     trained = load_with_dense_weights(options.run) if options.refit else load_trained(options.run)
 
     @cache
@@ -79,22 +102,7 @@ def export_run(line: CommandLine) -> None:
         stdout().print(f"refitted to {int(mask.sum())} heads: {found}", soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
-    with writing_to(Path(options.output)):
-        cost = export(
-            trained,
-            mask,
-            options.format,
-            Path(options.output),
-            options.ranking,
-            measure=options.measure,
-            length=options.length,
-            pad_heads=options.pad_heads,
-        )
-    show(stdout(), trained, mask, options.format, Path(options.output), cost)
-    if options.push_to_hub is not None:
-        with progress.stage("uploading"):
-            address = push_to_hub(options.output, options.push_to_hub, private=options.private or None)
-        stdout().print(f"uploaded to {escape(address)}", soft_wrap=True, highlight=False)
+    return trained, mask
 
 
 def _check(line: CommandLine) -> None:
