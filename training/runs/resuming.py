@@ -85,10 +85,8 @@ def check_same_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> No
     Raises:
         GateError: naming what is another.
     """
-    try:
-        mend = "begin the run anew, or delete this file if you are sure that its data are as they were"
-        began = read_json(run.path / BEGAN_WITH, dict, mend=mend)
-    except FileNotFoundError:  # of a run that was stopped before, or of an earlier version
+    began = _began_with(run, "begin the run anew, or delete this file if you are sure that its data are as they were")
+    if began is None:
         return
     for name in sorted(began.keys() | determined_by.keys(), key=lambda name: (name != "format", name)):
         if not same_value(began.get(name), determined_by.get(name)):
@@ -158,10 +156,17 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
     return str(kept[0]) if kept else began
 
 
-def _began_with(run: RunDirectory) -> dict[str, Any] | None:
-    """What a run has noted that it began with; None for one of an earlier version."""
+def _began_with(
+    run: RunDirectory, mend: str = "go on with the run (--existing resume), or begin it anew"
+) -> dict[str, Any] | None:
+    """What a run has noted that it began with; None for one that was stopped before, or of an earlier version.
+
+    Args:
+        run: that began.
+        mend: what a user can do about a damaged note.
+    """
     try:
-        return read_json(run.path / BEGAN_WITH, dict, mend="go on with the run (--existing resume), or begin it anew")
+        return read_json(run.path / BEGAN_WITH, dict, mend=mend)
     except FileNotFoundError:
         return None
 
