@@ -112,16 +112,8 @@ def save_pruned(
     if form != "masked":
         check_removable(sites)
     check_batch = of_dtype(example_inputs(model) if check_batch is None else check_batch, model.dtype)
-    cut, kept, unpadded = copy.deepcopy(model).eval(), mask, None
-    if pad_heads:
-        kept, values = padding.pad_heads(model, mask), mask if values is None else mask * values
-        unpadded = count_parameters(remove_heads_(copy.deepcopy(model).eval(), mask, example=check_batch))
-    if form == "masked":
-        zero_heads_(cut, mask, values=values)
-    else:
-        remove_heads_(cut, kept, values=values, example=check_batch)
-    if form == "stock":
-        cut = stock_model(cut, model, kept, check_batch, tolerance=tolerance_of(model.dtype))
+    cut, kept = without_heads(model, mask, form, check_batch, values=values, pad_heads=pad_heads)
+    unpadded = count_parameters(without_heads(model, mask, "pruned", check_batch)[0]) if pad_heads else None
     with written_whole(directory) as partial:
         cut.save_pretrained(partial)
         if tokenizer is not None:
@@ -149,6 +141,40 @@ def save_pruned(
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
     return directory
+
+
+def without_heads(
+    model: PreTrainedModel,
+    mask: Tensor,
+    form: Form,
+    example: Mapping[str, Tensor],
+    *,
+    values: Tensor | None = None,
+    pad_heads: bool = False,
+) -> tuple[PreTrainedModel, Tensor]:
+    """A copy of a model in one form, and its heads ``[heads]``: those of the mask and, with ``pad_heads``, some of zeros.
+
+    The arguments are those of :func:`save_pruned`; ``example`` is the batch on which the copy is compared with the model.
+
+    Raises:
+        GateError: if the form is not possible.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> mask = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
+    >>> cut, kept = without_heads(model, mask, "stock", example_inputs(model), pad_heads=True)
+    >>> [site.heads for site in find_attention(cut)], int(kept.sum())
+    ([2, 2], 4)
+    """
+    cut, kept = copy.deepcopy(model).eval(), mask
+    if form == "masked":
+        return zero_heads_(cut, mask, values=values), kept
+    if pad_heads:
+        kept, values = padding.pad_heads(model, mask), mask if values is None else mask * values
+    remove_heads_(cut, kept, values=values, example=example)
+    if form == "stock":
+        cut = stock_model(cut, model, kept, example, tolerance=tolerance_of(model.dtype))
+    return cut, kept
 
 
 def check_dense(model: PreTrainedModel, form: str) -> None:

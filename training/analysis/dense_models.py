@@ -7,16 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gates.errors import GateError
-from training.analysis.model import load_dense, read_arguments
+from training.analysis.model import ONE_DEVICE, load_dense, read_configuration
 from training.cli.comparison_parser import build_comparison_parser
 from training.comparison.cache import ExperimentCache
 from training.comparison.experiments import Experiments
 from training.config import ComparisonOptions, group_of
-from training.config.yaml_text import read_text
-from training.runs.checksums import check_unchanged
 from training.runs.run_directory import CONFIG
 from training.scoring.subject import Subject
-from training.setup import Setup, open_data
+from training.setup import Setup, make_trainer, open_data
 
 
 def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[int, Subject]]:
@@ -38,10 +36,7 @@ def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[i
 
 
 def _of_comparison(folder: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Subject]]:
-    file = folder / CONFIG
-    check_unchanged(file, read_text(file, "the configuration"))
-    wrong = f"the comparison's configuration cannot be used ({str(file)!r})"
-    config = read_arguments(["--config", str(file), *overrides], wrong, build_comparison_parser)
+    config = read_configuration(folder / CONFIG, "comparison", overrides, build_comparison_parser)
     options, setup = group_of(ComparisonOptions, config), Setup.of(config)
     if isinstance(setup.model.budget, str):  # a time, of a configuration that serves single runs
         setup = replace(setup, model=replace(setup.model, budget=None))
@@ -56,4 +51,4 @@ def _of_comparison(folder: Path, overrides: Sequence[str]) -> Iterator[tuple[int
                 f"{str(cache.path)!r}; give the data that the comparison in {str(folder)!r} had, or start it again, which "
                 "makes the model anew"
             )
-        yield seed, experiments.subject(dense, {})
+        yield seed, Subject(experiments.with_weights(dense, {}), experiments.data, make_trainer(own, **ONE_DEVICE))

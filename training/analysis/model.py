@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -175,12 +176,23 @@ def setup_of(run: RunDirectory, overrides: Sequence[str] = (), given: str = "wha
     Raises:
         GateError: for an argument that ``training.fit`` does not take, or a configuration that has changed.
     """
-    file = run.path / CONFIG
+    setup = Setup.of(read_configuration(run.path / CONFIG, "run", overrides, given=given))
+    return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
+
+
+def read_configuration(
+    file: Path,
+    whose: str,
+    overrides: Sequence[str] = (),
+    build: Callable[[], ArgumentParser] = build_parser,
+    *,
+    given: str = "what follows --",
+) -> Any:
+    """What a configuration file says, with arguments in place of some of it; errors say which of the two cannot be used."""
     check_unchanged(file, read_text(file, "the configuration"))
     config = ["--config", str(file)]
-    told = read_arguments(config, f"the run's configuration cannot be used ({str(file)!r})")
-    setup = Setup.of(read_arguments([*config, *overrides], f"{given} cannot be used") if overrides else told)
-    return setup.within(LatencyTable.read(run.path / LATENCY)) if isinstance(setup.model.budget, str) else setup
+    told = read_arguments(config, f"the {whose}'s configuration cannot be used ({str(file)!r})", build)
+    return read_arguments([*config, *overrides], f"{given} cannot be used", build) if overrides else told
 
 
 def read_arguments(arguments: Sequence[str], wrong: str, build: Callable[[], ArgumentParser] = build_parser) -> Any:

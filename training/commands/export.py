@@ -20,20 +20,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
-from gates.export import padding
 from gates.export.card import card_text
-from gates.export.checkpoint import ModelCard, check_dense, own_auto_class, refuse_taken, save_pruned
+from gates.export.checkpoint import ModelCard, check_dense, own_auto_class, refuse_taken, save_pruned, without_heads
 from gates.export.cost import Cost, count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
 from gates.export.hub import check_can_push, push_to_hub
 from gates.export.onnx import export_onnx_files
-from gates.export.reloaded import TOLERANCE, relative_difference, tolerance_of
+from gates.export.reloaded import TOLERANCE, relative_difference
 from gates.export.safe_load import write_checksums
-from gates.export.stock import stock_model
 from gates.files import written_whole
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
-from gates.surgery.remove import remove_heads_
 from training.analysis.model import DenseModel, load_dense
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
@@ -96,7 +93,8 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=later)
     if options.refit:
         if options.format == "stock":
-            _check_stock(trained.model, mask, pad_heads=options.pad_heads)
+            inputs = example_inputs(trained.model)
+            without_heads(trained.model, mask, "stock", inputs, pad_heads=options.pad_heads)  # possible, whatever the weights?
         trained, refit = refitted_to(trained, mask, dense())
         found = f"{refit.reached:.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
         stdout().print(f"refitted to {int(mask.sum())} heads: {found}", soft_wrap=True, highlight=False)
@@ -135,13 +133,6 @@ def _check(line: CommandLine) -> None:
         raise GateError("--refit changes weights, but the format gates holds none; give another --format")
 
 
-def _check_stock(model: PreTrainedModel, mask: Tensor, *, pad_heads: bool) -> None:
-    """Raises :class:`GateError` if no stock class can hold a model with these heads, whatever its weights."""
-    inputs, kept = example_inputs(model), padding.pad_heads(model, mask) if pad_heads else mask
-    cut = remove_heads_(copy.deepcopy(model).eval(), kept, values=mask, example=inputs)
-    stock_model(cut, model, kept, inputs, tolerance=tolerance_of(model.dtype))
-
-
 @progress.stage("exporting, reloading and checking")
 def export(
     trained: TrainedModel,
@@ -174,13 +165,9 @@ def export(
         _export_gates(trained, mask, out)
         return None
     model, inputs = trained.model, example_inputs(trained.model, length=length, padded=True)
-    cut = copy.deepcopy(model).eval()
     cost = None
     if format != "masked":
-        if pad_heads:
-            remove_heads_(cut, padding.pad_heads(model, mask), values=mask, example=inputs)
-        else:
-            remove_heads_(cut, mask, example=inputs)
+        cut, _ = without_heads(model, mask, "pruned", inputs, pad_heads=pad_heads)
         with progress.stage("measuring parameters, FLOPs and latency"):
             cost = measure_cost(model, cut, inputs, batch_sizes=measure)
     card = _card(trained, mask, ranking or trained.method, cost)
