@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
-from training.config.data_base import MORE, DataOptions, FilesOrHub, Generated, check_rows, check_text_seed
+from training.config.data_base import DataOptions, Generated, MoreTests, check_rows, check_text_seed
 from training.truth.programs import PROGRAMS
 
 ClassMetric = Literal["accuracy", "f1", "binary_f1", "matthews"]
@@ -53,7 +52,7 @@ class ClassificationOptions(SentenceOptions):
 
 
 @dataclass(frozen=True)
-class SentenceFiles(FilesOrHub, SentenceOptions):
+class SentenceFiles(MoreTests, SentenceOptions):
     """Sentences or pairs of sentences from local files or a data set of the hub.
 
     Args:
@@ -78,6 +77,8 @@ class SentenceFiles(FilesOrHub, SentenceOptions):
         test_split: name of its test split.
     """
 
+    metrics: ClassVar[tuple[str, ...]] = (*get_args(ClassMetric), *get_args(RatingMetric))
+
     train_file: str | None = None
     test_file: str | None = None
     select_file: str | None = None
@@ -99,33 +100,6 @@ class SentenceFiles(FilesOrHub, SentenceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_source()
-        check_names_of_tests(self.more_tests or {})
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The local files by split."""
-        return super().files | (self._more_tests if self.dataset is None else {})
-
-    @property
-    def split_names(self) -> dict[str, str | None]:
-        """The splits of a hub data set by ours."""
-        return super().split_names | self._more_tests
-
-    @property
-    def _more_tests(self) -> dict[str, str]:
-        return {f"{MORE}{name}": place for name, place in (self.more_tests or {}).items()}
-
-
-def check_names_of_tests(names: Iterable[str]) -> None:
-    """Raises :class:`GateError` for a name of a further test file that no column could have, or whose columns would have the
-    name of others."""
-    for name in names:
-        taken = any(metric.startswith(f"{name}_") for metric in (*get_args(ClassMetric), *get_args(RatingMetric)))
-        if re.fullmatch("[a-z][a-z0-9]*", name) is None or taken:
-            raise GateError(
-                f"more_tests has the name {name!r}; expected lower-case letters and digits that begin no metric's name, such "
-                "as mismatched"
-            )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -63,6 +64,43 @@ class FilesOrHub(WithSplits):
         """The local files by split."""
         files = {"train": self.train_file, "select": self.select_file, "test": self.test_file}
         return {name: file for name, file in files.items() if file is not None}
+
+
+class MoreTests(FilesOrHub):
+    """The same with further files for results, or splits of the hub's data set.
+
+    Attributes:
+        metrics: that results are told in, so that no further file can have the beginning of one as its name.
+    """
+
+    metrics: ClassVar[tuple[str, ...]]
+    more_tests: dict[str, str] | None
+
+    def check_source(self) -> None:
+        """Raises :class:`GateError` as above, and for a name of a further test file that no column could have, or whose columns
+        would have the name of others."""
+        super().check_source()
+        for name in self.more_tests or {}:
+            taken = any(metric.startswith(f"{name}_") for metric in self.metrics)
+            if re.fullmatch("[a-z][a-z0-9]*", name) is None or taken:
+                raise GateError(
+                    f"more_tests has the name {name!r}; expected lower-case letters and digits that begin no metric's name, "
+                    "such as mismatched"
+                )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The local files by split."""
+        return super().files | (self._more_tests if self.dataset is None else {})
+
+    @property
+    def split_names(self) -> dict[str, str | None]:
+        """The splits of a hub data set by ours."""
+        return super().split_names | self._more_tests
+
+    @property
+    def _more_tests(self) -> dict[str, str]:
+        return {f"{MORE}{name}": place for name, place in sorted((self.more_tests or {}).items())}
 
 
 class Generated:

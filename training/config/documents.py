@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
-from training.config.data_base import DataOptions, FilesOrHub, Generated, check_rows, check_text_seed
+from training.config.data_base import DataOptions, Generated, MoreTests, check_rows, check_text_seed
 from training.config.translation import Subwords
 
 DocumentsAre = Literal["blank_line", "line", "file"]
@@ -44,7 +44,7 @@ class DocumentOptions(DataOptions):
 
 
 @dataclass(frozen=True)
-class Documents(FilesOrHub, DocumentOptions):
+class Documents(MoreTests, DocumentOptions):
     """Running text for a language model, from local files or a data set of the hub.
 
     Args:
@@ -52,6 +52,8 @@ class Documents(FilesOrHub, DocumentOptions):
             ``.gz`` is unpacked.
         test_file: the same for the results.
         select_file: the same for every choice; without it a part of the training documents is set aside.
+        more_tests: further files for results by their names, such as {news: news.txt}, whose metrics stand beside those of the
+            test file, as test_news_perplexity; with ``dataset``, names of its splits.
         documents: where a document of a text file ends: at a ``blank_line``, with each ``line``, or with the ``file``.
         text_column: column of the documents in files and data sets that have columns (default: the one called text, or the only
             one).
@@ -65,15 +67,17 @@ class Documents(FilesOrHub, DocumentOptions):
         train_blocks: with streaming, blocks of a pass: what an epoch is.
         kept_blocks: with streaming, training blocks that are kept in memory, of which scores and searches take theirs.
         select_blocks: with streaming, blocks of the selection split, at most.
-        test_blocks: with streaming, blocks of the test split, at most.
+        test_blocks: with streaming, blocks of the test split, and of each further one, at most.
         shuffle_buffer: with streaming, documents among which the next one is drawn; 1 leaves them in their order.
     """
 
     reader: ClassVar[str] = "training.data.streamed_documents:documents_data"
+    metrics: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "byte_perplexity", "accuracy", "loss")
 
     train_file: str | None = None
     test_file: str | None = None
     select_file: str | None = None
+    more_tests: dict[str, str] | None = None
     documents: DocumentsAre = "blank_line"
     text_column: str | None = None
     select_fraction: float = 0.05

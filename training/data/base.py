@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,11 @@ from training.runs import processes
 from training.tasks import Task
 
 SPLITS = ("train", "select", "test")
+
+
+def with_more_tests(found: Iterable[str]) -> list[str]:
+    """The names of the three splits and of the further test splits that are found, in the order in which they are."""
+    return [*SPLITS, *(name for name in found if name.startswith(MORE))]
 
 
 @runtime_checkable

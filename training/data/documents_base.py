@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import DocumentOptions
-from training.data.base import SPLITS, Batches, TaskData
+from training.data.base import Batches, TaskData, with_more_tests
 from training.data.batches import RunBatches
 from training.data.packing import packed, positions
 from training.data.subwords import train_subwords
@@ -50,7 +50,7 @@ class TextBlocks(TaskData):
 
     @abstractmethod
     def load_documents(self) -> dict[str, list[str]]:
-        """The texts of the three splits."""
+        """The texts of the three splits, and of further test splits."""
 
     def check_backbone(self, config: Any, name: str) -> None:
         check_causal(config, name)
@@ -59,11 +59,12 @@ class TextBlocks(TaskData):
         if self.splits:
             return
         documents = self.load_documents()
-        for name in SPLITS:
+        names = with_more_tests(documents)
+        for name in names:
             if not any(map(str.strip, documents[name])):
                 raise GateError(f"the {name} split has no text; expected at least one document")
         self.tokenizer = self.load_tokenizer(backbone, documents["train"])
-        self.splits = {name: self._encode(name, documents[name]) for name in SPLITS}
+        self.splits = {name: self._encode(name, documents[name]) for name in names}
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
     def use_files_of(self, run: Path) -> None:

@@ -13,8 +13,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import SentenceOptions
-from training.config.data_base import MORE
-from training.data.base import SPLITS, TaskData
+from training.data.base import TaskData, with_more_tests
 from training.data.batches import RunBatches
 from training.data.encoding import encode
 
@@ -72,7 +71,7 @@ class SentenceData(TaskData):
         self.tokenizer = self.load_tokenizer(backbone)
         raw = self.load_splits()
         self._check_length(raw["train"].column_names)
-        names = [*SPLITS, *(name for name in raw if name.startswith(MORE))]
+        names = with_more_tests(raw)
         found = {name: raw[name]["label"][:] for name in names}  # sliced, since a column gives its values one by one otherwise
         numbers = self.numbers_of(found, stated_labels)
         self.splits = {name: self._encode(name, raw[name], numbers) for name in names}

@@ -15,7 +15,7 @@ import xxhash
 from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import Documents
-from training.data.base import SPLITS
+from training.data.base import with_more_tests
 from training.data.batches import StreamBatches
 from training.data.documents import DocumentsData
 from training.data.documents_base import TextBlocks
@@ -85,16 +85,18 @@ class StreamedDocumentsData(TextBlocks):
         self.streams = open_streams(options)
         seed = options.seed  # splits are the same for all seeds of runs
         self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), OF_VOCABULARY))
-        most = {"train": options.kept_blocks, "select": options.select_blocks, "test": options.test_blocks}
-        for name in SPLITS:
+        most = {"train": options.kept_blocks, "select": options.select_blocks}
+        for name in with_more_tests(self.streams):
+            limited = name if name in most else "test"
             rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
-            self.splits[name] = self.as_split(name, islice(rows, most[name]))
+            self.splits[name] = self.as_split(name, islice(rows, most.get(name, options.test_blocks)))
             if not len(self.splits[name]):
                 mend = "; give a --data.select_file, or a larger --data.select_fraction" if name == "select" else ""
                 raise GateError(f"the {name} split has no text; expected at least one document{mend}")
             if name != "train" and next(rows, None) is not None:
                 self.notices.append(
-                    f"the {name} split is its first {most[name]} blocks; --data.{name}_blocks takes more of the stream"
+                    f"the {name} split is its first {len(self.splits[name])} blocks; --data.{limited}_blocks takes more of the "
+                    "stream"
                 )
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 
@@ -103,7 +105,7 @@ class StreamedDocumentsData(TextBlocks):
         is, so that one that occurs again is on the same."""
         stream = self.streams.get(name) or self.streams["train"]
         texts = stream.texts(seed, self.options.shuffle_buffer)
-        if name == "test" or "select" in self.streams:
+        if name not in ("train", "select") or "select" in self.streams:
             return texts
         return (text for text in texts if self._is_set_aside(text) == (name == "select"))
 

@@ -66,6 +66,27 @@ def test_bytes_and_words_of_the_blocks_are_those_of_the_texts(tmp_path):
     )  # with the end token
 
 
+def test_further_test_texts_are_splits_of_their_own(tmp_path):
+    train, test, news = (
+        write(tmp_path / name, text) for name, text in (("a.txt", TEXT * 4), ("b.txt", TEXT), ("c.txt", "déjà lu\n"))
+    )
+    one, alone, other = opened(train, test, more_tests={"news": news}), opened(train, test), opened(train, news)
+    assert (one.more_tests, alone.more_tests) == (["test_news"], [])
+    assert one.splits["test_news"][:] == other.splits["test"][:]
+    assert one.splits["test"][:] == alone.splits["test"][:]
+    assert sum(batch["bytes"].sum().item() for batch in one.more_test_dataloader("test_news")) == len("déjà lu".encode())
+    assert len({data.fingerprint() for data in (one, alone, other)}) == 3
+    (tmp_path / "c.txt").write_text(" \n")
+    with pytest.raises(GateError, match=r"c\.txt' is empty"):
+        opened(train, test, more_tests={"news": news})
+
+
+@pytest.mark.parametrize("name", ["word", "byte", "News", "a_b"])
+def test_names_of_further_test_texts_are_those_of_no_metric(name):
+    with pytest.raises(GateError, match="expected lower-case letters and digits that begin no metric's name"):
+        Documents(train_file="a.txt", test_file="b.txt", more_tests={name: "c.txt"})
+
+
 def test_batches_are_padded_as_a_document_of_its_own(tmp_path):
     data = opened(write(tmp_path / "a.txt", TEXT * 4), write(tmp_path / "b.txt"))
     batches = list(data.test_dataloader())

@@ -4,11 +4,13 @@ import json
 import shutil
 from itertools import islice
 
+import pandas as pd
 import pytest
 import torch
 
 from gates.errors import GateError
 from tests.training.causal_runs import MODEL
+from training.commands.table import run_command
 from training.config.data import Documents
 from training.data import streamed_documents
 from training.data.documents import DocumentsData
@@ -72,6 +74,17 @@ def test_splits_are_bounded_and_it_is_said(files):
         "the select split is its first 5 blocks; --data.select_blocks takes more of the stream",
         "the test split is its first 7 blocks; --data.test_blocks takes more of the stream",
     ]
+
+
+def test_further_test_texts_are_streamed_as_the_first_are(files):
+    more = {"other": files["select_file"], "again": files["test_file"]}
+    data, alone, whole = opened(files, test_blocks=7, more_tests=more), opened(files, test_blocks=7), opened(files)
+    assert data.more_tests == ["test_again", "test_other"]
+    assert data.splits["test_again"][:] == data.splits["test"][:] == alone.splits["test"][:]
+    assert data.splits["test_other"][:] == whole.splits["select"].select(range(7))[:]
+    assert "the test_other split is its first 7 blocks; --data.test_blocks takes more of the stream" in data.notices
+    assert data.fingerprint() != alone.fingerprint()
+    assert data.fingerprint() == opened(files, test_blocks=7, more_tests=dict(reversed(more.items()))).fingerprint()
 
 
 def test_training_goes_over_all_texts_again_and_again_in_new_orders(files):
@@ -188,12 +201,20 @@ def arguments(files, tmp_path_factory):
     return ["--config", str(folder / "stream.yaml"), "--retrained", "[dense]", "--curve", "[]"]
 
 
-def test_a_run_trains_compares_and_exports(arguments, tmp_path):
-    assert fit([*arguments, "--run_dir", str(tmp_path / "run")]) == 0
-    assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
-    table = (tmp_path / "run" / "comparison.csv").read_text()
-    assert "his" in table
-    assert "test_perplexity" in table
+def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
+    run, more = tmp_path / "run", {"again": files["test_file"], "other": files["select_file"]}
+    assert fit([*arguments, "--data.more_tests", json.dumps(more), "--run_dir", str(run)]) == 0
+    assert (run / "export" / "model.safetensors").is_file()
+    table = pd.read_csv(run / "comparison.csv")
+    assert "his" in set(table["method"])
+    for metric in ("loss", "perplexity", "word_perplexity", "byte_perplexity", "accuracy"):
+        assert (table[f"test_again_{metric}"] == table[f"test_{metric}"]).all()
+        assert (table[f"test_other_{metric}"] == table[f"select_{metric}"]).all()  # both are the first blocks of one file
+    assert "other_perplexity" in (run / "export" / "README.md").read_text()
+    capsys.readouterr()
+    assert run_command("summary", [str(run), "--metric", "test_other_perplexity", "--stage", "retrained"]) == 0
+    dense = table[(table["method"] == "dense") & (table["stage"] == "retrained")].iloc[0]
+    assert f"| retrained | dense | {dense['test_other_perplexity']:.1f} |" in capsys.readouterr().out
 
 
 def test_a_stopped_run_ends_as_an_unbroken_one(arguments, tmp_path, monkeypatch):
