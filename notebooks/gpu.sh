@@ -7,7 +7,8 @@
 #   sst2       full SST-2 (DATA/sst2) with a local encoder MODEL, such as all-MiniLM-L6-v2: 5 seeds, 18, 9 and 4 heads of 72
 #   encoder    Multi30k (DATA/multi30k) at the width of Voita et al. 2019: 10 of the 48 encoder heads
 #   all        the same model with 26 of its 144 heads
-#   gpt        a small GPT on novels (DATA/novels, prepared as notebooks/results/README.md says), 3 seeds: 36, 24 and 12 of 48 heads
+#   gpt        a small GPT on novels (DATA/novels, prepared as notebooks/results/README.md says), 3 seeds: 36, 24 and 12 of 48 heads;
+#              where there is a DATA/novels/brown.txt, it is judged on that too
 #   groups     the same with 18, 12 and 6 of its 24 groups of heads that share a key and a value
 #   benchmark  what gates, scores and pruned models cost, at the shape of BERT-base; DATA is not read
 #
@@ -15,7 +16,7 @@
 # and the command in metrics.json. Where the machine lacks packages, WHEELS names a folder of wheels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [[ $# -lt 3 ]]; then sed -n '2,15p' "$0" >&2; exit 2; fi
+if [[ $# -lt 3 ]]; then sed -n '2,16p' "$0" >&2; exit 2; fi
 part=$1 out=$2 data=$3 model=
 shift 3
 if [[ $# -gt 0 && $1 != --* ]]; then model=$1; shift; fi
@@ -55,10 +56,12 @@ case $part in
   gpt | groups)
     counted=(--budgets 36,24,12)
     if [[ $part == groups ]]; then counted=(--model.unit group --budgets 18,12,6); fi
+    other=()
+    if [[ -e $data/novels/brown.txt ]]; then other=(--data.more_tests "{brown: $data/novels/brown.txt}"); fi
     command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/novels/train.txt"
       --data.select_file "$data/novels/valid.txt" --data.test_file "$data/novels/test.txt"
       --methods learned,learned+refit,obs+refit,his,his+refit,hies,entropy-low-first,entropy-high-first,random
-      --seeds 0,1,2 "${counted[@]}")
+      --seeds 0,1,2 "${counted[@]}" "${other[@]}")
     ;;
   benchmark)
     device=${ACCELERATOR:-cuda}

@@ -10,7 +10,7 @@ import pytest
 
 from training.commands.table import COMMANDS, load, read
 from training.comparison.methods import parse_methods
-from training.config import ComparisonOptions, group_of
+from training.config import ComparisonOptions, Setup, group_of
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("fit", "sst2", "encoder", "all", "gpt", "groups", "benchmark")
@@ -71,6 +71,16 @@ def test_options_of_a_part_are_those_of_its_command(part, machine, monkeypatch):
         asked = group_of(ComparisonOptions, line.options)
         assert asked.all_seeds == list(range(3 if part in ("gpt", "groups") else 5))
         assert parse_methods(asked.all_methods)
+
+
+def test_texts_of_another_kind_are_judged_where_they_are(machine, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert "--data.more_tests" not in started(machine, "gpt").stdout
+    (machine / "novels" / "brown.txt").write_text("The jury said Friday .\n")
+    given = started(machine, "gpt").stdout.splitlines()
+    line = read("compare", given[3:])
+    load(COMMANDS["compare"].check)(line)
+    assert Setup.of(line.options).data.files["test_brown"] == str(machine / "novels" / "brown.txt")
 
 
 def test_a_later_option_wins(machine, monkeypatch):
