@@ -13,7 +13,8 @@ from training.benchmark.parts import PARTS, Part
 from training.benchmark.record import Record, Rows
 
 NOTHING = ""
-SHARE_COLUMNS = ("heads_kept", "of_ideal", "parameters_left", "memory_left")
+SHARES = {"heads_kept": 1, "of_ideal": 0, "parameters_left": 0, "memory_left": 0, "difference": 2}
+"""Columns in percent, with their decimals."""
 GOALS = "goals"
 GOAL_HEADINGS = ("goal", "bound", "worst", "kept in", "quartiles on both sides", "verdict")
 
@@ -30,8 +31,8 @@ def shown(cell: Any, column: str = "") -> str:
         return f"{shown(cell['median'])} ({shown(cell['low'])} to {shown(cell['high'])})"
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         return str(cell)
-    if column in SHARE_COLUMNS:
-        return f"{100 * cell:.1f} %" if column == "heads_kept" else f"{100 * cell:.0f} %"
+    if column in SHARES:
+        return f"{100 * cell:.{SHARES[column]}f} %"
     if isinstance(cell, int) or abs(cell) >= 100:
         return f"{cell:,.0f}"
     return f"{cell:.1f}" if abs(cell) >= 10 else f"{cell:.3f}"

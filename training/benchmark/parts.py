@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.benchmark import entropy, growth, job, large, methods, profiles, pruned, scores, step
+from training.benchmark import entropy, growth, job, large, methods, precision, profiles, pruned, scores, step
 from training.benchmark.goals import Goal
 from training.benchmark.setting import Setting
 
@@ -44,6 +44,14 @@ PARTS = {
             Goal("time of a gated step over a plain one", "time_ratio", STEP_BOUND),
             Goal("peak memory of a gated step over a plain one", "memory_ratio", 1.02),
         ),
+    ),
+    "precision": Part(
+        "bfloat16 autocast against float32",
+        precision.measure,
+        {
+            "model": "model", "size": "batch x tokens", "what": "what", "float32_ms": "float32, ms",
+            "bfloat16_ms": "bfloat16, ms", "time_ratio": "bfloat16 / float32", "difference": "difference of the results",
+        },
     ),
     "scores": Part(
         "Scores against plain passes over the same batch",

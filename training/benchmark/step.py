@@ -50,25 +50,38 @@ def _row(setting: Setting, kind: str, size: Size, compiled: bool) -> dict[str, A
     }
 
 
-def prepare_step(setting: Setting, kind: str, size: Size, gated: bool, compiled: bool) -> Callable[[], None]:
-    """Forward, backward and AdamW on one batch, with dropout; with gates also what leads them to their budget."""
+def prepare_step(
+    setting: Setting, kind: str, size: Size, gated: bool, compiled: bool, *, bfloat16: bool = False
+) -> Callable[[], None]:
+    """Forward, backward and AdamW on one batch, with dropout; with gates also what leads them to their budget. With
+    ``bfloat16`` the forward pass is under autocast, as ``--trainer.precision bf16-mixed`` has it."""
     model: Any = setting.trained(kind).train()
     batch = setting.batch_for(model, size, kind)
     if not gated:
-        return stepping(model, torch.optim.AdamW(model.parameters(), lr=1e-5), batch, compiled=compiled)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        return stepping(model, optimizer, batch, compiled=compiled, bfloat16=bfloat16)
     model = get_gated_model(model, GateConfig(budget=BUDGET, draw_per="example")).train()
     model(**batch)  # the hooks' own checks, once, which are no part of a step
-    return stepping(model, torch.optim.AdamW(model.parameter_groups(1e-5, 1e-5)), batch, compiled=compiled)
+    optimizer = torch.optim.AdamW(model.parameter_groups(1e-5, 1e-5))
+    return stepping(model, optimizer, batch, compiled=compiled, bfloat16=bfloat16)
 
 
 def stepping(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor], *, compiled: bool = False
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: dict[str, Tensor],
+    *,
+    compiled: bool = False,
+    bfloat16: bool = False,
 ) -> Callable[[], None]:
     """Steps of a model, with gates or without."""
     run: Any = torch.compile(model) if compiled else model
+    device = batch["labels"].device.type
 
     def step() -> None:
-        run(**batch).loss.backward()
+        with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
+            loss = run(**batch).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if isinstance(model, GatedModel):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
-PARTS = ("step", "scores", "entropy", "pruned", "profile", "job", "growth", "methods", "large", "goals")
+PARTS = ("step", "precision", "scores", "entropy", "pruned", "profile", "job", "growth", "methods", "large", "goals")
 """Of a benchmark; the last is a table of all others' goals."""
 
 

@@ -6,7 +6,7 @@ from torch.distributions import Categorical
 
 from gates import HeadGates, find_attention
 from gates.surgery import verify
-from training.benchmark import entropy, growth, job, pruned, scores, step
+from training.benchmark import entropy, growth, job, precision, pruned, scores, step
 from training.benchmark.setting import Setting
 from training.benchmark.size import Size
 
@@ -26,6 +26,32 @@ def test_steps_train_the_weights_and_the_gates(gated, kind, monkeypatch):
     changed = {name for name, parameter in made[0].named_parameters() if not torch.equal(parameter, before[name])}
     assert any("attention" in name or "self_attn" in name for name in changed)
     assert any("log_alpha" in name for name in changed) == gated
+
+
+@pytest.mark.parametrize("kind", SETTING.kinds)
+def test_passes_are_rounded_under_autocast_alone(kind):
+    for exact in precision.passes(SETTING, kind, SIZE).values():
+        rounded = precision.in_bfloat16(exact, "cpu")
+        assert 1e-5 < precision.distance(exact(), rounded()) < 0.1
+        assert torch.equal(exact(), exact())
+
+
+def test_a_step_in_bfloat16_multiplies_in_it(monkeypatch):
+    made = []
+    stepping = step.stepping
+    monkeypatch.setattr(step, "stepping", lambda model, *rest, **more: made.append(model) or stepping(model, *rest, **more))
+    types = []
+    for bfloat16 in (False, True):
+        work = step.prepare_step(SETTING, "encoder", SIZE, gated=True, compiled=False, bfloat16=bfloat16)
+        linear = next(module for module in made[-1].modules() if isinstance(module, torch.nn.Linear))
+        linear.register_forward_hook(lambda module, args, output: types.append(output.dtype))
+        work()
+        assert linear.weight.dtype == torch.float32
+    assert types == [torch.float32, torch.bfloat16]
+
+
+def test_a_distance_by_hand():
+    assert precision.distance(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5], dtype=torch.bfloat16)) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("mask", entropy.MASKS)

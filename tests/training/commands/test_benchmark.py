@@ -128,7 +128,7 @@ def test_documents_with_mistakes_stay_as_they_are(document, said, copied, capsys
     ("line", "said"),
     [
         ([], "--run_dir is missing"),
-        (["--run_dir", "{new}", "--parts", "step,speed"], "--parts has 'speed'; expected some of step, scores"),
+        (["--run_dir", "{new}", "--parts", "step,speed"], "--parts has 'speed'; expected some of step, precision"),
         (["--run_dir", "{new}", "--parts", "goals"], "--parts is 'goals', which are of parts that are measured"),
         (["--run_dir", "{new}", "--sizes", "8"], "--sizes has '8'; expected a batch size and a length"),
         (["--run_dir", "{new}", "--sizes", "8x513"], "the model has 512 positions"),
