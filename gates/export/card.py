@@ -48,6 +48,7 @@ class ModelCard:
         dataset: hub name or description of the data that they are results on, on which the Hub's evaluation block depends.
         subset: its configuration.
         split: its split.
+        more_splits: names of further ones, whose metrics have these names before their own, as ``mismatched_accuracy``.
         versions: package versions, by name.
         cost: parameters, FLOPs and latency, if they were measured already.
 
@@ -64,6 +65,7 @@ class ModelCard:
     dataset: str = ""
     subset: str = ""
     split: str = "test"
+    more_splits: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: Cost | None = None
 
@@ -121,6 +123,7 @@ def card_text(
                 dataset=card.dataset,
                 subset=card.subset,
                 split=card.split,
+                more_splits=card.more_splits,
             )
             or None,
         ),

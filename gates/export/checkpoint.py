@@ -112,8 +112,8 @@ def save_pruned(
     if form != "masked":
         check_removable(sites)
     check_batch = of_dtype(example_inputs(model) if check_batch is None else check_batch, model.dtype)
-    cut, kept = without_heads(model, mask, form, check_batch, values=values, pad_heads=pad_heads)
-    unpadded = count_parameters(without_heads(model, mask, "pruned", check_batch)[0]) if pad_heads else None
+    cut, kept = copy_in_form(model, mask, form, check_batch, values=values, pad_heads=pad_heads)
+    unpadded = count_parameters(copy_in_form(model, mask, "pruned", check_batch)[0]) if pad_heads else None
     with written_whole(directory) as partial:
         cut.save_pretrained(partial)
         if tokenizer is not None:
@@ -143,7 +143,7 @@ def save_pruned(
     return directory
 
 
-def without_heads(
+def copy_in_form(
     model: PreTrainedModel,
     mask: Tensor,
     form: Form,
@@ -154,7 +154,13 @@ def without_heads(
 ) -> tuple[PreTrainedModel, Tensor]:
     """A copy of a model in one form, and its heads ``[heads]``: those of the mask and, with ``pad_heads``, some of zeros.
 
-    The arguments are those of :func:`save_pruned`; ``example`` is the batch on which the copy is compared with the model.
+    Args:
+        model: model without attached gates; it is not changed.
+        mask: 0/1 per head, ``[heads]``.
+        form: form of the copy; ``masked`` has all heads, so that nothing is padded there.
+        example: model inputs on which the removal of heads is checked.
+        values: gate values to fold into the output projection, ``[heads]``.
+        pad_heads: whether heads of zeros make all layers of a stack equally large.
 
     Raises:
         GateError: if the form is not possible.
@@ -162,7 +168,7 @@ def without_heads(
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
     >>> mask = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
-    >>> cut, kept = without_heads(model, mask, "stock", example_inputs(model), pad_heads=True)
+    >>> cut, kept = copy_in_form(model, mask, "stock", example_inputs(model), pad_heads=True)
     >>> [site.heads for site in find_attention(cut)], int(kept.sum())
     ([2, 2], 4)
     """

@@ -14,7 +14,7 @@ from training.comparison.experiments import Experiments
 from training.config import ComparisonOptions, group_of
 from training.runs.run_directory import CONFIG
 from training.scoring.subject import Subject
-from training.setup import Setup, make_trainer, open_data
+from training.setup import Setup, open_data
 
 
 def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[int, Subject]]:
@@ -43,12 +43,13 @@ def _of_comparison(folder: Path, overrides: Sequence[str]) -> Iterator[tuple[int
     cache = ExperimentCache(Path(options.experiments) if options.experiments else folder / "experiments")
     for seed in options.all_seeds:
         own = setup.with_seed(seed)
+        own = replace(own, trainer=replace(own.trainer, **ONE_DEVICE))
         experiments = Experiments(own, open_data(own), cache=cache)
-        dense = cache.get(experiments.dense_is)
+        dense = cache.get_like(experiments.dense_is, "processes")  # that trained it
         if dense is None:
             raise GateError(
                 f"the dense model of seed {seed} with these data and options is not among the experiments in "
                 f"{str(cache.path)!r}; give the data that the comparison in {str(folder)!r} had, or start it again, which "
                 "makes the model anew"
             )
-        yield seed, Subject(experiments.with_weights(dense, {}), experiments.data, make_trainer(own, **ONE_DEVICE))
+        yield seed, experiments.subject(dense, {})

@@ -188,7 +188,8 @@ def read_configuration(
     *,
     given: str = "what follows --",
 ) -> Any:
-    """What a configuration file says, with arguments in place of some of it; errors say which of the two cannot be used."""
+    """What a configuration file says, with arguments in place of some of it. Errors of the parser say which of the two it does
+    not take."""
     check_unchanged(file, read_text(file, "the configuration"))
     config = ["--config", str(file)]
     told = read_arguments(config, f"the {whose}'s configuration cannot be used ({str(file)!r})", build)

@@ -159,9 +159,10 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     if unknown is not None and "accept" in text:
         group = re.search(r"Group '([\w.-]+)'", text)
         kind = re.search(r"given class_path '[\w.]*?(\w+)'", text)
-        if kind is not None and f"--data.{unknown[1]}" in data_options():
-            fitting = [name for name, options in KINDS.items() if unknown[1] in {field.name for field in fields(options)}]
-            return f"{kind[1]} data have no option {unknown[1]}; choose another kind with --data {' or '.join(fitting)}"
+        option = unknown[1].split(".")[0]  # which may have names below it
+        if kind is not None and f"--data.{option}" in data_options():
+            fitting = [name for name, options in KINDS.items() if option in {field.name for field in fields(options)}]
+            return f"{kind[1]} data have no option {option}; choose another kind with --data {' or '.join(fitting)}"
         wrong = ("data." if nested else f"{group[1]}." if group else "") + unknown[1]
         return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
     if name == "data" and value is not None:
@@ -187,6 +188,8 @@ def _kind(parser: ArgumentParser, name: str) -> str:
     hint = hints.get(name)
     if get_origin(hint) is list and get_origin(inner := get_args(hint)[0]) is Literal:
         return f"a list of {', '.join(map(str, get_args(inner)))}"
+    if dict[str, str] in (hint, *get_args(hint)):
+        return "names with a file each, such as {news: FILE}"
     kinds = kind_of(hint).split("|") if name in hints else []
     words = [IN_WORDS.get(kind, kind) for kind in kinds]
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
 from gates.export.card import card_text
-from gates.export.checkpoint import ModelCard, check_dense, own_auto_class, refuse_taken, save_pruned, without_heads
+from gates.export.checkpoint import ModelCard, check_dense, copy_in_form, own_auto_class, refuse_taken, save_pruned
 from gates.export.cost import Cost, count_parameters, measure_cost
 from gates.export.example_inputs import example_inputs
 from gates.export.hub import check_can_push, push_to_hub
@@ -94,7 +94,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     if options.refit:
         if options.format == "stock":
             inputs = example_inputs(trained.model)
-            without_heads(trained.model, mask, "stock", inputs, pad_heads=options.pad_heads)  # possible, whatever the weights?
+            copy_in_form(trained.model, mask, "stock", inputs, pad_heads=options.pad_heads)  # possible, whatever the weights?
         trained, refit = refitted_to(trained, mask, dense())
         found = f"{refit.reached:.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
         stdout().print(f"refitted to {int(mask.sum())} heads: {found}", soft_wrap=True, highlight=False)
@@ -167,7 +167,7 @@ def export(
     model, inputs = trained.model, example_inputs(trained.model, length=length, padded=True)
     cost = None
     if format != "masked":
-        cut, _ = without_heads(model, mask, "pruned", inputs, pad_heads=pad_heads)
+        cut, _ = copy_in_form(model, mask, "pruned", inputs, pad_heads=pad_heads)
         with progress.stage("measuring parameters, FLOPs and latency"):
             cost = measure_cost(model, cut, inputs, batch_sizes=measure)
     card = _card(trained, mask, ranking or trained.method, cost)

@@ -20,6 +20,7 @@ from gates.surgery.remove import why_not_removable
 from training.comparison.in_time import told_of_latency
 from training.comparison.methods import Method, file_name
 from training.comparison.tables import Results
+from training.config.data_base import MORE
 from training.config.stages import POST_HOC, RETRAINED, STAGES
 from training.data.base import TaskData
 from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
@@ -60,7 +61,7 @@ def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[
             card=ModelCard(
                 base_model=base_model_name(options),
                 method=options.mask_found_by,
-                metrics={name: metrics[f"test_{name}"] for name in (*pruner.metrics["test"], "loss")},  # type: ignore[misc]
+                metrics=metrics_on_test(metrics),
                 **source_of(data),
                 versions=versions(),
             ),
@@ -77,7 +78,9 @@ def source_of(data: TaskData) -> dict[str, Any]:
     name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
     kind = type(data.options).__name__
     stated = Path(name).name if name and Path(name).exists() else name or kind
-    return {"dataset": stated, "subset": subset or "", "metric_types": data.task.metric_types()}
+    more = [name.removeprefix(MORE) for name in data.more_tests]
+    further = {"more_splits": more} if more else {}
+    return {"dataset": stated, "subset": subset or "", "metric_types": data.task.metric_types(), **further}
 
 
 def complete_card(run: RunDirectory, results: Results, own: Method) -> None:

@@ -81,11 +81,14 @@ class MoreTests(FilesOrHub):
         would have the name of others."""
         super().check_source()
         for name in self.more_tests or {}:
-            taken = any(metric.startswith(f"{name}_") for metric in self.metrics)
-            if re.fullmatch("[a-z][a-z0-9]*", name) is None or taken:
+            if not isinstance(name, str) or re.fullmatch("[a-z][a-z0-9]*", name) is None:
                 raise GateError(
-                    f"more_tests has the name {name!r}; expected lower-case letters and digits that begin no metric's name, "
-                    "such as mismatched"
+                    f"--data.more_tests has the name {name!r}; expected a lower-case letter, and then lower-case letters and "
+                    "digits, such as mismatched"
+                )
+            if taken := [metric for metric in self.metrics if metric.startswith(f"{name}_")]:
+                raise GateError(
+                    f"--data.more_tests has the name {name!r}, with which the metric {taken[0]} begins; give another name"
                 )
 
     @property

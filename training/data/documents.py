@@ -12,7 +12,7 @@ from datasets import Dataset
 from gates.errors import GateError
 from training.config.data import Documents
 from training.config.documents import DocumentsAre
-from training.data.documents_base import TextBlocks
+from training.data.documents_base import TextBlocks, text_column
 from training.data.files import check_text
 from training.data.text import read_file, read_hub
 
@@ -46,13 +46,7 @@ class DocumentsData(TextBlocks):
         return self._column(name, read_file(file))
 
     def _column(self, name: str, split: Dataset) -> list[str]:
-        columns, wanted = split.column_names, self.options.text_column
-        if wanted is None:
-            wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
-        if wanted not in columns:
-            raise GateError(
-                f"the {name} split has no column {wanted!r}; it has {', '.join(map(repr, columns))}. Set --data.text_column"
-            )
+        wanted = text_column(name, split.column_names, self.options.text_column)
         texts = split[wanted][:]
         for row, text in enumerate(texts, start=1):
             if not isinstance(text, str):

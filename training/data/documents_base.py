@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from gates.errors import GateError
 from gates.export.vocabulary import check_known
 from training.config.data import DocumentOptions
+from training.config.data_base import MORE
 from training.data.base import Batches, TaskData, with_more_tests
 from training.data.batches import RunBatches
 from training.data.packing import packed, positions
@@ -29,6 +30,20 @@ TOKENIZER = "tokenizer"
 """Folder of the tokenizer in a run's directory."""
 ENCODED_AT_ONCE = 1000
 """Documents."""
+
+
+def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
+    """The column of documents in a split: the one that is wanted, the one called text, or the only one.
+
+    Raises:
+        GateError: if there is none.
+    """
+    if wanted is None:
+        wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
+    if wanted not in columns:
+        mend = "Set --data.text_column" if not split.startswith(MORE) else "Rename it: all files have one name for it"
+        raise GateError(f"the {split} split has no column {wanted!r}; it has {', '.join(map(repr, columns))}. {mend}")
+    return wanted
 
 
 class TextBlocks(TaskData):

@@ -16,6 +16,7 @@ from datasets import Features, IterableDataset, Value
 from gates.errors import GateError, first_line
 from training.config.data import Documents
 from training.config.documents import DocumentsAre
+from training.data.documents_base import text_column
 from training.data.hashing import probed
 
 BUILDERS = {".jsonl": "json", ".parquet": "parquet"}
@@ -115,7 +116,7 @@ def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
         if split is None:
             continue
         if split not in found:
-            raise GateError(f"the data set {where} has no split {split!r}; it has {', '.join(found)}")
+            raise GateError(f"the data set {where} has no split {split!r} for {name}; it has {', '.join(found)}")
         files = (builder.config.data_files or {}).get(split, [builder.hash])
         content = " ".join(probed(file) if os.path.isfile(file) else str(file) for file in files)  # the others name a commit
         streams[name] = TextStream(name, found[split], _column(name, found[split], options), content)
@@ -131,14 +132,7 @@ def _column(name: str, rows: IterableDataset, options: Documents) -> str:
         raise GateError(f"the {name} split has no text; expected at least one document") from None
     except Exception as error:
         raise GateError(f"the {name} split cannot be read: {first_line(error)}") from error
-    wanted = options.text_column
-    if wanted is None:
-        wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
-    if wanted not in columns:
-        raise GateError(
-            f"the {name} split has no column {wanted!r}; it has {', '.join(map(repr, columns))}. Set --data.text_column"
-        )
-    return wanted
+    return text_column(name, columns, options.text_column)
 
 
 def _rows_of_text(file: str, documents: DocumentsAre) -> Iterator[dict[str, str]]:

@@ -161,9 +161,9 @@ def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | N
         ) from error
     assert isinstance(loaded, DatasetDict)
     wanted = {name: split for name, split in split_names.items() if split is not None}
-    for split in wanted.values():
+    for name, split in wanted.items():
         if split not in loaded:
-            raise GateError(f"the data set {where} has no split {split!r}; it has {', '.join(loaded)}")
+            raise GateError(f"the data set {where} has no split {split!r} for {name}; it has {', '.join(loaded)}")
     return {name: loaded[split] for name, split in wanted.items()}
 
 

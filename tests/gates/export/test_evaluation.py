@@ -29,3 +29,14 @@ def test_metrics_of_which_nothing_is_said_keep_their_names_and_have_no_arguments
 def test_what_is_no_number_and_results_on_unknown_data_are_left_out():
     assert evaluation_block({"accuracy": math.nan, "bleu": "none"}, {}, **DATA) == []
     assert evaluation_block({"accuracy": 0.5}, {}, **(DATA | {"dataset": ""})) == []
+
+
+def test_results_on_further_splits_are_metrics_of_their_own_split():
+    numbers = {"word_perplexity": 9.0, "news_f1": 0.25, "news_word_perplexity": 8.0, "loss": 1.0}
+    results = evaluation_block(numbers, TYPES, **DATA, more_splits=["news"])
+    assert [(one.dataset_split, one.metric_name, one.metric_type, one.metric_value) for one in results] == [
+        ("validation", "word_perplexity", "word_perplexity", 9.0),
+        ("news", "f1", "f1", 0.25),
+        ("news", "word_perplexity", "word_perplexity", 8.0),
+        ("validation", "loss", "loss", 1.0),
+    ]

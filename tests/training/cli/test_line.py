@@ -30,6 +30,14 @@ TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data
         (["--compare", "fast"], "--compare is fast, which it does not take; expected none, posthoc or full"),
         (["--data", "Txt"], f"there is no kind of data 'Txt'; expected one of {', '.join(KINDS)}"),
         ([*TEXT, "--data.batch_size", "many"], "--data.batch_size is many, which it does not take; expected a whole number"),
+        (
+            [*TEXT, "--data.more_tests", "news.tsv"],
+            "--data.more_tests is news.tsv, which it does not take; expected names with a file each, such as {news: FILE}",
+        ),
+        (
+            ["--data", "SyntheticDocuments", "--data.more_tests", "{news: news.txt}"],
+            "SyntheticDocuments data have no option more_tests; choose another kind with --data Text or Ratings or Documents",
+        ),
         ([*TEXT, "--data.columns", "a"], "--data.columns is a, which it does not take; expected a list"),
         (["--config", "nowhere.yaml"], "nowhere.yaml' does not exist; check --config"),
         (["extra"], "'extra' stands where no value is expected"),

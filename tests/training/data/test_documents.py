@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -76,14 +77,29 @@ def test_further_test_texts_are_splits_of_their_own(tmp_path):
     assert one.splits["test"][:] == alone.splits["test"][:]
     assert sum(batch["bytes"].sum().item() for batch in one.more_test_dataloader("test_news")) == len("déjà lu".encode())
     assert len({data.fingerprint() for data in (one, alone, other)}) == 3
+    (tmp_path / "d.jsonl").write_text(json.dumps({"id": 1, "body": "one"}) + "\n")
+    with pytest.raises(
+        GateError, match=r"test_news split has no column 'text'; it has 'id', 'body'\. Rename it: all files have one"
+    ):
+        opened(train, test, more_tests={"news": str(tmp_path / "d.jsonl")})
     (tmp_path / "c.txt").write_text(" \n")
     with pytest.raises(GateError, match=r"c\.txt' is empty"):
         opened(train, test, more_tests={"news": news})
 
 
-@pytest.mark.parametrize("name", ["word", "byte", "News", "a_b"])
-def test_names_of_further_test_texts_are_those_of_no_metric(name):
-    with pytest.raises(GateError, match="expected lower-case letters and digits that begin no metric's name"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("word", "the name 'word', with which the metric word_perplexity begins"),
+        ("byte", "the name 'byte', with which the metric byte_perplexity begins"),
+        *(
+            (name, f"the name {name!r}; expected a lower-case letter")
+            for name in ("News", "a_b", "2019", "", 3, 1.5, True, None)
+        ),
+    ],
+)
+def test_names_of_further_test_texts_are_those_of_columns_and_of_no_metric(name, said):
+    with pytest.raises(GateError, match=re.escape(said)):
         Documents(train_file="a.txt", test_file="b.txt", more_tests={name: "c.txt"})
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 import pandas as pd
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from gates.errors import GateError
 from tests.training.causal_runs import MODEL
@@ -210,7 +211,11 @@ def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
     for metric in ("loss", "perplexity", "word_perplexity", "byte_perplexity", "accuracy"):
         assert (table[f"test_again_{metric}"] == table[f"test_{metric}"]).all()
         assert (table[f"test_other_{metric}"] == table[f"select_{metric}"]).all()  # both are the first blocks of one file
-    assert "other_perplexity" in (run / "export" / "README.md").read_text()
+    results = ModelCard.load(run / "export" / "README.md").data.eval_results
+    of = {(one.dataset_split, one.metric_name): one.metric_value for one in results}
+    names = {"loss", "perplexity", "word_perplexity", "byte_perplexity", "accuracy"}
+    assert of.keys() == {(split, name) for split in ("test", "again", "other") for name in names}
+    assert all(of["test", name] == of["again", name] != of["other", name] for name in names)
     capsys.readouterr()
     assert run_command("summary", [str(run), "--metric", "test_other_perplexity", "--stage", "retrained"]) == 0
     dense = table[(table["method"] == "dense") & (table["stage"] == "retrained")].iloc[0]

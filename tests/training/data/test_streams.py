@@ -94,7 +94,7 @@ def test_a_folder_of_many_files_is_a_data_set(tmp_path):
     before = found["train"].content
     write(tmp_path / "train" / "10.jsonl", json.dumps({"body": "other"}))
     assert open_streams(options)["train"].content != before
-    with pytest.raises(GateError, match="has no split 'valid'; it has"):
+    with pytest.raises(GateError, match="has no split 'valid' for test; it has"):
         open_streams(Documents(dataset=str(tmp_path), streaming=True, train_blocks=8, test_split="valid"))
 
 
