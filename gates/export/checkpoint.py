@@ -168,7 +168,7 @@ def copy_in_form(
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
     >>> mask = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
-    >>> cut, kept = copy_in_form(model, mask, "stock", example_inputs(model), pad_heads=True)
+    >>> cut, kept = copy_in_form(model, mask, "pruned", example_inputs(model), pad_heads=True)
     >>> [site.heads for site in find_attention(cut)], int(kept.sum())
     ([2, 2], 4)
     """
