@@ -38,14 +38,14 @@ def dense_of_seeds(path: str, overrides: Sequence[str] = ()) -> Iterator[tuple[i
 def _of_comparison(folder: Path, overrides: Sequence[str]) -> Iterator[tuple[int, Subject]]:
     config = read_configuration(folder / CONFIG, "comparison", overrides, build_comparison_parser)
     options, setup = group_of(ComparisonOptions, config), Setup.of(config)
+    setup = replace(setup, trainer=replace(setup.trainer, **ONE_DEVICE))
     if isinstance(setup.model.budget, str):  # a time, of a configuration that serves single runs
         setup = replace(setup, model=replace(setup.model, budget=None))
     cache = ExperimentCache(Path(options.experiments) if options.experiments else folder / "experiments")
     for seed in options.all_seeds:
         own = setup.with_seed(seed)
-        own = replace(own, trainer=replace(own.trainer, **ONE_DEVICE))
         experiments = Experiments(own, open_data(own), cache=cache)
-        dense = cache.get_like(experiments.dense_is, "processes")  # that trained it
+        dense = cache.get_like(experiments.dense_is, "processes")  # as many as trained it
         if dense is None:
             raise GateError(
                 f"the dense model of seed {seed} with these data and options is not among the experiments in "

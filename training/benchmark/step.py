@@ -57,12 +57,10 @@ def prepare_step(
     ``bfloat16`` the forward pass is under autocast, as ``--trainer.precision bf16-mixed`` has it."""
     model: Any = setting.trained(kind).train()
     batch = setting.batch_for(model, size, kind)
-    if not gated:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        return stepping(model, optimizer, batch, compiled=compiled, bfloat16=bfloat16)
-    model = get_gated_model(model, GateConfig(budget=BUDGET, draw_per="example")).train()
-    model(**batch)  # the hooks' own checks, once, which are no part of a step
-    optimizer = torch.optim.AdamW(model.parameter_groups(1e-5, 1e-5))
+    if gated:
+        model = get_gated_model(model, GateConfig(budget=BUDGET, draw_per="example")).train()
+        model(**batch)  # the hooks' own checks, once, which are no part of a step
+    optimizer = torch.optim.AdamW(model.parameter_groups(1e-5, 1e-5) if gated else model.parameters(), lr=1e-5)
     return stepping(model, optimizer, batch, compiled=compiled, bfloat16=bfloat16)
 
 

@@ -77,8 +77,8 @@ class MoreTests(FilesOrHub):
     more_tests: dict[str, str] | None
 
     def check_source(self) -> None:
-        """Raises :class:`GateError` as above, and for a name of a further test file that no column could have, or whose columns
-        would have the name of others."""
+        """Raises :class:`GateError` unless there is one source with all that it needs, and for a name of a further test file
+        that no column could have, or whose columns would have the name of others."""
         super().check_source()
         for name in self.more_tests or {}:
             if not isinstance(name, str) or re.fullmatch("[a-z][a-z0-9]*", name) is None:

@@ -26,6 +26,8 @@ AT_ONCE = 100
 """Documents that are tokenized together."""
 OF_VOCABULARY = 10_000
 """Documents, at most, of which a vocabulary is trained."""
+LIMITS = {"train": "kept_blocks", "select": "select_blocks"}
+"""Options that say how many blocks of a split are kept; of every test split it is ``test_blocks``."""
 FAR = 1000
 """Blocks to be read over, from which on it is told."""
 
@@ -85,18 +87,16 @@ class StreamedDocumentsData(TextBlocks):
         self.streams = open_streams(options)
         seed = options.seed  # splits are the same for all seeds of runs
         self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), OF_VOCABULARY))
-        most = {"train": options.kept_blocks, "select": options.select_blocks}
         for name in with_more_tests(self.streams):
-            limited = name if name in most else "test"
+            limit = LIMITS.get(name, "test_blocks")
             rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
-            self.splits[name] = self.as_split(name, islice(rows, most.get(name, options.test_blocks)))
+            self.splits[name] = self.as_split(name, islice(rows, getattr(options, limit)))
             if not len(self.splits[name]):
                 mend = "; give a --data.select_file, or a larger --data.select_fraction" if name == "select" else ""
                 raise GateError(f"the {name} split has no text; expected at least one document{mend}")
             if name != "train" and next(rows, None) is not None:
                 self.notices.append(
-                    f"the {name} split is its first {len(self.splits[name])} blocks; --data.{limited}_blocks takes more of the "
-                    "stream"
+                    f"the {name} split is its first {getattr(options, limit)} blocks; --data.{limit} takes more of the stream"
                 )
         check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
 

@@ -213,7 +213,7 @@ def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
         assert (table[f"test_other_{metric}"] == table[f"select_{metric}"]).all()  # both are the first blocks of one file
     results = ModelCard.load(run / "export" / "README.md").data.eval_results
     of = {(one.dataset_split, one.metric_name): one.metric_value for one in results}
-    names = {"loss", "perplexity", "word_perplexity", "byte_perplexity", "accuracy"}
+    names = set(Documents.metrics)
     assert of.keys() == {(split, name) for split in ("test", "again", "other") for name in names}
     assert all(of["test", name] == of["again", name] != of["other", name] for name in names)
     capsys.readouterr()
