@@ -20,14 +20,19 @@ from training.tasks.regression import Regression
 )
 def test_the_data_are_named_without_paths_of_this_machine(options, expected):
     types = {"accuracy": {"type": "accuracy"}}
-    data = SimpleNamespace(options=options, task=SimpleNamespace(metric_types=lambda: types))
+    data = SimpleNamespace(options=options, task=SimpleNamespace(metric_types=lambda: types), more_tests=[])
     assert source_of(data) == {**expected, "metric_types": types}
 
 
 def test_a_local_folder_is_named_by_its_last_part(tmp_path):
     (tmp_path / "reviews").mkdir()
     options = Text(dataset=str(tmp_path / "reviews"))
-    assert source_of(SimpleNamespace(options=options, task=Regression()))["dataset"] == "reviews"
+    assert source_of(SimpleNamespace(options=options, task=Regression(), more_tests=[]))["dataset"] == "reviews"
+
+
+def test_further_test_splits_are_named_as_their_metrics_begin():
+    data = SimpleNamespace(options=Synthetic(), task=Regression(), more_tests=["test_brown", "test_news"])
+    assert source_of(data)["more_splits"] == ["brown", "news"]
 
 
 def test_the_loss_comes_after_the_task_metrics():
