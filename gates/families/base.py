@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def annealed(start: float, end: float, progress: float) -> float:
     return float(start ** (1 - progress) * end**progress)
 
 
-class LearnedGates(nn.Module):
+class LearnedGates(nn.Module, ABC):
     """A vector of gates with one trainable ``log_alpha`` each: what every family is.
 
     All families rank heads by ``log_alpha``, higher kept first, and have no other state, so that a checkpoint of one loads
@@ -54,6 +55,7 @@ class LearnedGates(nn.Module):
         self.log_alpha = nn.Parameter(torch.full((gates,), self.initial_log_alpha))
         self.progress = 1.0
 
+    @abstractmethod
     def forward(self, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
         """Gates to train with (``[gates]``, or ``[draws, gates]``) in training mode, deterministic ones ``[gates]`` otherwise.
 
@@ -61,11 +63,10 @@ class LearnedGates(nn.Module):
             generator: source of the noise; the global one by default.
             draws: number of examples, for each of which gates are drawn where a family is random; None for one draw for all.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def open_probability(self) -> Tensor:
         """How open every gate is in expectation, ``[gates]``: what a price is paid for."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def reset_(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from gates.budget import Budget, top_k_mask
 from gates.errors import GateError
 from gates.families.base import LOG_ALPHA_LIMIT, LearnedGates, annealed, uniform_noise
+from gates.families.hard_concrete import HardConcrete
 from gates.head_gates import HeadGates
 from gates.options import TOP_K_FAMILIES, GateFamily
 from tests.models import build, inputs, logits
@@ -142,4 +143,13 @@ def test_noise_is_drawn_where_the_gates_are():
 
 
 def test_a_start_may_be_a_whole_number():
-    assert LearnedGates(3, 1).log_alpha.tolist() == [1.0, 1.0, 1.0]
+    assert HardConcrete(3, initial_log_alpha=1).log_alpha.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_family_that_lacks_a_part_cannot_be_made():
+    class OnlyGates(LearnedGates):
+        def forward(self, generator=None, *, draws=None):
+            return self.log_alpha
+
+    with pytest.raises(TypeError, match="open_probability"):
+        OnlyGates(3, 1.0)
