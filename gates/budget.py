@@ -117,6 +117,21 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
     return torch.tensor([float(prices.get(kind, 0.0)) for kind in KINDS])
 
 
+def check_mask(mask: Tensor, gates: int, unit: str = "head") -> None:
+    """Raises :class:`GateError` for what is no mask of so many gates: 0 or 1 for each, ``[gates]``.
+
+    Args:
+        mask: to look at; of one on the meta device the shape alone.
+        gates: number of gates.
+        unit: what a gate closes, for the error.
+    """
+    if mask.shape != (gates,):
+        raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates} {unit}s to gate")
+    if not mask.is_meta and bool((between := (mask != 0) & (mask != 1)).any()):
+        place = int(between.nonzero()[0])
+        raise GateError(f"the mask has {float(mask[place]):g} for {unit} {place}; expected 0 (removed) or 1 (kept)")
+
+
 def check_numbers(scores: Tensor) -> None:
     """Raises :class:`GateError` for scores that are NaN, which no order has a place for."""
     if not scores.is_meta and bool(scores.isnan().any()):

@@ -116,11 +116,14 @@ class GatedModel(SharedGates, nn.Module):
         The two top-k families always keep as many heads as their budget says, so that it is a constant for them.
 
         Args:
-            price: price of one open gate, the same for all or one each, ``[gates]``; see :func:`gates.objective.l0_penalty`.
+            price: price of one open gate, at least 0, the same for all or one each, ``[gates]``; see
+                :func:`gates.objective.l0_penalty`.
 
         Raises:
-            GateError: for gates that are held to a budget, whose number follows from no price.
+            GateError: for gates that are held to a budget, whose number follows from no price, or a number below 0.
         """
+        if not isinstance(price, Tensor) and not price >= 0:
+            raise GateError(f"the price of an open {self.gates.unit} is {price!r}; expected a number of at least 0")
         if self.steering is not None and self.steering.holds:
             raise GateError(
                 f"the gates are held to a budget of {self.gate_config.budget}, so no price is to be paid; leave out penalty(), "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.budget import check_mask
 from gates.errors import GateError
 from gates.export.stock import INSTEAD, config_of, stacks
 from gates.sites import AttentionSite, find_attention
@@ -40,8 +41,7 @@ def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
     [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     """
     sites, names = find_attention(model), stacks(model)
-    if mask.shape != (heads := sum(site.heads for site in sites),):
-        raise GateError(f"the mask has shape {list(mask.shape)}; expected zeros and ones for {heads} heads")
+    check_mask(mask, sum(site.heads for site in sites))
     refused: GateError | None = None
     for extents in _candidates(sites, mask, names):
         padded = padded_mask(sites, mask, [extents[name] for name in names])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from gates.errors import GateError
+from gates.budget import check_mask
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
 from gates.recovery.least_squares import Moments, ProjectionMoments, fit, squared_error, valid_positions
@@ -101,8 +101,8 @@ def refit_(
         What was refitted, in order.
 
     Raises:
-        GateError: for a mask of another size, a model with adapters, weights that are no floating-point numbers or that several
-            modules share, or no batches; nothing is changed then.
+        GateError: for a mask of another size or other values, a model with adapters, weights that are no floating-point numbers
+            or that several modules share, or no batches; nothing is changed then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -111,8 +111,7 @@ def refit_(
     >>> len(done), all(one.after <= one.before for one in done)
     (4, True)
     """
-    if mask.shape != gates.mask.shape:
-        raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates.size} {gates.unit}s to gate")
+    check_mask(mask, gates.size, gates.unit)
     values, done = mask.to(gates.mask), []
     refitted: dict[str, Tensor] = {}
     check_merged(gates.model)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gates.errors import GateError
+from gates.budget import check_mask
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import observe_head_outputs, observing
 from gates.recovery.least_squares import ProjectionMoments, valid_positions
@@ -48,7 +48,7 @@ def rescaled_gates(
         ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.
 
     Raises:
-        GateError: for a mask of another size, or adapters on the projections.
+        GateError: for a mask of another size or other values, or adapters on the projections.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -58,8 +58,7 @@ def rescaled_gates(
     >>> torch.equal(values == 0, mask == 0)
     True
     """
-    if mask.shape != gates.mask.shape:
-        raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates.size} {gates.unit}s to gate")
+    check_mask(mask, gates.size, gates.unit)
     check_merged(gates.model)
     values = mask.to(gates.mask, copy=True)
     dense = torch.ones_like(values)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gates.budget import check_mask
 from gates.errors import GateError
 from gates.files import replacing
 from gates.sites import AttentionSite
@@ -27,6 +28,9 @@ def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list
 def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[AttentionSite, ...], *, method: str = "") -> None:
     """Write a mask ``[heads]`` as JSON: for every site its kind, layer, head count and the heads it keeps.
 
+    Raises:
+        GateError: for anything but 0 or 1 for each head; nothing is written then.
+
     >>> import tempfile
     >>> from gates import find_attention
     >>> from transformers import BertConfig, BertModel
@@ -36,6 +40,7 @@ def save_mask(path: str | os.PathLike[str], mask: Tensor, sites: tuple[Attention
     ...     json.loads(Path(directory, "mask.json").read_text())["sites"][1]["kept"]
     [3]
     """
+    check_mask(mask, sum(site.heads for site in sites))
     kept = kept_heads(sites, mask)
     rows = [
         {"name": site.name, "kind": site.kind, "layer": site.layer, "heads": site.heads, "kept": kept[site.name]}

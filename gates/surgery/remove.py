@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from gates.budget import check_mask
 from gates.errors import GateError
 from gates.sites import AttentionSite, find_attention, weight_by_output
 from gates.surgery.adapters import check_merged
@@ -163,10 +164,8 @@ def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
     """The mask on the CPU, if it fits and no gates are attached."""
     if any(getattr(site.output, "_head_gates", False) for site in sites):
         raise GateError("gates are attached to this model; detach() them before removing heads")
-    mask, heads = mask.detach().cpu(), sum(site.heads for site in sites)
-    if mask.shape != (heads,) or not bool(((mask == 0) | (mask == 1)).all()):
-        raise GateError(f"the mask has shape {list(mask.shape)}; expected zeros and ones for {heads} heads")
-    return mask
+    check_mask(mask, sum(site.heads for site in sites))
+    return mask.detach().cpu()
 
 
 def _checked_values(values: Tensor, mask: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gates.budget import Budget, budget_mask, mask_within, parse_prices, top_k_mask
+from gates.budget import Budget, budget_mask, check_mask, mask_within, parse_prices, top_k_mask
 from gates.errors import GateError
 from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
 from gates.sites import KINDS
@@ -217,3 +217,24 @@ def test_the_terms_of_budgets_differ_where_masks_may():
         *(Budget.parse(TimeLimit(limit, of), {}).terms for limit, of in ((4.0, table), (5.0, table), (4.0, other))),
     ]
     assert all(one not in terms[:index] for index, one in enumerate(terms))
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (torch.ones(7), r"the mask has shape \[7\]; this model has 8 groups to gate"),
+        (torch.ones(8, 1), r"the mask has shape \[8, 1\]; this model has 8 groups to gate"),
+        (torch.tensor([1.0, 0, 1, 0, 1, 0, 0.5, 2]), "the mask has 0.5 for group 6; expected 0"),
+        (torch.tensor([1.0, 0, 1, 0, 1, 0, 1, torch.nan]), "the mask has nan for group 7"),
+        (torch.full((8,), -1), "the mask has -1 for group 0"),
+    ],
+)
+def test_what_is_no_mask(mask, expected):
+    with pytest.raises(GateError, match=expected):
+        check_mask(mask, 8, "group")
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float16])
+def test_a_mask_of_any_type(dtype):
+    check_mask(torch.tensor([1, 0, 1]).to(dtype), 3)
+    check_mask(torch.empty(3, dtype=dtype, device="meta"), 3)

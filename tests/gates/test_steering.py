@@ -149,10 +149,17 @@ def test_gates_start_apart_by_standard_deviations_of_the_logarithm():
         (lambda: gated_model().step_(0.5), r"step_ leads gates to a budget, and there is none; give one"),
         (lambda: gated_model(budget=3).step_(1.2), "progress is 1.2; expected"),
         (lambda: gated_model(budget=3).step_(float("nan")), "progress is nan; expected"),
+        (lambda: gated_model().penalty(-0.1), "the price of an open head is -0.1; expected a number of at least 0"),
+        (lambda: gated_model().penalty(float("nan")), "the price of an open head is nan"),
         (lambda: gated_model(budget=3).penalty(0.1), "budget of 3, so no price is to be paid"),
         (lambda: gated_model(budget=3).prune_and_unload(), "8 of 8 are above 0; call fix_mask_"),
         (lambda: gated_model(budget=3).save_pruned("unused", tokenizer=None), "call fix_mask_"),
         (lambda: gated_model().start_from_(torch.ones(7)), r"shape \[7\]; expected one for each of 8 heads"),
+        (
+            lambda: gated_model().start_from_(torch.linspace(1, -1, 8)),
+            "the score of head 4 is -0.*gates start apart by",
+        ),
+        (lambda: gated_model().start_from_(torch.full((8,), torch.inf), by_layer=False), "the score of head 0 is inf"),
     ],
 )
 def test_what_cannot_be_is_refused(act, message):

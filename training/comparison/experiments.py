@@ -340,8 +340,8 @@ class Experiments:
         """Metrics on the splits; the predictions go into ``predictions.npz``."""
         predictions = Predictions()
         trainer = self.trainer(predictions)
-        pruner.gates.set_mask_(values.to(pruner.device))
-        with measured(trainer.strategy.root_device, pruner.gates) as cost:
+        device = trainer.strategy.root_device
+        with measured(device, pruner.gates) as cost, pruner.gates.use(values.to(device)):
             metrics = evaluate(trainer, pruner, self.data, splits)
         write_predictions(folder, predictions)
         return metrics | cost.as_row()

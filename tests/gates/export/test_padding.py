@@ -132,7 +132,7 @@ def test_a_class_that_derives_the_size_of_a_head_is_refused(tmp_path, name):
 
 
 def test_a_mask_of_another_model_is_refused(tmp_path):
-    with pytest.raises(GateError, match=r"the mask has shape \[9\]; expected zeros and ones for 8 heads"):
+    with pytest.raises(GateError, match=r"the mask has shape \[9\]; this model has 8 heads"):
         save_pruned(llama(), tmp_path / "out", torch.ones(9), form="stock", pad_heads=True, tokenizer=None)
 
 

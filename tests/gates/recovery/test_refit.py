@@ -235,6 +235,8 @@ def test_what_cannot_be_refitted():
     model = build("bert").eval()
     with pytest.raises(GateError, match=r"the mask has shape \[3\]; this model has 8 heads to gate"):
         refitted("bert", model, torch.ones(3))
+    with pytest.raises(GateError, match="the mask has nan for head 2"):
+        refitted("bert", model, torch.ones(8).index_fill(0, torch.tensor([2]), torch.nan))
     with pytest.raises(GateError, match="expected at least one batch"):
         refit_(HeadGates(model), MASK, list, model, lambda batch: {})
     model.bert.encoder.layer[1].output.dense.weight = model.bert.encoder.layer[0].output.dense.weight

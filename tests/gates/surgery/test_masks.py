@@ -21,6 +21,12 @@ def test_a_mask_survives_its_file(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mask.json"]
 
 
+def test_values_between_are_no_mask_and_nothing_is_written(tmp_path):
+    with pytest.raises(GateError, match=r"the mask has 0.3 for head 5; expected 0 \(removed\) or 1 \(kept\)"):
+        save_mask(tmp_path / "mask.json", torch.tensor([1.0, 0, 1, 1, 0, 0.3, 0, 1]), SITES)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_file_is_readable(tmp_path):
     sites = find_attention(build("marian"))
     save_mask(tmp_path / "mask.json", random_mask("marian"), sites, method="learned")
