@@ -13,7 +13,7 @@ from training.commands.table import run_command
 from training.comparison import grid
 from training.config import RunOptions
 from training.pruner.checkpoints import read_checkpoint
-from training.runs.outputs import check_output, check_output_folder
+from training.runs.outputs import check_new_output, check_output, check_output_folder
 from training.runs.run_directory import RunDirectory, claimed
 from training.runs.tracking import run_id
 
@@ -37,6 +37,14 @@ def test_devices_and_other_files_stay(command, tmp_path, capsys):
         assert said in capsys.readouterr().err
     assert (tmp_path / "notes.txt").read_text() == "notes of a year"
     assert not os.path.isfile(os.devnull)
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(tmp_path, capsys):
+    output = str(tmp_path / "none" / "times.json")
+    for command in (["latency"], ["speed", "model", "--source", "text"]):
+        assert run_command(command[0], [*command[1:], "--output", output]) == 2
+        assert f"cannot write {output!r}: its folder does not exist or is read-only" in capsys.readouterr().err
+    check_new_output(tmp_path / "times.json", "<title>", "report")
 
 
 def test_a_folder_of_other_files_stays(tmp_path):

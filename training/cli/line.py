@@ -10,7 +10,7 @@ from argparse import ArgumentError
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, get_loader, set_loader
@@ -156,13 +156,13 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     if extra := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
         return f"{extra[1]!r} stands where no value is expected; options begin with --, see --help"
     unknown = re.search(r"[Oo]ption '([\w.-]+)'(?: is not accepted)?", text)
+    kind_of_data = re.search(r"given class_path '[\w.]*?(\w+)'", text)
     if unknown is not None and "accept" in text:
         group = re.search(r"Group '([\w.-]+)'", text)
-        kind = re.search(r"given class_path '[\w.]*?(\w+)'", text)
         option = unknown[1].split(".")[0]  # which may have names below it
-        if kind is not None and f"--data.{option}" in data_options():
+        if kind_of_data is not None and f"--data.{option}" in data_options():
             fitting = [name for name, options in KINDS.items() if option in {field.name for field in fields(options)}]
-            return f"{kind[1]} data have no option {option}; choose another kind with --data {' or '.join(fitting)}"
+            return f"{kind_of_data[1]} data have no option {option}; choose another kind with --data {' or '.join(fitting)}"
         wrong = ("data." if nested else f"{group[1]}." if group else "") + unknown[1]
         return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
     if name == "data" and value is not None:
@@ -171,7 +171,7 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     if below is not None and nested is None and not name.startswith("data"):  # an option below one that is no group
         wrong = f"{name}.{below[1]}"
         return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
-    if value is not None and (wanted := _kind(parser, name)):
+    if value is not None and (wanted := _wanted(parser, name, kind_of_data[1] if kind_of_data else "")):
         return f"--{name} is {value[1] or 'empty'}, which it does not take; expected {wanted}"
     return text
 
@@ -182,9 +182,17 @@ def shortened(sentence: str) -> str:
     return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]} ..."
 
 
-def _kind(parser: ArgumentParser, name: str) -> str:
-    """What a value of an option looks like, in words; empty for an option that is not known."""
+def _wanted(parser: ArgumentParser, name: str, kind_of_data: str) -> str:
+    """What a value of an option looks like, in words; empty for an option that is not known.
+
+    Args:
+        parser: that knows the option.
+        name: without dashes.
+        kind_of_data: whose options those of data are, since kinds share names; empty where none is said.
+    """
     hints = hints_of(parser)
+    if kind_of_data in KINDS:
+        hints |= {f"data.{option}": hint for option, hint in get_type_hints(KINDS[kind_of_data]).items()}
     hint = hints.get(name)
     if get_origin(hint) is list and get_origin(inner := get_args(hint)[0]) is Literal:
         return f"a list of {', '.join(map(str, get_args(inner)))}"

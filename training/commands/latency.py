@@ -13,7 +13,7 @@ from training.cli.line import CommandLine
 from training.comparison.in_time import measured_table
 from training.config import Setup, group_of
 from training.config.latency import LatencyOptions
-from training.runs.outputs import check_output
+from training.runs.outputs import check_new_output
 from training.runs.run_directory import writing_to
 from training.setup import open_data, quiet_libraries
 
@@ -22,7 +22,7 @@ def measure_latency(line: CommandLine) -> None:
     """Measure, write and show."""
     quiet_libraries()
     options, setup = group_of(LatencyOptions, line.options), Setup.of(line.options)
-    check_output(options.output, '"rest":', "latency table")
+    check_new_output(options.output, '"rest":', "latency table")
     table = measured_table(setup, open_data(setup), batch=options.batch_size, length=options.length)
     with writing_to(Path(options.output)):
         table.write(options.output)

@@ -28,7 +28,7 @@ from training.commands.translate import fitting_ids, load_system, system_names, 
 from training.config.checks import check_positive
 from training.data.parallel_text import read_lines
 from training.runs import progress
-from training.runs.outputs import check_output
+from training.runs.outputs import check_new_output
 from training.runs.run_directory import writing_to
 from training.setup import quiet_libraries
 from training.tasks.decoding import Decoding, generate
@@ -46,7 +46,7 @@ def measure_speed(line: CommandLine) -> None:
     for size in options.batch_sizes:
         check_positive(**{"a batch size": size})
     if options.output is not None:
-        check_output(options.output, "system,parameters,", "table of this command")
+        check_new_output(options.output, "system,parameters,", "table of this command")
     lines, device = [line for line in read_lines(options.source) if line], usable_device(options.device)
     languages = (options.source_language, options.target_language)
     loaded = {name: load_system(folder, *languages) for name, folder in system_names(options.systems).items()}

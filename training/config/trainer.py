@@ -11,6 +11,10 @@ from training.config.checks import at_least_0, at_least_1, at_most
 MOST_DEVICES = 4096
 """Of a machine, and machines: Lightning makes a list of them."""
 
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "transformer-engine", "transformer-engine-float16")
+OTHER_NAMES = ("32", "64", "bf16", "16")
+"""Of the first four precisions."""
+
 TRUE_HALF = ("bf16-true", "16-true")
 """Precisions of Lightning in which everything is rounded, weights and labels and sums of metrics."""
 SHARDING = ("fsdp", "deepspeed", "model_parallel")
@@ -97,6 +101,8 @@ class TrainerOptions:
                 f"--trainer.precision is {self.precision}, in which small steps of weights are lost and sums and labels are "
                 "rounded; use bf16-mixed or 16-mixed, or --model.dtype bfloat16 to learn gates alone on fixed weights"
             )
+        if self.precision is not None and str(self.precision) not in (*PRECISIONS, *OTHER_NAMES):
+            raise GateError(f"--trainer.precision is {self.precision!r}; expected one of {', '.join(PRECISIONS)}")
         for name in ("limit_train_batches", "val_check_interval"):
             if getattr(self, name) == 0:
                 raise GateError(

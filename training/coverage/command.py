@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import transformers
 from rich.table import Table
@@ -23,7 +21,7 @@ from training.coverage.every_type import TypeRow
 from training.coverage.page import page
 from training.coverage.sweep import counts, shard, sweep
 from training.coverage.types import model_types
-from training.runs.outputs import check_output
+from training.runs.outputs import check_new_output
 
 
 def cover_architectures(line: CommandLine) -> None:
@@ -36,12 +34,9 @@ def cover_architectures(line: CommandLine) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    for path in (options.json, options.output, options.results):
-        if path is not None and not os.access(Path(path).resolve().parent, os.W_OK):
-            raise GateError(f"cannot write {path!r}: its folder does not exist or is read-only; give another file")
     for path, mark in ((options.json, '"architecture": '), (options.output, HEADING), (options.results, '"model_type"')):
         if path is not None:
-            check_output(path, mark, "table of this command")
+            check_new_output(path, mark, "table of this command")
     architectures, types = _chosen(options.only, options.shard, with_types=options.types)
     rows = _of_architectures(architectures, onnx=options.onnx) if architectures or not types else []
     seen = _of_types(types, options.results) if types else []

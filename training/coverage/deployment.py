@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import transformers
 
@@ -22,7 +20,7 @@ from training.coverage.speed import HEADS, KEPT, Effort, speed_table
 from training.coverage.vllm import FAMILIES, HEAD_DIM, NEW, vllm_table
 from training.coverage.vllm_process import Vllm, check_python, opened
 from training.coverage.writers import ways
-from training.runs.outputs import check_output
+from training.runs.outputs import check_new_output
 from training.runs.tracking import versions
 
 HEADING = "# How exports load and what runs them"
@@ -44,9 +42,7 @@ def deployment(line: CommandLine) -> None:
         raise GateError(f"{empty} is empty; give some, or leave it out")
     chosen = _chosen(options.only)
     if options.output is not None:
-        if not os.access(Path(options.output).resolve().parent, os.W_OK):
-            raise GateError(f"cannot write {options.output!r}: its folder does not exist or is read-only; give another file")
-        check_output(options.output, HEADING, "page of this command")
+        check_new_output(options.output, HEADING, "page of this command")
     check_python(options.vllm_python)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -35,6 +35,20 @@ def check_output_folder(folder: str | os.PathLike[str], names: Collection[str]) 
         refuse_other_than_file(os.path.join(folder, name))
 
 
+def check_new_output(path: str | os.PathLike[str], mark: str, what: str) -> None:
+    """Whether a command that makes no folders may write its ``--output``.
+
+    Args:
+        path, mark, what: see :func:`check_output`.
+
+    Raises:
+        GateError: if its folder does not exist or is read-only, or for what :func:`check_output` refuses.
+    """
+    if not os.access(Path(path).resolve().parent, os.W_OK):
+        raise GateError(f"cannot write {os.fspath(path)!r}: its folder does not exist or is read-only; give another file")
+    check_output(path, mark, what)
+
+
 def check_output(path: str | os.PathLike[str], mark: str, what: str) -> None:
     """Whether a command may write its ``--output``.
 
