@@ -51,7 +51,8 @@ class GateConfig:
         stretch_high: upper end, above 1.
         initial_log_alpha: start of every gate; 2.5 is near-open, so that nothing changes at first.
         straight_through: whether gates are rounded to 0 and 1 in training.
-        draw_per: one draw of the gates per ``batch`` or per ``example``.
+        draw_per: one draw of the gates per ``example``, as the commands have it too, or per ``batch``, as in the papers; see
+            :class:`gates.head_gates.HeadGates`.
         base_model: name of the model the gates belong to, for the reader.
         family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
         budget: heads to keep, to which :meth:`gates.model.GatedModel.step_` leads the gates: a count (18), a fraction (0.25) or
@@ -64,7 +65,7 @@ class GateConfig:
     Raises:
         GateError: for a field of another type or outside its range.
 
-    >>> config = GateConfig(budget={"encoder": 10}, draw_per="example")
+    >>> config = GateConfig(budget={"encoder": 10}, draw_per="batch")
     >>> GateConfig(unit="layer")
     Traceback (most recent call last):
     gates.errors.GateError: unit is 'layer'; expected 'head' or 'group'
@@ -76,7 +77,7 @@ class GateConfig:
     stretch_high: float = 1.1
     initial_log_alpha: float = 2.5
     straight_through: bool = False
-    draw_per: DrawPer = "batch"
+    draw_per: DrawPer = "example"
     base_model: str = ""
     family: GateFamily = "hard-concrete"
     budget: int | float | dict[str, int | float] | None = None

@@ -37,7 +37,7 @@ def is_untouched(model):
 def test_a_configuration_survives_json(tmp_path):
     config = GateConfig(
         unit="group", temperature=0.66, stretch_low=-0.5, stretch_high=1.5, initial_log_alpha=-1.0,
-        straight_through=True, draw_per="example", base_model="someone/model",
+        straight_through=True, draw_per="batch", base_model="someone/model",
     )  # fmt: skip
     config.to_json_file(tmp_path / "config.json")
     assert GateConfig.from_json_file(tmp_path / "config.json") == config

@@ -62,7 +62,7 @@ def _row(varied: str, value: int, times: Times) -> dict[str, Any]:
 def _work(setting: Setting, shape: Shape, size: Size) -> dict[str, Work]:
     batch = setting.batch(size, shape.vocabulary)
     plain, under_gates = (random_classifier(shape).to(setting.on) for _ in range(2))  # type: ignore[arg-type]
-    gated = get_gated_model(under_gates, GateConfig(budget=BUDGET, draw_per="example")).train()
+    gated = get_gated_model(under_gates, GateConfig(budget=BUDGET)).train()
     optimizer = torch.optim.AdamW(gated.parameter_groups(1e-5, 1e-5))
     return {
         "plain": stepping(plain.train(), torch.optim.AdamW(plain.parameters(), lr=1e-5), batch),

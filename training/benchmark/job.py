@@ -101,7 +101,7 @@ def prepare_job(setting: Setting, size: Size, steps: int) -> Callable[[], object
     batch = setting.batch_for(dense, size, setting.kinds[0])
 
     def run() -> object:
-        gated = get_gated_model(copy.deepcopy(dense), GateConfig(budget=BUDGET, draw_per="example")).train()
+        gated = get_gated_model(copy.deepcopy(dense), GateConfig(budget=BUDGET)).train()
         optimizer = torch.optim.AdamW(gated.parameter_groups(1e-5, gate_learning_rate=0.05))
         third = steps // 3
         for done in range(1, steps + 1):

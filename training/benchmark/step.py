@@ -58,7 +58,7 @@ def prepare_step(
     model: Any = setting.trained(kind).train()
     batch = setting.batch_for(model, size, kind)
     if gated:
-        model = get_gated_model(model, GateConfig(budget=BUDGET, draw_per="example")).train()
+        model = get_gated_model(model, GateConfig(budget=BUDGET)).train()
         model(**batch)  # the hooks' own checks, once, which are no part of a step
     optimizer = torch.optim.AdamW(model.parameter_groups(1e-5, 1e-5) if gated else model.parameters(), lr=1e-5)
     return stepping(model, optimizer, batch, compiled=compiled, bfloat16=bfloat16)

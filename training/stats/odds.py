@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 from scipy.stats.contingency import odds_ratio
 
 from training.stats.bootstrap import LEVEL
@@ -79,8 +78,3 @@ def _exponential(values: Sequence[float]) -> Odds:
     if found.std == 0:  # equal counts at a few seeds do not make it certain
         return Odds(float(np.exp(found.mean)), np.nan, np.nan)
     return Odds(*(float(np.exp(value)) for value in (found.mean, found.low, found.high)))
-
-
-def fisher_p(table: Table) -> float:
-    """Two-sided p of Fisher's exact test; 1 where the margins leave one table alone."""
-    return float(stats.fisher_exact(np.array(table).reshape(2, 2)).pvalue)

@@ -110,10 +110,16 @@ def test_a_kernel_sees_only_the_keys_of_its_block(monkeypatch):
     assert sizes == [(600, 600), (256, 256), (256, 355), (88, 187)]
 
 
-def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch):
+ON_A_GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
+def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch, device):
+    """Which also says that the operator is there, since without it the scores are right but slow."""
     torch.manual_seed(0)
-    query, key = torch.randn(2, 3, 600, 8), torch.randn(2, 3, 500, 8)
-    bias = torch.zeros(2, 1, 600, 500).masked_fill(torch.rand(2, 1, 600, 500) < 0.2, -torch.inf)
+    query, key = torch.randn(2, 3, 600, 8, device=device), torch.randn(2, 3, 500, 8, device=device)
+    hidden = torch.rand(2, 1, 600, 500, device=device) < 0.2
+    bias = torch.zeros(2, 1, 600, 500, device=device).masked_fill(hidden, -torch.inf)
     assert module._fused(query, key, 0.3, bias, None) is not None
     fused = attention_entropy(query, key, 0.3, bias)
     monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
