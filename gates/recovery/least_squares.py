@@ -158,7 +158,7 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
     ([[2.0, 0.0], [0.0, 2.0]], [1.0, 1.0])
     """
     if not ridge > 0:
-        raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.01")
+        raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.1")
     if moments.positions == 0:
         raise GateError("there is nothing to fit to; expected batches with at least one position that is not padding")
     if not all(bool(part.isfinite().all()) for part in (moments.xx, moments.xy, moments.x, moments.y)):

@@ -66,7 +66,7 @@ def refit_(
     forward: Callable[[Batch], object],
     valid: Callable[[Batch], Valid],
     *,
-    ridge: float = 0.01,
+    ridge: float = 0.1,
     feed_forward: bool = True,
     dense: Mapping[str, Tensor] | None = None,
     keep_states: bool = True,

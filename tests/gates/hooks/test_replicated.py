@@ -59,7 +59,7 @@ def train(kind, rank, world, *, shard_first=False, checkpointed=False, stops_at=
         model.activation_checkpointing_enable({"use_reentrant": False})
     if world > 1 and shard_first:
         shard_(model, world)
-    gated = get_gated_model(model, GateConfig(budget=BUDGET, initial_log_alpha=0.0)).train()
+    gated = get_gated_model(model, GateConfig(budget=BUDGET, initial_log_alpha=0.0, draw_per="batch")).train()
     if world > 1 and not shard_first:
         shard_(gated.base_model, world)
     if world > 1:
