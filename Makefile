@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: fit test test-all check docs clean
+.PHONY: install fit test test-all check docs clean
+
+install: $(READY)  ## set up alone
 
 fit: $(READY)  ## set up, then the main job on the embedded default
 	OMP_NUM_THREADS=1 $(BIN)/python -m training.fit  # one thread: the embedded model is too small for more

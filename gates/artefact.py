@@ -95,7 +95,8 @@ class GateConfig:
                 expected = "" if value in CHOICES[field.name] else " or ".join(map(repr, CHOICES[field.name]))
             elif field.name == "budget":
                 is_budget = isinstance(value, (int, float, dict, type(None))) and not isinstance(value, bool)
-                expected = "" if is_budget else "a number of heads, a fraction, or one of these per kind"
+                such = "a number of heads such as 18, a fraction such as 0.25, or one of these per kind such as {'encoder': 10}"
+                expected = "" if is_budget else such
             elif field.name == "kinds":
                 is_list = value is None or (isinstance(value, list) and all(kind in KINDS for kind in value))
                 expected = "" if is_list else f"a list of some of {', '.join(map(repr, KINDS))}"

@@ -288,7 +288,7 @@ class GatedModel(SharedGates, nn.Module):
             self.gates.attach()
             raise
 
-    def save_pruned(self, directory: str | os.PathLike[str], *, tokenizer: SavesPretrained | None, **more: Any) -> Path:
+    def save_pruned(self, directory: str | os.PathLike[str], *, tokenizer: SavesPretrained | None = None, **more: Any) -> Path:
         """Write the model without its closed heads, and leave it as it is here.
 
         Args:

@@ -54,7 +54,7 @@ def save_pruned(
     values: Tensor | None = None,
     form: Form = "pruned",
     pad_heads: bool = False,
-    tokenizer: SavesPretrained | None,
+    tokenizer: SavesPretrained | None = None,
     card: ModelCard | None = None,
     check_batch: Mapping[str, Tensor] | None = None,
     measure: Sequence[int] | None = None,

@@ -67,8 +67,8 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike[str], example_in
             (tokens, masks, waves of sound).
 
     Raises:
-        GateError: if the packages are missing (``pip install 'head-gates[onnx]'``), the path is taken, the exporter or ONNX
-            Runtime does not take the model, or the outputs differ.
+        GateError: if the packages are missing (``pip install onnx onnxscript onnxruntime``), the path is taken, the exporter or
+            ONNX Runtime does not take the model, or the outputs differ.
     """
     model = portable(model)
     inputs = at_least_two(example_inputs)

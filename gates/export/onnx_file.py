@@ -59,7 +59,9 @@ def exported(
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise GateError(f"ONNX export needs the package {package!r}; install pip install 'head-gates[onnx]'") from error
+            raise GateError(
+                f"ONNX export needs the package {package!r}; run pip install onnx onnxscript onnxruntime"
+            ) from error
     if path.suffix != ".onnx":
         raise GateError(f"{str(path)!r} does not end in .onnx; give the file's name")
     if path.exists():

@@ -40,7 +40,7 @@ def check_line(line: CommandLine) -> None:
 def check_harness() -> None:
     """Raises :class:`GateError` if lm-evaluation-harness is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise GateError("evaluate needs lm-evaluation-harness, which is not installed; run pip install 'head-gates[lm-eval]'")
+        raise GateError("evaluate needs lm-evaluation-harness, which is not installed; run pip install 'lm_eval[hf]'")
 
 
 def task_names(text: str) -> list[str]:

@@ -8,6 +8,7 @@ gates. A user's own score, ``module:function`` (:mod:`training.scoring.own_score
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,7 +160,7 @@ class Method:
             own_score(base)  # raises
         elif base not in BASES:
             raise GateError(
-                f"unknown method {name!r}; expected one of {', '.join(BASES)}, a score or mask of your own "
+                f"unknown method {name!r}{_nearest(base)}; expected one of {', '.join(BASES)}, a score or mask of your own "
                 f"({' or '.join(OUTSIDE)}), or these with +{', +'.join(MODIFIERS)}"
             )
         if base == "dense" and set(modifiers) - {"distil"}:
@@ -263,3 +264,9 @@ OF_FAMILY: dict[GateFamily, str] = {
 }
 """The method that a family of gates makes."""
 BASES = ("dense", *LEARNED, *SCORERS)
+
+
+def _nearest(base: str) -> str:
+    """The method that somebody may have meant, in brackets."""
+    near = difflib.get_close_matches(base, BASES, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -33,6 +33,8 @@ from training.stats.numbers import CACHE, shown, unit
 from training.stats.verdict import is_dense, nothing_learned
 from training.tasks import base_model_name
 
+SHORT = {"perplexity": "ppl."}
+"""Metrics in headings that are not simply cut short."""
 BATCH_SIZES = (1, 8, 32)
 """At which the model card states the export's latency."""
 
@@ -181,7 +183,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
     main = results.pruner.task.main_metric
     table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept")
     last = main.rpartition("_")[2]
-    short = last if len(last) < 6 else f"{last[:3]}."
+    short = SHORT.get(last, last if len(last) < 6 else f"{last[:3]}.")
     names = {
         "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
         f"test_{main}": f"test {short}", "test_loss": "test loss", CACHE: "KV bytes", "steps": "steps", "seconds": "s",
@@ -199,6 +201,8 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
         table.add_row(*(scored.get(name, "") for name in names))
     console.print(table)
+    if results.data is not None and (more := [f"{split}_{main}" for split in results.data.more_tests]):
+        console.print(f"on further test data: {', '.join(more)} in comparison.csv", soft_wrap=True, highlight=False)
     if "latency" in described:
         console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
     if told := said_of_gates(described["gates"], "a millisecond" if "latency" in described else "an open one"):

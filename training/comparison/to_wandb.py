@@ -101,6 +101,8 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     against heads, the verdict as its notes, and the masks and tables as artifacts."""
     group = options.group or options.name or run.path.name
     options = replace(options, mode=resolved_mode(options))  # once: asking again while a run is open is warned of
+    if options.mode == "disabled":
+        return
     base, rows = run_id(run.path), read_table(run.path / "comparison.csv")
     for row in rows.to_dict("records"):
         described = {name: row[name] for name in ("method", "stage", "budget", "heads", "seed")}

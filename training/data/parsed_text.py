@@ -10,7 +10,7 @@ from training.data.treebank import Tree, trees_in
 from training.runs.own_code import own_function
 
 NO_SPACY = (
-    "the parser {parser!r} needs spaCy, which is not installed; install it with pip install 'head-gates[parse]', or give a "
+    "the parser {parser!r} needs spaCy, which is not installed; install it with pip install spacy, or give a "
     "treebank with --conllu FILE"
 )
 

@@ -28,7 +28,7 @@ ON_GPUS = ("auto", "gpu", "cuda")
 def check_ray(options: LauncherOptions) -> None:
     """Raises :class:`GateError` if Ray is not installed, or nobody answers at the address."""
     if importlib.util.find_spec("ray") is None:
-        raise GateError("--launcher ray needs Ray, which is not installed; run pip install 'head-gates[ray]'")
+        raise GateError("--launcher ray needs Ray, which is not installed; run pip install ray")
     if options.ray_address in (None, AUTO):
         return
     try:

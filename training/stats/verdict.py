@@ -132,7 +132,7 @@ def verdict(
             if at_budget.own is not None and at_budget.rivals:
                 compared += 1
                 held += at_budget.own_holds
-        if ranks is not None and stage in ranks:
+        if ranks is not None and stage in ranks and budgets["method"].nunique() > 1:
             lines += ["", _ranks(*ranks[str(stage)])]
         if compared:
             counts.append(f"{held} of {counted(compared, 'budget')} {stage}")

@@ -89,7 +89,7 @@ def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     except ImportError as error:
         raise GateError(
             f"the tokenizer of {name!r} needs a package that is not installed ({first_line(error)}); pip install "
-            "'head-gates[translation]'"
+            "sentencepiece sacremoses"
         ) from error
     except Exception as error:  # damaged files raise errors of many kinds
         if not folder.is_dir() or not any((folder / file).is_file() for file in TOKENIZER_FILES):

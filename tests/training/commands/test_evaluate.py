@@ -185,7 +185,7 @@ def test_a_task_whose_file_is_broken_is_told_in_one_sentence(run, tmp_path, caps
 def test_without_the_harness_one_sentence_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(evaluate_line.importlib.util, "find_spec", lambda name: None)
     assert run_command("evaluate", ["runs/none", "--tasks", "arc_easy"]) == 2
-    assert "run pip install 'head-gates[lm-eval]'" in capsys.readouterr().err
+    assert "run pip install 'lm_eval[hf]'" in capsys.readouterr().err
 
 
 def test_names_are_taken_once_in_their_order():

@@ -1,5 +1,6 @@
 """Methods by name, and what a run's options are called."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -107,7 +108,8 @@ def test_own_names_that_lead_nowhere_are_refused_before_anything_runs(masks):
 
 def test_names_that_are_none_or_stand_twice_are_refused():
     for names, said in (
-        (["magic"], "unknown method 'magic'"),
+        (["magic"], "unknown method 'magic'; expected one of"),
+        (["learend+swap"], "unknown method 'learend+swap' (did you mean 'learned'?); expected one of"),
         (["his+magic"], "the modifier 'magic'"),
         (["his+swap+swap"], "names a modifier twice"),
         (["his+swap", "his+swap"], "given twice"),
@@ -118,5 +120,5 @@ def test_names_that_are_none_or_stand_twice_are_refused():
         (["learned+draws+swap", "learned+swap+draws"], "given twice"),
         ([], "no method is given"),
     ):
-        with pytest.raises(GateError, match=said.replace("+", r"\+")):
+        with pytest.raises(GateError, match=re.escape(said)):
             parse_methods(names)

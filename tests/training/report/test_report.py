@@ -462,7 +462,7 @@ def test_a_single_run_is_shown_as_far_as_its_data_go(tmp_path):
         for name in ("heads", "test_accuracy", "test_matthews", "select_f1", "test_loss"):
             assert float(row[name]["value"]) == expected[name]
     assert "config.yaml" in page.text  # which is not there
-    drawn = {"quality", "curve", "masks_4", "values", "open_heads_learned_4", "film_learned_4", "agreement_4", "his_entropy"}
+    drawn = {"quality", "curve", "masks_6", "values", "open_heads_learned_6", "film_learned_6", "agreement_6", "his_entropy"}
     assert set(figures_for(DEFAULT)) == drawn
     best = table[(table["stage"] == "retrained") & (table["method"] != "dense")].sort_values("test_accuracy").iloc[-1]
     assert f"the best mean, {100 * best['test_accuracy']:.1f} (one seed)" in page.text
