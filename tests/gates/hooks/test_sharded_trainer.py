@@ -4,6 +4,7 @@ Accelerate shards on GPUs alone; on CPUs it takes FSDP's settings and ignores th
 decision, and all else is accelerate's own code."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -183,6 +184,18 @@ def best(folder):
 def test_the_best_checkpoint_of_a_sharded_run_comes_back(tmp_path):
     for run in in_two(tmp_path, best, str(tmp_path)):
         assert run["loaded"] == run["found"][1] != run["found"][2]
+
+
+def test_each_step_has_noise_of_its_own_again_and_again():
+    gates, callback = gated("bert").gates, ReplicatedGates()
+
+    def noise(step):
+        args, state = SimpleNamespace(seed=1, process_index=0), SimpleNamespace(global_step=step)
+        callback.on_step_begin(args, state, None, SimpleNamespace(gates=gates))
+        return torch.rand(4, generator=gates.generator)
+
+    assert torch.equal(noise(2), noise(2))
+    assert not torch.equal(noise(2), noise(3))
 
 
 # -- what is refused --------------------------------------------------------------------------------------------
