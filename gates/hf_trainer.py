@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gates.errors import GateError
+from gates.hooks.sharded_trainer import ReplicatedGates, base_weights, leave_gates_whole_
 from gates.model import GatedModel
 
 CLASSIFIER = re.compile("Classification|MultipleChoice|QuestionAnswering")
@@ -81,8 +82,8 @@ class GatedTrainer(Trainer):
             optimiser is given (``optimizers``): then use :meth:`gates.model.GatedModel.parameter_groups`.
 
     Raises:
-        GateError: if the model is not gated, a number is out of range, a budget and a price are given, or the model would be
-            replicated or sharded (``DataParallel``, FSDP, DeepSpeed; distributed data parallel training works).
+        GateError: if the model is not gated, a number is out of range, a budget and a price are given, or the model would go
+            into ``DataParallel``, DeepSpeed or FSDP1 (distributed data parallel training and FSDP2 work).
 
     >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
     >>> from gates.model import get_gated_model
@@ -136,11 +137,13 @@ class GatedTrainer(Trainer):
         # Trainer looks at the class it is given for labels, columns and the kind of loss: show it the base model's.
         super().__init__(model.base_model, *args, **kwargs)
         self._set_signature_columns_if_needed()
-        if self.args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self.args.n_gpu > 1 or self.is_deepspeed_enabled:
             raise GateError(
-                "gates do not follow a model into DataParallel, FSDP or DeepSpeed; use one device, or one process for each "
-                "(torchrun or accelerate launch)"
+                "gates do not follow a model into DataParallel or DeepSpeed; use one device, or one process for each (torchrun "
+                "or accelerate launch), with FSDP2 where the model is to be sharded"
             )
+        if self.is_fsdp_enabled:
+            leave_gates_whole_(self.accelerator.state.fsdp_plugin, model.gates)
         if not hasattr(model.base_model, "accepts_loss_kwargs") and CLASSIFIER.search(type(model.base_model).__name__):
             self.model_accepts_loss_kwargs = False
         if self.label_smoother is not None and type(model.base_model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
@@ -148,9 +151,12 @@ class GatedTrainer(Trainer):
         self.price = price
         self.price_ramp = price_ramp
         self.gate_learning_rate = gate_learning_rate
-        model.gates.to(model.base_model.device)
+        # FSDP brings the model to its device when training begins, and leaves out the gates.
+        model.gates.to(self.args.device if self.is_fsdp_enabled else model.base_model.device)
         self.model = self.model_wrapped = self.callback_handler.model = model
         self.add_callback(GateCallback(retrain))
+        if self.is_fsdp_enabled:
+            self.add_callback(ReplicatedGates())
 
     @property
     def gate_price(self) -> float:
@@ -191,6 +197,15 @@ class GatedTrainer(Trainer):
             )
         return self.current_gradient_accumulation_steps if is_scaled else 1
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's evaluation, which under FSDP needs the model that training has sharded."""
+        if self.is_fsdp_enabled and self.optimizer is None:
+            raise GateError(
+                "FSDP shards a model together with its optimiser, and there is none before training; call train() first (with "
+                "eval_on_start=True for values of the untrained model), or evaluate without FSDP"
+            )
+        return super().evaluation_loop(*args, **kwargs)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Trainer's log; beside a training loss also the open heads and, while gates are learned, the present price."""
         if "loss" in logs:
@@ -213,19 +228,23 @@ class GatedTrainer(Trainer):
     # -- checkpoints -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _with_base_model(self) -> Iterator[Any]:
+    def _with_base_model(self) -> Iterator[None]:
         """Show Trainer the base model for a while, which it knows how to save and load."""
         gated, self.model = self.model, self.model.base_model
         try:
-            yield gated
+            yield
         finally:
             self.model = gated
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        with self._with_base_model() as gated:
-            super()._save(output_dir, state_dict)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the base model, as its own class would save it, and the gates beside it."""
         if self.args.should_save:
-            gated.save_pretrained(output_dir or self.args.output_dir)
+            self.model.save_pretrained(output_dir or self.args.output_dir)
+        super().save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        with self._with_base_model():
+            super()._save(output_dir, None if state_dict is None else base_weights(state_dict))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         self.model.load_gates_(resume_from_checkpoint)
@@ -244,5 +263,6 @@ class GatedTrainer(Trainer):
                 stacklevel=2,
             )
             return
-        with self._with_base_model():
+        # FSDP's own file, which is read here, holds the gated model.
+        with nullcontext() if self.is_fsdp_enabled else self._with_base_model():
             super()._load_best_model()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
@@ -36,13 +37,18 @@ def example_inputs(
         seed: the same seed gives the same inputs.
 
     Raises:
-        GateError: if no guess runs.
+        GateError: if no guess runs, or the model is sharded: then it runs in all processes or in none.
 
     >>> from transformers import ViTConfig, ViTModel
     >>> model = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4))
     >>> {name: list(tensor.shape) for name, tensor in example_inputs(model).items()}
     {'pixel_values': [2, 3, 8, 8]}
     """
+    if any(isinstance(weight, DTensor) for weight in model.parameters()):
+        raise GateError(
+            f"{type(model).__name__} is sharded, so that one process cannot try inputs on it; gather its weights first, or "
+            "give some as check_batch"
+        )
     reasons: list[str] = []
     with _at_rest(model):
         for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):

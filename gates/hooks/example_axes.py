@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import Cache
 
 from gates.errors import GateError
@@ -80,8 +81,8 @@ class ExampleAxes:
         if axis is None:
             raise GateError(
                 f"the heads at {self._names[site]!r} have shape {list(shape)}, and it is not certain which rows belong to "
-                f"which of {examples} examples; call the whole model, without a cache, on examples that differ, or use gates "
-                "that are the same for the batch (draw_per='batch')"
+                f"which of {examples} examples; call the whole model, without a cache and not sharded, on examples that "
+                "differ, or use gates that are the same for the batch (draw_per='batch')"
             )
         return axis
 
@@ -91,6 +92,8 @@ class ExampleAxes:
         """Put some examples into the place of others, and see which rows change."""
         if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
             return  # the model fills it, and has begun to
+        if any(isinstance(parameter, DTensor) for parameter in self._model.parameters()):
+            return  # a sharded layer that has run lets go of its weights, and this one has not run yet
 
         def heads_with(group: Tensor | None) -> Reached:
             own, named = (args, kwargs) if group is None else replaced((args, kwargs), group)

@@ -64,5 +64,16 @@ def replicate_(gates: HeadGates, *, seed: int, group: ProcessGroup | None = None
         distributed.all_reduce(parameter.grad.div_(world), group=group)
 
     log_alpha.register_post_accumulate_grad_hook(average_)
+    seed_noise_(gates, seed=seed, rank=rank)
+
+
+def seed_noise_(gates: HeadGates, *, seed: int, rank: int) -> None:
+    """Set the noise of gates: one draw per batch is the same in all processes, draws per example are each process's own.
+
+    Args:
+        gates: whose noise it is.
+        seed: of the noise.
+        rank: number of this process.
+    """
     noise = seed if gates.draw_per == "batch" else seed * 4096 + 1 + rank
-    gates.generator = torch.Generator(log_alpha.device).manual_seed(noise)
+    gates.generator = torch.Generator(gates.log_alpha.device).manual_seed(noise)
