@@ -224,3 +224,25 @@ def test_the_small_gpt_trained_on():
     assert "Trained on at 24 heads all that is refitted is level." in PAGE
     assert brown.drop("dense").idxmin() == "his+refit"
     assert "On texts of another kind HIS's heads are the best." in PAGE
+
+
+def test_broad_attention_and_mean_outputs():
+    table = pd.read_csv(RESULTS / "agreement_scores" / "comparison.csv")
+    assert (table.groupby(["method", "stage"])["seed"].nunique() == 5).all()
+    found = json.loads((RESULTS / "agreement_scores" / "masks.json").read_text())
+    masks = {(one["seed"], one["method"]): one["mask"] for one in found}
+    equal = [sum(masks[seed, name] == masks[seed, "his"] for seed in range(5)) for name in ("hies-broad", "his-each-layer")]
+    assert equal == [5, 3]
+    assert "no weight of entropy in any of the five seeds" in PAGE
+    assert "in three of five seeds HIS has these heads anyway" in PAGE
+    mean = 100 * table.groupby(["method", "stage"])["test_accuracy"].mean().unstack()
+    zeros = mean["post hoc"].drop("dense")
+    assert zeros.idxmax() == "hies"
+    assert zeros["rank-sum-broad"] < 72.1  # random heads
+    worse = zeros - mean["post hoc with means"].drop("dense")
+    assert worse.drop("rank-sum-broad").min() > 9
+    assert worse.max() < 23
+    assert worse["rank-sum-broad"] < 0
+    assert "but that of `rank-sum-broad`**, by 9 to 23 points" in PAGE
+    tests = pd.read_csv(RESULTS / "agreement_scores" / "statistics.csv")
+    assert not (tests[tests["stage"] == "post hoc"]["p_holm"] < 0.05).any()

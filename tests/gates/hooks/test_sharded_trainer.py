@@ -35,9 +35,10 @@ pytestmark = [
 
 def gated(kind, **config):
     if kind == "bert":
-        return gated_bert(initial_log_alpha=1.0, **config)
+        return gated_bert(**{"initial_log_alpha": 1.0, "draw_per": "batch", **config})
     torch.manual_seed(0)
-    return get_gated_model(t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)), GateConfig(initial_log_alpha=1.0, **config))
+    config = GateConfig(initial_log_alpha=1.0, **{"draw_per": "batch", **config})
+    return get_gated_model(t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)), config)
 
 
 def rows(kind, count, **more):
