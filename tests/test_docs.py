@@ -116,7 +116,7 @@ def test_commands_parse(page, tmp_path, monkeypatch):
             case ["make", target]:
                 assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
             case ["pip", "install", what]:
-                assert what == "." or re.fullmatch(r"head-gates\[(.*)\]", what)[1] in extras
+                assert what == "." or re.fullmatch(r"\.\[(.*)\]", what)[1] in extras
             case ["wandb", *_] | ["vllm", "serve", _]:
                 pass
             case _:

@@ -1,7 +1,14 @@
+from pathlib import Path
+
 import pytest
 
 from training.commands.table import run_command
 from training.coverage import deployment, routes
+from training.coverage.runtimes import RUNTIMES, subjects
+from training.coverage.vllm_process import Vllm
+from training.coverage.writers import ways
+
+PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 
 def test_the_page(tmp_path, capsys):
@@ -12,6 +19,15 @@ def test_the_page(tmp_path, capsys):
     assert "T5" in text.splitlines()[-1]
     assert text.splitlines()[0] in capsys.readouterr().out
     assert run_command("deployment", ["--tables", "[routes]", "--only", "[NomicBert]", "--output", str(page)]) == 0  # again
+
+
+def test_the_published_page_has_the_rows_and_columns_of_this_program():
+    sections = {text.split("\n")[0]: text for text in PAGE.read_text(encoding="utf-8").split("\n## ")}
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in sections["Runtimes"].splitlines() if line.startswith("| ")]
+    assert rows[2:] == [runtime.name for runtime in RUNTIMES]
+    assert f"|  | {' | '.join(subjects())} |" in sections["Runtimes"]
+    for way in ways(Vllm(None)):
+        assert f"\n| {way.name} | " in sections["Speed and cache"]
 
 
 @pytest.mark.parametrize(
