@@ -6,6 +6,7 @@ bytes (itself, its gradient and AdamW's two moments, in float32). Activations co
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -119,6 +120,7 @@ def _tried(setting: Setting, decoder: Decoder, dtype: str) -> dict[str, Any]:
     work = {"gated": prepare_frozen(setting, decoder, dtype)}
     times = alternate_shown(what, work, setting.on, replace(setting.effort, turns=3, warm_up=1))
     del work
+    gc.collect()  # model and hooks refer to each other, and the process that measures memory makes the model once more
     if setting.device == "cuda":
         torch.cuda.empty_cache()
     peak = peak_megabytes(what, setting.on, setting.threads, prepare_frozen, setting, decoder, dtype)
