@@ -246,3 +246,36 @@ def test_broad_attention_and_mean_outputs():
     assert "but that of `rank-sum-broad`**, by 9 to 23 points" in PAGE
     tests = pd.read_csv(RESULTS / "agreement_scores" / "statistics.csv")
     assert not (tests[tests["stage"] == "post hoc"]["p_holm"] < 0.05).any()
+
+
+def test_four_heads_of_agreement():
+    folder = RESULTS / "agreement_four"
+    table = pd.read_csv(folder / "comparison.csv")
+    assert (table.groupby(["method", "stage"])["seed"].nunique() == 5).all()
+    seeds = 100 * table.set_index(["stage", "method", "seed"])["test_accuracy"].unstack()
+    refit, trained = (seeds.loc[stage].mean(axis=1) for stage in ("post hoc", "retrained from dense"))
+    ours = "learned+restarts+refit"
+    tests = pd.read_csv(folder / "statistics.csv").set_index(["stage", "method", "rival"])["p_holm"]
+    behind = (refit[ours] - refit).drop(["dense", ours])
+    significant = {name for name in behind.index if tests["post hoc", ours, name] < 0.05}
+    assert significant == {"his+refit", "his", "random"}
+    text = "{obs+refit:.1f} points above `obs+refit`, not significantly, and significantly above refitted HIS "
+    text += "({his+refit:.1f}), HIS ({his:.1f}) and random heads ({random:.1f})"
+    assert text.format(**behind) in PAGE
+    masks = {(one["seed"], one["method"]): one["mask"] for one in json.loads((folder / "masks.json").read_text())}
+    of_gates = [seed for seed in range(5) if masks[seed, ours] != masks[seed, "obs+refit"]]
+    assert len(of_gates) == 3
+    assert all(seeds.loc[("post hoc", ours), seed] > seeds.loc[("post hoc", "obs+refit"), seed] for seed in of_gates)
+    lost = trained["dense"] - trained
+    assert f"({lost[ours]:.1f} and {lost['his']:.1f} points)" in PAGE
+    share = (lost / lost["his"]).map("{:.0%}".format).str.replace("%", " %")
+    shown = f"loses {share[ours]} of what HIS loses", f"`obs+refit` {share['obs+refit']}, refitted HIS {share['his+refit']}"
+    assert all(part in PAGE for part in (*shown, f"and `learned` {share['learned']}."))
+    assert lost[ours] < 0.5 * lost["his"]
+    ahead = (trained[ours] - trained).drop(["dense", ours])
+    assert (
+        f"{ahead['obs+refit']:.1f} points above `obs+refit`, and {ahead['learned']:.1f} to {ahead['random']:.1f} above all"
+        in PAGE
+    )
+    assert not any(tests["retrained from dense", ours, name] < 0.05 for name in ahead.index)
+    assert f"Random heads are {trained['his'] - trained['random']:.1f} points behind HIS" in PAGE
