@@ -279,3 +279,31 @@ def test_four_heads_of_agreement():
     )
     assert not any(tests["retrained from dense", ours, name] < 0.05 for name in ahead.index)
     assert f"Random heads are {trained['his'] - trained['random']:.1f} points behind HIS" in PAGE
+
+
+def test_the_embedded_example_in_ten_seeds():
+    folder = RESULTS / "embedded_seeds"
+    table, tests = pd.read_csv(folder / "comparison.csv"), pd.read_csv(folder / "statistics.csv")
+    seeds = 100 * table.set_index(["stage", "budget", "method", "seed"])["test_accuracy"].unstack()
+    assert seeds.shape[1] == 10
+    p = tests.set_index(["stage", "budget", "method", "rival"])["p_holm"]
+    mean = {key: seeds.loc[key].mean(axis=1) for key in (("post hoc", 6), ("post hoc", 4), ("retrained", 6), ("retrained", 4))}
+    ahead = {key: (found["learned"] - found).drop("learned") for key, found in mean.items()}
+    six = ahead["post hoc", 6]
+    assert all(p["post hoc", 6, "learned", name] < 0.05 for name in six.index)
+    assert f"of HIES by {six['hies']:.1f} points, of HIS by {six['his']:.1f}, of both ends of entropy" in PAGE
+    assert six.drop(["hies", "his"]).min() >= 20
+    better = seeds.loc[("post hoc", 6, "learned")] > seeds.loc[("post hoc", 6)]
+    assert [int(better.loc[name].sum()) for name in ("his", "hies")] == [10, 9]
+    four = ahead["post hoc", 4]
+    assert f"they have the best mean, by {four.min():.1f} points" in PAGE
+    behind = {name for name in four.index if p["post hoc", 4, "learned", name] < 0.05}
+    assert behind == {"entropy-low-first", "entropy-high-first"}
+    trained = ahead["retrained", 6][["his", "hies", "random"]]
+    assert f"at six heads {trained.min():.1f} to {trained.max():.1f} ahead in the mean" in PAGE
+    assert f"at four {-ahead['retrained', 4]['hies']:.2f} behind HIES" in PAGE
+    assert not any(p["retrained", heads, "learned", name] < 0.05 for heads in (6, 4) for name in trained.index)
+    first = pd.read_csv(RESULTS / "default_seeds" / "comparison.csv")
+    same = first.merge(table, on=["seed", "method", "stage", "budget"], suffixes=("", "_again"))
+    assert len(same) == len(first)
+    assert (same["test_accuracy"] == same["test_accuracy_again"]).all()

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -5,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from training.benchmark.large import (
     LADDER,
     TINY,
+    TRIED_IN,
     Decoder,
     bytes_frozen,
     bytes_full,
@@ -79,3 +82,15 @@ def test_free_memory_is_told_or_nothing_is_tried(tmp_path, monkeypatch):
     assert free_bytes(torch.device("cpu")) == 0
     (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable:       3 kB\n")
     assert free_bytes(torch.device("cpu")) == 3072
+
+
+def test_the_published_table_has_the_models_of_this_program_and_the_largest_that_fits_was_tried():
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    section = page.split("\n## Large language models\n")[1].split("\n## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")][2:]
+    assert list(dict.fromkeys(row[0] for row in cells)) == [decoder.name for decoder in LADDER]
+    (tried,) = [row for row in cells if row[6] != "no"]
+    assert tried[3] == TRIED_IN
+    assert f"in {tried[7]} GB and {round(int(tried[8].split()[0].replace(',', '')) / 1000)} seconds" in " ".join(
+        section.split()
+    )
