@@ -125,6 +125,8 @@ def check_mask(mask: Tensor, gates: int, unit: str = "head") -> None:
         gates: number of gates.
         unit: what a gate closes, for the error.
     """
+    if not isinstance(mask, Tensor):
+        raise GateError(f"the mask is a {type(mask).__name__}; expected a tensor with 0 or 1 for each of {gates} {unit}s")
     if mask.shape != (gates,):
         raise GateError(f"the mask has shape {list(mask.shape)}; this model has {gates} {unit}s to gate")
     if not mask.is_meta and bool((between := (mask != 0) & (mask != 1)).any()):

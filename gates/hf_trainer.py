@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gates.errors import GateError
-from gates.hooks.sharded_trainer import ReplicatedGates, base_weights, leave_gates_whole_
+from gates.hooks.sharded_trainer import ReplicatedGates, SeededNoise, base_weights, leave_gates_whole_
 from gates.model import GatedModel
 
 CLASSIFIER = re.compile("Classification|MultipleChoice|QuestionAnswering")
@@ -157,6 +157,8 @@ class GatedTrainer(Trainer):
         self.add_callback(GateCallback(retrain))
         if self.is_fsdp_enabled:
             self.add_callback(ReplicatedGates())
+        elif self.args.world_size > 1:  # Trainer seeds all processes alike
+            self.add_callback(SeededNoise())
 
     @property
     def gate_price(self) -> float:

@@ -6,6 +6,7 @@ The verbs are those of peft. ``gated`` behaves like the model it wraps, in a pla
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from gates.objective import l0_penalty
 from gates.recovery.model_inputs import valid_queries
 from gates.recovery.refit import Refitted, refit_
 from gates.scores.importance import normalise_by_layer
-from gates.steering import set_apart_
+from gates.steering import check_scores, set_apart_
 from gates.surgery.open_heads import open_heads_as_text, open_heads_by_layer
 from gates.surgery.remove import remove_heads_
 
@@ -122,7 +123,7 @@ class GatedModel(SharedGates, nn.Module):
         Raises:
             GateError: for gates that are held to a budget, whose number follows from no price, or a number below 0.
         """
-        if not isinstance(price, Tensor) and not price >= 0:
+        if not isinstance(price, Tensor) and not (isinstance(price, (int, float)) and 0 <= price < math.inf):
             raise GateError(f"the price of an open {self.gates.unit} is {price!r}; expected a number of at least 0")
         if self.steering is not None and self.steering.holds:
             raise GateError(
@@ -172,7 +173,9 @@ class GatedModel(SharedGates, nn.Module):
             spread: units of ``log_alpha`` for each standard deviation of the logarithm.
             by_layer: whether scores are normalised by layer first, as those of one layer alone can be compared.
         """
-        if by_layer and scores.shape == self.gates.mask.shape:
+        check_scores(self.gates, scores)
+        scores = scores if scores.is_floating_point() else scores.double()
+        if by_layer:
             scores = normalise_by_layer(scores, self.gates.layer_index().to(scores.device))
         set_apart_(self.gates, scores, spread)
         return self

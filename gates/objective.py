@@ -20,7 +20,7 @@ def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
 
     Args:
         open_probability: P(z > 0), ``[heads]``.
-        price: lambda, a scalar or one per head ``[heads]``; at least 0, which callers see to.
+        price: lambda, a scalar or one per head ``[heads]``; at least 0.
 
     >>> float(l0_penalty(torch.tensor([1.0, 0.5, 0.0]), price=0.1))
     0.15000000596046448

@@ -265,6 +265,18 @@ def ramped(done: float, length: float) -> float:
     return min(1.0, done / length) if length > 0 else 1.0
 
 
+def check_scores(gates: HeadGates, scores: Tensor) -> None:
+    """Raises :class:`GateError` for another number of scores than gates, or scores that are negative, infinite or NaN."""
+    if scores.shape != gates.mask.shape:
+        raise GateError(f"the scores have shape {list(scores.shape)}; expected one for each of {gates.size} {gates.unit}s")
+    if bool((impossible := ~scores.isfinite() | (scores < 0)).any()):
+        place = int(impossible.nonzero()[0])
+        raise GateError(
+            f"the score of {gates.unit} {place} is {float(scores[place]):g}; gates start apart by the logarithm of scores, so "
+            "expected finite numbers of at least 0, such as HIS"
+        )
+
+
 @torch.no_grad()
 def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
     """Let the gates start apart from each other, by the logarithm of a head's score.
@@ -279,14 +291,7 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
     Raises:
         GateError: for another number of scores than gates, or scores that are negative, infinite or NaN.
     """
-    if scores.shape != gates.mask.shape:
-        raise GateError(f"the scores have shape {list(scores.shape)}; expected one for each of {gates.size} {gates.unit}s")
-    if bool((impossible := ~scores.isfinite() | (scores < 0)).any()):
-        place = int(impossible.nonzero()[0])
-        raise GateError(
-            f"the score of {gates.unit} {place} is {float(scores[place]):g}; gates start apart by the logarithm of scores, so "
-            "expected finite numbers of at least 0, such as HIS"
-        )
+    check_scores(gates, scores)
     logarithm = scores.clamp(min=1e-6 * float(scores.max())).log() if scores.any() else scores.clone()
     standard = (logarithm - logarithm.mean()) / logarithm.std().clamp(min=1e-6)
     gates.log_alpha.add_(spread * standard.to(gates.log_alpha))

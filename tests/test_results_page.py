@@ -290,7 +290,7 @@ def test_the_embedded_example_in_ten_seeds():
     mean = {key: seeds.loc[key].mean(axis=1) for key in (("post hoc", 6), ("post hoc", 4), ("retrained", 6), ("retrained", 4))}
     ahead = {key: (found["learned"] - found).drop("learned") for key, found in mean.items()}
     six = ahead["post hoc", 6]
-    assert all(p["post hoc", 6, "learned", name] < 0.05 for name in six.index)
+    assert all(p["post hoc", 6, "learned", name] < 0.05 / 2 for name in six.index)  # of two looks
     assert f"of HIES by {six['hies']:.1f} points, of HIS by {six['his']:.1f}, of both ends of entropy" in PAGE
     assert six.drop(["hies", "his"]).min() >= 20
     better = seeds.loc[("post hoc", 6, "learned")] > seeds.loc[("post hoc", 6)]

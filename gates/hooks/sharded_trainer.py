@@ -1,4 +1,5 @@
-"""Gates in Hugging Face's Trainer with FSDP2: accelerate shards the model, and every process has the gates whole."""
+"""Gates in Hugging Face's Trainer in several processes, above all with FSDP2: accelerate shards the model, and every process
+has the gates whole."""
 
 from __future__ import annotations
 
@@ -15,9 +16,16 @@ BASE = "base_model."
 """What the names of a gated model's own weights begin with."""
 
 
-class ReplicatedGates(TrainerCallback):
-    """Keeps the gates the same in all processes: averages their gradients, and gives a step's noise by seed and step, so that a
-    resumed run draws what an unbroken one would have drawn."""
+class SeededNoise(TrainerCallback):
+    """Gives a step's noise by seed, step and, for draws per example, process: examples of two processes have noise of their
+    own, and a resumed run draws what an unbroken one would have drawn."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        seed_noise_(model.gates, seed=args.seed * 1_000_003 + state.global_step, rank=args.process_index)
+
+
+class ReplicatedGates(SeededNoise):
+    """Keeps the gates of a sharded model the same in all processes: averages their gradients too."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -26,9 +34,6 @@ class ReplicatedGates(TrainerCallback):
         if not self.begun:
             replicate_(model.gates, seed=args.seed)
         self.begun = True
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        seed_noise_(model.gates, seed=args.seed * 1_000_003 + state.global_step, rank=args.process_index)
 
 
 def leave_gates_whole_(plugin: Any, gates: HeadGates) -> None:

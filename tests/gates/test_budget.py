@@ -223,6 +223,7 @@ def test_the_terms_of_budgets_differ_where_masks_may():
     ("mask", "expected"),
     [
         (torch.ones(7), r"the mask has shape \[7\]; this model has 8 groups to gate"),
+        ([1, 0, 1, 0, 1, 0, 1, 0], "the mask is a list; expected a tensor with 0 or 1 for each of 8 groups"),
         (torch.ones(8, 1), r"the mask has shape \[8, 1\]; this model has 8 groups to gate"),
         (torch.tensor([1.0, 0, 1, 0, 1, 0, 0.5, 2]), "the mask has 0.5 for group 6; expected 0"),
         (torch.tensor([1.0, 0, 1, 0, 1, 0, 1, torch.nan]), "the mask has nan for group 7"),

@@ -376,7 +376,8 @@ settings = arguments(sys.argv[1], ddp_backend="gloo", gradient_accumulation_step
 trainer = GatedTrainer(gated, settings, train_dataset=examples(64), price=0.5, gate_learning_rate=0.1)
 trainer.train()
 assert type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
-torch.save([gated.gates.log_alpha.detach(), gated.classifier.weight.detach()], f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+noise = torch.tensor(gated.gates.generator.initial_seed())
+torch.save([gated.gates.log_alpha.detach(), gated.classifier.weight.detach(), noise], f"{sys.argv[1]}/{os.environ['RANK']}.pt")
 """
 
 
@@ -388,7 +389,8 @@ def test_two_processes_stay_in_step(tmp_path):
     subprocess.run(
         [sys.executable, *launch, str(tmp_path)], check=True, capture_output=True, env=environment, cwd=tmp_path, timeout=500
     )
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    (*first, noise), (*second, other_noise) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert noise != other_noise  # draws per example are each process's own
     for tensor, other, fresh in zip(first, second, (gated_bert().gates.log_alpha, gated_bert().classifier.weight), strict=True):
         assert torch.equal(tensor, other)
         assert not torch.allclose(tensor, fresh, atol=1e-4)

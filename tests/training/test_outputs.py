@@ -45,6 +45,9 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(tmp_path
         assert run_command(command[0], [*command[1:], "--output", output]) == 2
         assert f"cannot write {output!r}: its folder does not exist or is read-only" in capsys.readouterr().err
     check_new_output(tmp_path / "times.json", "<title>", "report")
+    (tmp_path / "file").touch()
+    with pytest.raises(GateError, match="its folder does not exist"):
+        check_new_output(tmp_path / "file" / "times.json", "<title>", "report")
 
 
 def test_a_folder_of_other_files_stays(tmp_path):

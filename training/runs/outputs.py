@@ -44,7 +44,7 @@ def check_new_output(path: str | os.PathLike[str], mark: str, what: str) -> None
     Raises:
         GateError: if its folder does not exist or is read-only, or for what :func:`check_output` refuses.
     """
-    if not os.access(Path(path).resolve().parent, os.W_OK):
+    if not (parent := Path(path).resolve().parent).is_dir() or not os.access(parent, os.W_OK):
         raise GateError(f"cannot write {os.fspath(path)!r}: its folder does not exist or is read-only; give another file")
     check_output(path, mark, what)
 

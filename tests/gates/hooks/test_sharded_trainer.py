@@ -27,6 +27,7 @@ LLAMA = {
 FSDP = {"ddp_backend": "gloo", "fsdp": True}
 LAYERS = {"bert": ["BertLayer"], "llama": ["LlamaDecoderLayer"]}
 pytestmark = [
+    pytest.mark.skipif(torch.accelerator.is_available(), reason="accelerate shards on the accelerator, and these are of CPUs"),
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
     pytest.mark.filterwarnings(FORKED),
     pytest.mark.usefixtures("frozen_imports"),

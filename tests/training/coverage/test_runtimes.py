@@ -36,12 +36,13 @@ def test_the_models_are_what_the_page_says(models):
 @pytest.mark.parametrize("name", ["dense", "stock, equal layers", "stock, padded", "uneven heads", "a layer without heads"])
 def test_what_runs_a_pruned_model(models, runtime, name):
     """Everything that runs the dense model; continuous batching of other than stock forms is refused in one sentence. Kernels
-    of int4 need packages or devices of their own, and run all these models where they run the dense one."""
+    of int4 need packages or devices of their own; where they run the dense model, they run the padded one of its widths."""
     found = try_runtime(runtime, models[name])
     if "continuous" in runtime.name and name in ("uneven heads", "a layer without heads"):
         assert found.startswith("no: ValueError: continuous batching keeps as many key/value heads for every layer")
     elif "int4, weights, `" in runtime.name:
-        assert found.startswith(try_runtime(runtime, models["dense"])[:3]), found
+        runs_dense = name == "stock, padded" and try_runtime(runtime, models["dense"]).startswith("yes")
+        assert found.startswith("yes") or (found.startswith("no: ") and not runs_dense), found
     else:
         assert found.startswith("yes"), found
 
