@@ -32,7 +32,7 @@ def test_the_models_are_what_the_page_says(models):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("runtime", map(of_installed, QUICK))
+@pytest.mark.parametrize("runtime", [of_installed(runtime) for runtime in QUICK])
 @pytest.mark.parametrize("name", ["dense", "stock, equal layers", "stock, padded", "uneven heads", "a layer without heads"])
 def test_what_runs_a_pruned_model(models, runtime, name):
     """Everything that runs the dense model; continuous batching of other than stock forms is refused in one sentence. Kernels
