@@ -307,3 +307,19 @@ def test_the_embedded_example_in_ten_seeds():
     same = first.merge(table, on=["seed", "method", "stage", "budget"], suffixes=("", "_again"))
     assert len(same) == len(first)
     assert (same["test_accuracy"] == same["test_accuracy_again"]).all()
+
+
+def test_what_the_parts_of_the_method_are_worth():
+    table = pd.read_csv(RESULTS / "levers" / "levers.csv")
+    assert (table["seeds"] == 2).all()
+    mean = 100 * table.set_index(["stage", "lever"])["mean"].unstack(0)
+    worth = (mean - mean.loc["as configured"]).round(1)
+    rate = worth.loc["gate learning rate 0.1"]
+    assert rate.tolist() == [0.8, 0.7]
+    assert worth["retrained from dense"].drop("gate learning rate 0.1").max() <= 0.3
+    assert worth.loc["refined by swaps"].tolist() == [1.6, 0.3]
+    assert worth.loc["falling temperature"].tolist() == [-0.6, 0.2]
+    assert worth.loc["distilled"].tolist() == [0.2, -0.3]
+    assert worth.loc["together with the weights"].tolist() == [-2.1, -0.6]
+    assert "Swaps are worth 1.6 points with the mask alone and 0.3 after training on." in PAGE
+    assert "0.6 less and 0.2 more with the mask alone, 0.2 more and 0.3 less after training on" in PAGE
