@@ -24,7 +24,7 @@ def on_ray(**more):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GateError, match=r"pip install 'head-gates\[ray\]'"):
+    with pytest.raises(GateError, match="which is not installed; run pip install ray"):
         check_ray(on_ray())
 
 
