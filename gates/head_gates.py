@@ -272,11 +272,7 @@ class HeadGates(nn.Module):
         return budget_mask(scores, budget, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum_per_layer)
 
     def set_mask_(self, mask: Tensor) -> Self:
-        """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``.
-
-        Raises:
-            GateError: for anything else; for values between, there is :meth:`use`.
-        """
+        """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``."""
         check_mask(mask, self.size, self.unit)
         self.mask.copy_(mask)
         self.mode = "masked"
