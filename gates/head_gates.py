@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from gates.budget import Budget, budget_mask, check_mask
+from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
@@ -272,8 +272,9 @@ class HeadGates(nn.Module):
         return budget_mask(scores, budget, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum_per_layer)
 
     def set_mask_(self, mask: Tensor) -> Self:
-        """Fix the gates at a 0/1 mask ``[gates]`` and switch to mode ``"masked"``."""
-        check_mask(mask, self.size, self.unit)
+        """Fix the gates at a 0/1 mask ``[gates]``, or at other values, and switch to mode ``"masked"``."""
+        if mask.shape != self.mask.shape:
+            raise GateError(f"the mask has shape {list(mask.shape)}; this model has {self.size} {self.unit}s to gate")
         self.mask.copy_(mask)
         self.mode = "masked"
         return self

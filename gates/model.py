@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gates.artefact import GateConfig, fetch
-from gates.budget import Budget
+from gates.budget import Budget, check_mask
 from gates.errors import GateError
 from gates.export.checkpoint import SavesPretrained, save_pruned
 from gates.export.shared_gates import SharedGates
@@ -229,6 +229,7 @@ class GatedModel(SharedGates, nn.Module):
 
     def set_mask_(self, mask: Tensor) -> Self:
         """Fix the gates at a 0/1 mask ``[gates]``, for training and evaluation alike."""
+        check_mask(mask, self.gates.size, self.gates.unit)
         self.gates.set_mask_(mask)
         return self
 
