@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
@@ -16,6 +15,7 @@ from gates.export.input_guesses import guesses
 from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
+from gates.hooks.sharded import is_sharded
 from gates.sites import find_attention
 
 
@@ -44,7 +44,7 @@ def example_inputs(
     >>> {name: list(tensor.shape) for name, tensor in example_inputs(model).items()}
     {'pixel_values': [2, 3, 8, 8]}
     """
-    if any(isinstance(weight, DTensor) for weight in model.parameters()):
+    if is_sharded(model):
         raise GateError(
             f"{type(model).__name__} is sharded, so that one process cannot try inputs on it; gather its weights first, or "
             "give some as check_batch"

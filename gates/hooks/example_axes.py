@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import Cache
 
 from gates.errors import GateError
 from gates.hooks.evaluating import evaluating
 from gates.hooks.examples import ExampleAxis, axes_of, locate, only_axis, replaced
+from gates.hooks.sharded import is_sharded
 
 Reached = dict[tuple[int, torch.Size], Tensor]
 """Tensors by the site that they belong to and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -92,7 +92,7 @@ class ExampleAxes:
         """Put some examples into the place of others, and see which rows change."""
         if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
             return  # the model fills it, and has begun to
-        if any(isinstance(parameter, DTensor) for parameter in self._model.parameters()):
+        if is_sharded(self._model):
             return  # a sharded layer that has run lets go of its weights, and this one has not run yet
 
         def heads_with(group: Tensor | None) -> Reached:
