@@ -143,7 +143,8 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     if missing and "required" in text:
         names = [name.strip() for name in missing[1].split(",")]
         shown_names = [f"--{name}" if f"--{name}" in options_of(parser) else name.upper() for name in names]
-        return f"{', '.join(shown_names)} is missing; give it, and see --help"
+        ending = "is missing; give it" if len(shown_names) == 1 else "are missing; give them"
+        return f"{' and '.join(shown_names)} {ending}, and see --help"
     if absent := re.search(r"File does not exist: '?([^']+)'?", text):
         return f"the configuration {absent[1]!r} does not exist; check --config"
     if valueless := re.search(r"argument (--[\w.-]+): expected (?:one|at least one) argument", text):

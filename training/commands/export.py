@@ -1,4 +1,4 @@
-"""``python -m training export RUN_OR_CHECKPOINT --format FORMAT --output DIR``: a finished run's model in another form.
+"""``python -m training export RUN_OR_CHECKPOINT``: a finished run's model in another form.
 
 Any budget of any ranking of the run, without training again. Nothing is read but the run directory and, for ``--refit`` and
 for a ranking that is scored now, its data.
@@ -7,12 +7,14 @@ for a ranking that is scored now, its data.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import torch
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -37,7 +39,7 @@ from training.cli.line import CommandLine
 from training.commands.parsers import Format
 from training.commands.refitted import load_with_dense_weights, refitted_to
 from training.commands.scored import later_rankings
-from training.commands.trained import TrainedModel, choose_mask, load_trained
+from training.commands.trained import TrainedModel, choose_mask, load_trained, names_checkpoint
 from training.commands.unused import check_no_others
 from training.comparison.run_results import metrics_on_test
 from training.config.stages import POST_HOC, RETRAINED
@@ -54,23 +56,24 @@ def export_run(line: CommandLine) -> None:
     """Load the run, choose its heads, write the form and show it."""
     quiet_libraries()
     options = line.options
-    _check(line)
+    out = Path(options.output or default_output(options))
+    _check(line, out)
     trained, mask = _model_and_mask(line)
-    with writing_to(Path(options.output)):
+    with writing_to(out):
         cost = export(
             trained,
             mask,
             options.format,
-            Path(options.output),
+            out,
             options.ranking,
             measure=options.measure,
             length=options.length,
             pad_heads=options.pad_heads,
         )
-    show(stdout(), trained, mask, options.format, Path(options.output), cost)
+    show(stdout(), trained, mask, options.format, out, cost)
     if options.push_to_hub is not None:
         with progress.stage("uploading"):
-            address = push_to_hub(options.output, options.push_to_hub, private=options.private or None)
+            address = push_to_hub(out, options.push_to_hub, private=options.private or None)
         stdout().print(f"uploaded to {escape(address)}", soft_wrap=True, highlight=False)
 
 
@@ -103,7 +106,21 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
     return trained, mask
 
 
-def _check(line: CommandLine) -> None:
+def default_output(options: Namespace) -> str:
+    """The directory of an export for which none is named: beside the run, by what is exported.
+
+    >>> default_output(Namespace(run="runs/mine/", format="remote-code", ranking="obs", budget={"encoder": 9}, refit=True))
+    'runs/mine-remote-code-obs-encoder9-refit'
+    """
+    budget = options.budget
+    kinds = "-".join(f"{kind}{count}" for kind, count in budget.items()) if isinstance(budget, dict) else budget
+    parts = [options.format, options.ranking, kinds, "refit" if options.refit else None]
+    path = Path(options.run)
+    run = f"{path.parent.parent}-{path.stem}" if names_checkpoint(options.run) else str(path)
+    return "-".join([run, *(str(part).replace(os.sep, "-") for part in parts if part is not None)])
+
+
+def _check(line: CommandLine, out: Path) -> None:
     """What can be said of a line before anything is read.
 
     Raises:
@@ -120,7 +137,7 @@ def _check(line: CommandLine) -> None:
     if options.measure and options.format in ("masked", "gates"):  # dense, and as fast as the model was
         unused.add("--measure")
     check_no_others(line.given, f"--format {options.format}", unused)
-    refuse_taken(options.output)
+    refuse_taken(out)
     if options.pad_heads and options.format != "stock":
         raise GateError(f"--pad_heads is for --format stock, and the format is {options.format}; leave one of them out")
     if options.private and options.push_to_hub is None:

@@ -203,11 +203,16 @@ def export_parser() -> ArgumentParser:
     parser.add_argument(
         "--format",
         type=Format,
-        required=True,
+        default="remote-code",
         help="stock: heads gone, plain Transformers, if every layer keeps the same number or with --pad_heads; "
         "remote-code: heads gone, any mask; masked: dense shape; gates: the gates alone; onnx: for ONNX Runtime.",
     )
-    parser.add_argument("--output", type=str, required=True, help="Directory to write.")
+    parser.add_argument(
+        "--output",
+        type=str | None,
+        default=None,
+        help="Directory to write (default: beside RUN, by its name and what is exported, such as RUN-remote-code-9-refit).",
+    )
     parser.add_argument(
         "--pad_heads",
         action="store_true",

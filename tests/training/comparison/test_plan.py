@@ -243,6 +243,7 @@ def test_a_run_is_compared_as_far_as_it_is_asked():
 @pytest.mark.parametrize("compare", ["none", "posthoc", "full"])
 def test_a_run_that_prunes_nothing_has_one_row(compare):
     assert of_run("dense", compare=compare) == {"dense": ("post hoc",)}
+    assert of_run("dense", compare=compare, from_scratch=["learned"], retrained=["his"]) == {"dense": ("post hoc",)}
 
 
 def test_a_runs_own_method_is_named_with_its_search_or_without():
@@ -255,8 +256,10 @@ def test_a_runs_own_method_is_named_with_its_search_or_without():
 def test_names_that_are_compared_with_nothing_are_named():
     with pytest.raises(GateError, match="unknown method 'best'; expected some of dense, learned, his"):
         of_run(compare="full", retrained=["best"])
-    with pytest.raises(GateError, match="unknown method 'fisher'"):
+    with pytest.raises(GateError, match="'fisher' is a method of comparisons, not of this run; expected some of dense, learned"):
         of_run(compare="posthoc", from_scratch=["fisher"])
+    with pytest.raises(GateError, match="unknown method 'best'"):
+        of_run("dense", compare="none", from_scratch=["best"])
 
 
 @pytest.mark.parametrize(
