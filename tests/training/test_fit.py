@@ -533,6 +533,11 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "budget not a number": (["--model.budget", "many"], "many"),
         "neither a budget nor a price": (["--model.budget", "null"], "--model.price is not given; give one, such as 0.01"),
         "negative budget": (["--model.budget", "-1"], "-1"),
+        "negative price": (["--model.budget", "null", "--model.price", "-1"], "price is -1.0; expected numbers of at least 0"),
+        "all weights fixed": (["--model.freeze", "['.*']", "--compare", "full"], "freeze has '.*', which fixes all weights, so nothing can be trained on"),
+        "configuration of a comparison": (
+            ["--config", "configs/known_truth.yaml"], "is of a comparison (it has methods); give it to the command compare"
+        ),
         "budget for a missing kind": (["--model.budget", "{cross: 2}"], "'cross'"),
         "unknown method": (["--retrained", "[best]"], "'best'"),
         "unknown option": (["--model.bugdet", "3"], "bugdet"),
@@ -563,6 +568,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
 NAMES = [
     "no such model", "not a model folder", "unknown architecture", "architecture without known attention", "budget too large",
     "budget not a number", "neither a budget nor a price", "negative budget", "budget for a missing kind", "unknown method",
+    "negative price", "all weights fixed", "configuration of a comparison",
     "unknown option", "missing file", "empty file", "missing column", "label outside the classes", "not UTF-8",
     "missing checkpoint", "corrupt checkpoint", "not a checkpoint", "weights only", "checkpoint of another model",
     "trainer setting", "temperature", "freeze pattern", "negative rate", "negative seed", "no rows",

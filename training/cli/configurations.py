@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -101,17 +103,36 @@ def kinds_in(configs: Sequence[str]) -> list[str]:
     Args:
         configs: as :func:`split_off` gives them.
     """
-    files = [argument.removeprefix("--config=") for argument in configs if argument != "--config"]
     found = []
-    for file in files:
-        try:
-            content = read_yaml(file, "the configuration")
-        except (GateError, yaml.YAMLError):
-            continue
-        data = content.get("data") if isinstance(content, dict) else None
+    for _, content in _contents(configs):
+        data = content.get("data")
         kind = data.get("class_path") if isinstance(data, dict) else data
         found += [kind] if isinstance(kind, str) else []
     return found
+
+
+def check_whose(configs: Sequence[str], known: Collection[str]) -> None:
+    """Whether configurations are for this command.
+
+    Args:
+        configs: as :func:`split_off` gives them.
+        known: the options of the command.
+
+    Raises:
+        GateError: for one that says what is compared, where nothing is.
+    """
+    for file, content in _contents(configs):
+        if "methods" in content and "--methods" not in known:
+            raise GateError(f"the configuration {file!r} is of a comparison (it has methods); give it to the command compare")
+
+
+def _contents(configs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files that can be read, with what they hold."""
+    for file in (argument.removeprefix("--config=") for argument in configs if argument != "--config"):
+        with suppress(GateError, yaml.YAMLError):
+            content = read_yaml(file, "the configuration")
+            if isinstance(content, dict):
+                yield file, content
 
 
 def shipped(path: str) -> str:

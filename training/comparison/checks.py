@@ -84,16 +84,13 @@ def check_methods(
 
 
 def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Sequence[str]) -> None:
-    """Raises :class:`GateError` for what weights that are fixed in half precision cannot have done with them."""
-    if not options.is_half:
-        return
-    told = f"dtype is {options.dtype}, in which weights are fixed"
+    """Raises :class:`GateError` for what weights that are fixed cannot have done with them."""
     for stage in stages:
-        if not is_post_hoc(stage):
-            raise GateError(f"{told}, but --stages has {stage!r}; give 'post hoc' alone")
+        if options.nothing_trains and not is_post_hoc(stage):
+            raise GateError(f"{options.nothing_trains}, but --stages has {stage!r}; give 'post hoc' alone")
     for method in methods:
-        if method.base in BY_RELEVANCE:
-            raise GateError(f"{told}, but {method.base} needs weights in float32; take it out of --methods")
+        if options.is_half and method.base in BY_RELEVANCE:
+            raise GateError(f"{options.nothing_trains}, but {method.base} needs weights in float32; take it out of --methods")
 
 
 def check_times(options: PrunerOptions, budgets: Sequence[BudgetOption], *, launcher: str) -> None:

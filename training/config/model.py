@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -144,6 +145,9 @@ class Gating:
             object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         if self.price is None:
             object.__setattr__(self, "price", DEFAULT_PRICE)
+        for price in self.price.values() if isinstance(self.price, Mapping) else [self.price]:
+            if not price >= 0:
+                raise GateError(f"price is {self.price}; expected numbers of at least 0")
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
         if isinstance(self.budget, str):
@@ -314,6 +318,13 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
                 "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
                 "leave out one of them"
             )
+
+    @property
+    def nothing_trains(self) -> str:
+        """Why no weight of the model can be trained; empty if some can."""
+        if self.is_half:
+            return f"dtype is {self.dtype}, in which weights are fixed"
+        return "freeze has '.*', which fixes all weights" if ".*" in (self.freeze or []) else ""
 
     @property
     def mask_found_by(self) -> str:
