@@ -534,7 +534,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "neither a budget nor a price": (["--model.budget", "null"], "--model.price is not given; give one, such as 0.01"),
         "negative budget": (["--model.budget", "-1"], "-1"),
         "negative price": (["--model.budget", "null", "--model.price", "-1"], "price is -1.0; expected numbers of at least 0"),
-        "all weights fixed": (["--model.freeze", "['.*']", "--compare", "full"], "fixes all weights, so nothing can be trained on"),
+        "all weights fixed": (["--model.freeze", "['.*']", "--compare", "full"], "fixes all weights, so nothing can be"),
         "configuration of a comparison": (["--config", "configs/known_truth.yaml"], "give it to the command compare"),
         "budget for a missing kind": (["--model.budget", "{cross: 2}"], "'cross'"),
         "unknown method": (["--retrained", "[best]"], "'best'"),
