@@ -143,11 +143,10 @@ class Gating:
         above_0(self, "temperature", "anneal")
         if self.start_apart is None:
             object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
-        if self.price is None:
-            object.__setattr__(self, "price", DEFAULT_PRICE)
-        for price in self.price.values() if isinstance(self.price, Mapping) else [self.price]:
-            if not price >= 0:
-                raise GateError(f"price is {self.price}; expected numbers of at least 0")
+        prices = DEFAULT_PRICE if self.price is None else self.price
+        object.__setattr__(self, "price", prices)
+        if not all(price >= 0 for price in (prices.values() if isinstance(prices, Mapping) else [prices])):
+            raise GateError(f"price is {prices}; expected numbers of at least 0")
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
         if isinstance(self.budget, str):
