@@ -35,23 +35,22 @@ done
 wide=(--data.batch_tokens 4096 --model.from_scratch.d_model 512 --model.from_scratch.encoder_ffn_dim 1024
   --model.from_scratch.decoder_ffn_dim 1024 --model.from_scratch.dropout 0.3 --model.learning_rate 7e-4
   --model.prune_learning_rate 2.3e-4 --model.finetune 30 --average_every 25)
-methods=(--methods learned,his,hies,entropy-low-first,entropy-high-first,random)
+scores=obs,his,hies,entropy-low-first,entropy-high-first,random
 five=(--seeds 0,1,2,3,4)
 case $part in
   fit) command=(training.fit --config configs/default.yaml --existing resume) ;;
   sst2)
     command=(training compare --config configs/sst2_minilm_local.yaml --model.backbone "$model" --data.columns null
       --data.train_file "$data/sst2/train.tsv.gz" --data.select_file "$data/sst2/dev.tsv" --data.test_file "$data/sst2/test.tsv"
-      --budgets 18,9,4 --methods learned,learned+refit,learned+restarts+refit,his,his+refit,obs+refit,hies,entropy-low-first,random
-      "${five[@]}")
+      --budgets 18,9,4 --methods "learned,learned+refit,learned+restarts+refit,his+refit,obs+refit,$scores" "${five[@]}")
     ;;
   encoder)
-    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" "${five[@]}"
-      --budgets '{encoder: 10}')
+    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${five[@]}"
+      --methods "learned,$scores" --budgets '{encoder: 10}')
     ;;
   all)
-    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${methods[@]}" "${five[@]}"
-      --budgets 26 --model.freeze_while_pruning null)
+    command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${five[@]}"
+      --methods "learned,learned+refit,obs+refit,his+refit,$scores" --budgets 26 --model.freeze_while_pruning null)
     ;;
   gpt | groups)
     counted=(--budgets 36,24,12)
