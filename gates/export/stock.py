@@ -55,6 +55,8 @@ def stock_model(
             numbers of heads or none, its config refuses the count, it derives the head size from the hidden size
             (BERT, GPT-2, BART), or its layers share something that has an axis of heads (T5's position bias).
     """
+    if not bool(mask.all()):
+        check_head_size(dense)
     stated = config_of(dense, mask)
     named = f"{type(dense).__name__} with {stated.settings}"
     with _refused_in_one_sentence(dense, stated):
@@ -78,6 +80,27 @@ def stock_model(
     if cut.can_generate():
         stock.generation_config = copy.deepcopy(cut.generation_config)
     return stock
+
+
+def check_head_size(dense: PreTrainedModel) -> None:
+    """Whether heads keep their size where there are fewer. With one group of heads in each layer the class is built without
+    weights; if it does not take that, nothing is said, since it may take other numbers.
+
+    Raises:
+        GateError: for a class that derives the size of a head from the hidden size (BERT, GPT-2, BART): no mask fits it.
+    """
+    sites = find_attention(dense)
+    first = [torch.arange(site.heads) < site.heads // site.kv_heads for site in sites]
+    try:
+        with torch.device("meta"):
+            smaller = find_attention(type(dense)(config_of(dense, torch.cat(first).float()).config))
+    except Exception:  # configs and models refuse in many ways
+        return
+    if any(left.head_dim != site.head_dim for left, site in zip(smaller, sites, strict=False)):
+        raise GateError(
+            f"{type(dense).__name__} derives the size of a head from the hidden size, so it has no stock form with fewer heads, "
+            f"whatever the mask; {INSTEAD}"
+        )
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,12 @@ def test_saving_leaves_the_model_as_it_was(tmp_path):
         ("Llama", [[0, 1], [0, 1, 2, 3]], "2 in decoder.0 and 4 in decoder.1"),
         ("Llama", [[0], []], "none in decoder.1"),
         ("Llama", [[0, 1, 2], [0, 1, 3]], "not a multiple"),  # LlamaConfig wants the hidden size to be one
-        ("Bert", [[0, 1], [0, 1]], "hidden size"),
+        ("Bert", [[0, 1], [0, 1]], "derives the size of a head from the hidden size, so it has no stock form with fewer heads"),
+        ("GPT2", [[0, 1, 2], []], "derives the size of a head from the hidden size"),
         ("Bart", [[0, 1]] * 6, "hidden size"),
         ("T5", [[0, 1], [2, 3]] * 3, "relative_attention_bias"),  # layers of a stack share one table
     ],
-    ids=["counts differ", "no head", "config refuses", "Bert", "Bart", "T5"],
+    ids=["counts differ", "no head", "config refuses", "Bert", "GPT2 and no head", "Bart", "T5"],
 )
 def test_what_no_stock_class_can_hold_is_refused_with_the_reason(tmp_path, name, kept, reason):
     _, model, batch = make(name)
