@@ -98,8 +98,8 @@ def check_head_size(dense: PreTrainedModel) -> None:
         return
     if any(left.head_dim != site.head_dim for left, site in zip(smaller, sites, strict=False)):
         raise GateError(
-            f"{type(dense).__name__} derives the size of a head from the hidden size, so it has no stock form with fewer heads, "
-            f"whatever the mask; {INSTEAD}"
+            f"{type(dense).__name__} derives the size of a head from the hidden size, so it has no stock form with fewer "
+            f"heads, whatever the mask; {INSTEAD}"
         )
 
 

@@ -89,7 +89,7 @@ def test_saving_leaves_the_model_as_it_was(tmp_path):
         ("Llama", [[0, 1], [0, 1, 2, 3]], "2 in decoder.0 and 4 in decoder.1"),
         ("Llama", [[0], []], "none in decoder.1"),
         ("Llama", [[0, 1, 2], [0, 1, 3]], "not a multiple"),  # LlamaConfig wants the hidden size to be one
-        ("Bert", [[0, 1], [0, 1]], "derives the size of a head from the hidden size, so it has no stock form with fewer heads"),
+        ("Bert", [[0, 1], [0, 1]], "size of a head from the hidden size, so it has no stock form with fewer heads"),
         ("GPT2", [[0, 1, 2], []], "derives the size of a head from the hidden size"),
         ("Bart", [[0, 1]] * 6, "hidden size"),
         ("T5", [[0, 1], [2, 3]] * 3, "relative_attention_bias"),  # layers of a stack share one table
