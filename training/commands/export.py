@@ -116,6 +116,7 @@ def default_output(options: Namespace) -> str:
     kinds = "-".join(f"{kind}{count}" for kind, count in budget.items()) if isinstance(budget, dict) else budget
     parts = [options.format, options.ranking, kinds, "refit" if options.refit else None]
     path = Path(options.run)
+    path = path.resolve() if path.name in ("", "..") else path
     run = f"{path.parent.parent}-{path.stem}" if names_checkpoint(options.run) else str(path)
     return "-".join([run, *(str(part).replace(os.sep, "-") for part in parts if part is not None)])
 

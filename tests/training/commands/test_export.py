@@ -431,7 +431,7 @@ def test_the_command_in_a_process_of_its_own(run, tmp_path, capfd):
     assert refused.err.startswith(f"error: {str(tmp_path / 'out')!r} exists already")
 
 
-def test_without_a_form_and_a_directory_it_is_the_pruned_form_beside_the_run(run, tmp_path, capsys):
+def test_without_a_form_and_a_directory_it_is_the_pruned_form_beside_the_run(run, tmp_path, capsys, monkeypatch):
     mine = shutil.copytree(run, tmp_path / "runs" / "mine")
     arguments = [str(mine), "--budget", "2", "--measure", "[]"]
     assert run_command("export", arguments) == 0
@@ -442,6 +442,9 @@ def test_without_a_form_and_a_directory_it_is_the_pruned_form_beside_the_run(run
     assert "mine-remote-code-2' exists already" in capsys.readouterr().err
     assert run_command("export", [str(mine / "checkpoints" / "dense.ckpt"), *arguments[1:]]) == 0
     assert (tmp_path / "runs" / "mine-dense-remote-code-2").is_dir()
+    monkeypatch.chdir(mine)
+    assert run_command("export", [".", *arguments[1:]]) == 2
+    assert "runs/mine-remote-code-2' exists already" in capsys.readouterr().err
 
 
 def test_an_unknown_format_is_refused(run, tmp_path, capsys):
