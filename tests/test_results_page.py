@@ -320,6 +320,18 @@ def _seeds(folder):
     return 100 * table.set_index(["stage", "budget", "method", "seed"])["test_accuracy"].unstack()
 
 
+def test_how_many_gates_close_by_themselves():
+    closed = pd.read_csv(RESULTS / "closed_by_gates" / "closed.csv").groupby("task")["closed_by_gates"]
+    assert (closed.count() == 5).all()
+    share = closed.mean().map("{:.0%}".format).str.replace("%", " %")
+    assert f"{share['agreement']} of the closed ones had on agreement and {share['sst2']} on SST-2" in PAGE
+    nine = []
+    for task in ("agreement", "sst2", "trec", "sick"):
+        table = pd.read_csv(RESULTS / f"{task}_from_dense" / "comparison.csv")
+        nine += list(table.query("stage == 'post hoc'").groupby("method")["closed_by_gates"].mean().dropna())
+    assert f"it is {100 * min(nine):.0f} to {100 * max(nine):.0f} %" in PAGE
+
+
 def test_what_the_parts_of_the_method_are_worth():
     table = pd.read_csv(RESULTS / "levers" / "levers.csv")
     assert (table["seeds"] == 2).all()
