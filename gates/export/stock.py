@@ -83,11 +83,11 @@ def stock_model(
 
 
 def check_head_size(dense: PreTrainedModel) -> None:
-    """Whether heads keep their size where there are fewer. With one group of heads in each layer the class is built without
-    weights; if it does not take that, nothing is said, since it may take other numbers.
+    """Raises :class:`GateError` for a class that derives the size of a head from the hidden size (BERT, GPT-2, BART), so that
+    no mask fits it.
 
-    Raises:
-        GateError: for a class that derives the size of a head from the hidden size (BERT, GPT-2, BART): no mask fits it.
+    The class is built with one group of heads in each layer, without weights. A class that refuses this number may still take
+    another one, so it passes.
     """
     sites = find_attention(dense)
     first = [torch.arange(site.heads) < site.heads // site.kv_heads for site in sites]

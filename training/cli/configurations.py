@@ -25,6 +25,8 @@ OF_KINDS = {
     "Images": "image_classification.yaml",
 }
 """Configurations of kinds of data that are named without one."""
+OF_COMPARISONS = ("methods", "budgets", "seeds", "stages")
+"""Options of the command compare alone that a configuration may hold."""
 KIND_OF_FILES = {"--data.train_source": "ParallelText", "--data.train_file": "Text"}
 """Options that say which kind of data is meant, where neither the command line nor a configuration does."""
 
@@ -111,19 +113,17 @@ def kinds_in(configs: Sequence[str]) -> list[str]:
     return found
 
 
-def check_whose(configs: Sequence[str], known: Collection[str]) -> None:
-    """Whether configurations are for this command.
+def check_is_no_comparison(configs: Sequence[str], known: Collection[str]) -> None:
+    """Raises :class:`GateError` for a configuration that says what is compared, if the command compares nothing.
 
     Args:
         configs: as :func:`split_off` gives them.
         known: the options of the command.
-
-    Raises:
-        GateError: for one that says what is compared, where nothing is.
     """
     for file, content in _contents(configs):
-        if "methods" in content and "--methods" not in known:
-            raise GateError(f"the configuration {file!r} is of a comparison (it has methods); give it to the command compare")
+        for key in OF_COMPARISONS:
+            if key in content and f"--{key}" not in known:
+                raise GateError(f"the configuration {file!r} is of a comparison (it has {key}); give it to the command compare")
 
 
 def _contents(configs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

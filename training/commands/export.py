@@ -109,16 +109,20 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
 def default_output(options: Namespace) -> str:
     """The directory of an export for which none is named: beside the run, by what is exported.
 
-    >>> default_output(Namespace(run="runs/mine/", format="remote-code", ranking="obs", budget={"encoder": 9}, refit=True))
-    'runs/mine-remote-code-obs-encoder9-refit'
+    >>> given = {"minimum_per_layer": 1, "pad_heads": False, "refit": True}
+    >>> default_output(Namespace(run="runs/mine/", format="remote-code", ranking="obs", budget={"encoder": 9}, **given))
+    'runs/mine-remote-code-obs-encoder9-min1-refit'
     """
     budget = options.budget
     kinds = "-".join(f"{kind}{count}" for kind, count in budget.items()) if isinstance(budget, dict) else budget
-    parts = [options.format, options.ranking, kinds, "refit" if options.refit else None]
-    path = Path(options.run)
-    path = path.resolve() if path.name in ("", "..") else path
-    run = f"{path.parent.parent}-{path.stem}" if names_checkpoint(options.run) else str(path)
-    return "-".join([run, *(str(part).replace(os.sep, "-") for part in parts if part is not None)])
+    least = None if options.minimum_per_layer is None else f"min{options.minimum_per_layer}"
+    ways = [way for way, is_taken in (("padded", options.pad_heads), ("refit", options.refit)) if is_taken]
+    path, is_checkpoint = Path(options.run), names_checkpoint(options.run)
+    run = path.parent.parent if is_checkpoint else path
+    if run.name in ("", ".."):
+        run = path.resolve().parents[1] if is_checkpoint else path.resolve()
+    parts = [path.stem if is_checkpoint else None, options.format, options.ranking, kinds, least, *ways]
+    return "-".join([str(run), *(str(part).replace(os.sep, "-") for part in parts if part is not None)])
 
 
 def _check(line: CommandLine, out: Path) -> None:

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 
 from gates.errors import GateError
 from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A_RUN, build_comparison_parser
-from training.cli.configurations import check_whose, kinds_in, split_off, split_options, with_config
+from training.cli.configurations import check_is_no_comparison, kinds_in, split_off, split_options, with_config
 from training.cli.ending import finish
 from training.cli.help import Option, help_of_run, options_of_group
 from training.cli.latency_parser import build_latency_parser
@@ -202,7 +202,7 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
         of_data = _data_options(own)
         check_spelling(own, options_of(parser) | of_data)
         arguments = with_config(own)
-        check_whose(split_off(arguments, "--config")[0], options_of(parser))
+        check_is_no_comparison(split_off(arguments, "--config")[0], options_of(parser))
         options = parse(parser, arguments, also=of_data)
     else:
         options = parse(parser, split_options(own, lambda name: name.startswith(tuple(command.passes_on)))[1])

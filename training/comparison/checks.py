@@ -16,7 +16,7 @@ from training.comparison.methods import Method
 from training.config import BudgetOption, PrunerOptions
 from training.config.comparison import BY_RELEVANCE
 from training.config.setup import data_of
-from training.config.stages import is_post_hoc
+from training.config.stages import FROM_SCRATCH, is_post_hoc
 
 INSTEAD = {
     "seed": "; --seeds has those of a comparison",
@@ -86,7 +86,7 @@ def check_methods(
 def check_fixed(options: PrunerOptions, methods: Sequence[Method], stages: Sequence[str]) -> None:
     """Raises :class:`GateError` for what weights that are fixed cannot have done with them."""
     for stage in stages:
-        if options.nothing_trains and not is_post_hoc(stage):
+        if options.nothing_trains and stage != FROM_SCRATCH and not is_post_hoc(stage):
             raise GateError(f"{options.nothing_trains}, but --stages has {stage!r}; give 'post hoc' alone")
     for method in methods:
         if options.is_half and method.base in BY_RELEVANCE:

@@ -18,7 +18,7 @@ from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.given_mask import check_given_masks
-from training.comparison.methods import BASES, Method
+from training.comparison.methods import BASES, MODIFIERS, Method
 from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
@@ -92,7 +92,11 @@ def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Pl
     outside = [outside_run(name, own) for name in dict.fromkeys(named) if ":" in name]
     rivals = [*map(Method, RANKINGS), *outside] if own != DENSE and end.compare != "none" else []
     known = {method.name: method for method in (DENSE, own, *rivals)} | {own.base: own}
-    check_names(named, known if rivals else [*known, *BASES, *(method.name for method in outside)])  # compared with nothing
+    if own == DENSE:  # which is compared with nothing, whatever a configuration for other runs names
+        for name in named:
+            Method.parse(name)  # raises
+    else:
+        check_names(named, known if rivals else [*known, *RANKINGS, *(method.name for method in outside)])
     retrained = set(known) if end.retrained is None else set(end.retrained)
     for method in dict.fromkeys([DENSE, own, *rivals]):
         stages = []
@@ -127,7 +131,8 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
     """Raises :class:`GateError` for the first name that is no method of a run."""
     for name in names:
         if name not in known:
-            is_method = name.split("+")[0] in BASES
+            base, *modifiers = name.split("+")
+            is_method = base in BASES and set(modifiers) <= set(MODIFIERS)
             what = f"{name!r} is a method of comparisons, not of this run" if is_method else f"unknown method {name!r}"
             raise GateError(f"{what}; expected some of {', '.join(known)} in --retrained and --from_scratch, or [] for none")
 

@@ -43,8 +43,8 @@ def fit(line: CommandLine) -> RunDirectory:
     quiet_libraries()
     setup = Setup.of(line.options)
     own = own_method(setup.model)
-    if setup.model.nothing_trains and setup.end.compare == "full":
-        raise GateError(f"{setup.model.nothing_trains}, so nothing can be trained on; give --compare posthoc")
+    if setup.model.nothing_trains and setup.end.compare == "full" and setup.end.retrained != []:
+        raise GateError(f"{setup.model.nothing_trains}, so nothing can be trained on; give --compare posthoc or --retrained []")
     asked = list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
         setup.check_scratch()

@@ -145,8 +145,8 @@ class Gating:
             object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         prices = DEFAULT_PRICE if self.price is None else self.price
         object.__setattr__(self, "price", prices)
-        if not all(price >= 0 for price in (prices.values() if isinstance(prices, Mapping) else [prices])):
-            raise GateError(f"price is {prices}; expected numbers of at least 0")
+        if not all(0 <= price < math.inf for price in (prices.values() if isinstance(prices, Mapping) else [prices])):
+            raise GateError(f"price is {prices}; expected numbers of at least 0, such as 0.01")
         if self.gate in TOP_K_FAMILIES and self.budget is None:
             raise GateError(f"{self.gate} gates need a budget, and it is null; give one, for example --model.budget 0.25")
         if isinstance(self.budget, str):
@@ -320,10 +320,13 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
 
     @property
     def nothing_trains(self) -> str:
-        """Why no weight of the model can be trained; empty if some can."""
+        """Why no weight of the model can be trained after fine-tuning; empty if some can."""
         if self.is_half:
             return f"dtype is {self.dtype}, in which weights are fixed"
-        return "freeze has '.*', which fixes all weights" if ".*" in (self.freeze or []) else ""
+        for option in ("freeze", "freeze_while_pruning"):
+            if ".*" in (getattr(self, option) or []):
+                return f"{option} has '.*', which fixes all weights"
+        return ""
 
     @property
     def mask_found_by(self) -> str:

@@ -443,8 +443,13 @@ def test_without_a_form_and_a_directory_it_is_the_pruned_form_beside_the_run(run
     assert run_command("export", [str(mine / "checkpoints" / "dense.ckpt"), *arguments[1:]]) == 0
     assert (tmp_path / "runs" / "mine-dense-remote-code-2").is_dir()
     monkeypatch.chdir(mine)
-    assert run_command("export", [".", *arguments[1:]]) == 2
-    assert "runs/mine-remote-code-2' exists already" in capsys.readouterr().err
+    for own, name in (
+        (".", "mine"),
+        ("checkpoints/dense.ckpt", "mine-dense"),
+        ("../mine/checkpoints/dense.ckpt", "mine-dense"),
+    ):
+        assert run_command("export", [own, *arguments[1:]]) == 2
+        assert f"/{name}-remote-code-2' exists already" in capsys.readouterr().err
 
 
 def test_an_unknown_format_is_refused(run, tmp_path, capsys):

@@ -243,7 +243,7 @@ def test_a_run_is_compared_as_far_as_it_is_asked():
 @pytest.mark.parametrize("compare", ["none", "posthoc", "full"])
 def test_a_run_that_prunes_nothing_has_one_row(compare):
     assert of_run("dense", compare=compare) == {"dense": ("post hoc",)}
-    assert of_run("dense", compare=compare, from_scratch=["learned"], retrained=["his"]) == {"dense": ("post hoc",)}
+    assert of_run("dense", compare=compare, from_scratch=["learned"], retrained=["his+swap"]) == {"dense": ("post hoc",)}
 
 
 def test_a_runs_own_method_is_named_with_its_search_or_without():
@@ -260,6 +260,10 @@ def test_names_that_are_compared_with_nothing_are_named():
         of_run(compare="posthoc", from_scratch=["fisher"])
     with pytest.raises(GateError, match="unknown method 'best'"):
         of_run("dense", compare="none", from_scratch=["best"])
+    with pytest.raises(GateError, match="'fisher' is a method of comparisons"):
+        of_run(compare="none", from_scratch=["fisher"])
+    with pytest.raises(GateError, match=r"unknown method 'learned\+swpa'"):
+        of_run(compare="full", retrained=["learned+swpa"])
 
 
 @pytest.mark.parametrize(
