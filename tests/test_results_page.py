@@ -307,6 +307,18 @@ def test_four_heads_of_sst2():
     assert f"{shown} ({lost[ours]:.1f} and {lost['his']:.1f} points), so that aim 2 would be missed here" in PAGE
 
 
+def test_what_the_shared_second_moment_is_worth():
+    own, shared = (
+        pd.read_csv(RESULTS / name / "truth.csv").query("method == 'learned' and budget == needed")
+        for name in ("known_truth_own_moments", "known_truth")
+    )
+    assert len(own) == len(shared) == 65
+    assert f"in {own['exact'].mean():.2f} of the models, and with a shared one in {shared['exact'].mean():.2f}" in PAGE
+    change = own.groupby("program")["exact"].sum() - shared.groupby("program")["exact"].sum()
+    assert dict(change[change > 0]) == {"bigram-undone": 3}
+    assert set(change[change < 0].index) == {"has-copies", "has-backup", "jumps-4", "jumps-4-copies", "jumps-8"}
+
+
 def test_the_embedded_example_in_ten_seeds():
     """On seeds that were not looked at before; the claims of the first ten are those of their folder."""
     folder, first, trained = (RESULTS / name for name in ("embedded_seeds", "embedded_first_seeds", "embedded_seeds_retrained"))
