@@ -39,7 +39,7 @@ from training.cli.line import CommandLine
 from training.commands.parsers import Format
 from training.commands.refitted import load_with_dense_weights, refitted_to
 from training.commands.scored import later_rankings
-from training.commands.trained import TrainedModel, choose_mask, load_trained, names_checkpoint
+from training.commands.trained import TrainedModel, choose_mask, load_trained, names_checkpoint, run_of
 from training.commands.unused import check_no_others
 from training.comparison.run_results import metrics_on_test
 from training.config.stages import POST_HOC, RETRAINED
@@ -117,11 +117,10 @@ def default_output(options: Namespace) -> str:
     kinds = "-".join(f"{kind}{count}" for kind, count in budget.items()) if isinstance(budget, dict) else budget
     least = None if options.minimum_per_layer is None else f"min{options.minimum_per_layer}"
     ways = [way for way, is_taken in (("padded", options.pad_heads), ("refit", options.refit)) if is_taken]
-    path, is_checkpoint = Path(options.run), names_checkpoint(options.run)
-    run = path.parent.parent if is_checkpoint else path
+    run, checkpoint = run_of(options.run), Path(options.run).stem if names_checkpoint(options.run) else None
     if run.name in ("", ".."):
-        run = path.resolve().parents[1] if is_checkpoint else path.resolve()
-    parts = [path.stem if is_checkpoint else None, options.format, options.ranking, kinds, least, *ways]
+        run = run.resolve()
+    parts = [checkpoint, options.format, options.ranking, kinds, least, *ways]
     return "-".join([str(run), *(str(part).replace(os.sep, "-") for part in parts if part is not None)])
 
 

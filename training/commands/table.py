@@ -199,10 +199,10 @@ def read(name: str, given: Sequence[str]) -> CommandLine:
         raise GateError(f"{name} passes nothing on, so nothing may follow --, but {rest[0]!r} does; put options before it")
     program = ["python", "-m", "training.fit"] if name == "fit" else ["python", "-m", "training", name]
     if command.trains:
-        of_data = _data_options(own)
-        check_spelling(own, options_of(parser) | of_data)
+        known, of_data = options_of(parser), _data_options(own)
+        check_spelling(own, known | of_data)
         arguments = with_config(own)
-        check_is_no_comparison(split_off(arguments, "--config")[0], options_of(parser))
+        check_is_no_comparison(split_off(arguments, "--config")[0], known)
         options = parse(parser, arguments, also=of_data)
     else:
         options = parse(parser, split_options(own, lambda name: name.startswith(tuple(command.passes_on)))[1])

@@ -76,7 +76,7 @@ def load_trained(path: str) -> TrainedModel:
     is_checkpoint = names_checkpoint(path)
     if is_checkpoint and not Path(path).is_file():
         raise GateError(f"the checkpoint {path!r} does not exist; check the path")
-    run = RunDirectory.finished(Path(path).resolve().parents[1] if is_checkpoint else path)
+    run = RunDirectory.finished(run_of(path))
     final = read_checkpoint(run.checkpoint("final"))
     content = read_checkpoint(path) if is_checkpoint else final
     identity, of = noted_identity(run), f"the run in {str(run.path)!r}"
@@ -107,6 +107,11 @@ def load_trained(path: str) -> TrainedModel:
 def names_checkpoint(path: str) -> bool:
     """Whether this is a checkpoint's path by its ending; a run's directory may have that too."""
     return Path(path).suffix == ".ckpt" and not Path(path).is_dir()
+
+
+def run_of(path: str) -> Path:
+    """The directory of the run that is named, or whose checkpoint is."""
+    return Path(path).resolve().parents[1] if names_checkpoint(path) else Path(path)
 
 
 def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:

@@ -215,6 +215,12 @@ def _split(name: str) -> tuple[str, list[str]]:
     return base, modifiers
 
 
+def is_method(name: str) -> bool:
+    """Whether a name has a base and modifiers that there are, whether or not they go together."""
+    base, modifiers = _split(name)
+    return base in BASES and set(modifiers) <= set(MODIFIERS)
+
+
 def file_name(method: str) -> str:
     """The name of a method or system without what has a meaning in paths; that of a method of this project stays as it is."""
     return re.sub(r"[^\w.+ -]", "_", method)

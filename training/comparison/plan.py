@@ -18,7 +18,7 @@ from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.given_mask import check_given_masks
-from training.comparison.methods import BASES, MODIFIERS, Method
+from training.comparison.methods import Method, is_method
 from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
@@ -131,9 +131,7 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
     """Raises :class:`GateError` for the first name that is no method of a run."""
     for name in names:
         if name not in known:
-            base, *modifiers = name.split("+")
-            is_method = base in BASES and set(modifiers) <= set(MODIFIERS)
-            what = f"{name!r} is a method of comparisons, not of this run" if is_method else f"unknown method {name!r}"
+            what = f"{name!r} is a method of comparisons, not of this run" if is_method(name) else f"unknown method {name!r}"
             raise GateError(f"{what}; expected some of {', '.join(known)} in --retrained and --from_scratch, or [] for none")
 
 

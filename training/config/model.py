@@ -284,8 +284,8 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
             for phase in ("finetune", "retrain"):
                 if (epochs := getattr(self, phase)) != 0:
                     raise GateError(
-                        f"dtype is {self.dtype}, in which weights are fixed, but {phase} is {epochs:g} epochs; set it to 0, so "
-                        "that gates alone are learned, or leave out dtype and set --trainer.precision bf16-mixed"
+                        f"{self.nothing_trains}, but {phase} is {epochs:g} epochs; set it to 0, so that gates alone "
+                        "are learned, or leave out dtype and set --trainer.precision bf16-mixed"
                     )
             object.__setattr__(self, "freeze", [".*"])
         if self.prune == 0 and (self.retrain > 0 or self.budget is not None or self.finetune == 0):
@@ -311,7 +311,7 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
     def check_refits(self) -> None:
         """Raises :class:`GateError` for options that fix weights which a refit changes."""
         if self.is_half:
-            raise GateError(f"dtype is {self.dtype}, in which weights are fixed, but refit changes them; leave out one of them")
+            raise GateError(f"{self.nothing_trains}, but refit changes them; leave out one of them")
         if self.freeze or self.freeze_while_pruning:
             raise GateError(
                 "refit changes all weights behind the heads, but freeze or freeze_while_pruning says that some stay fixed; "
