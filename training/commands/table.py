@@ -148,7 +148,7 @@ def usage() -> str:
     """Every command with its purpose."""
     lines = [f"  {name:<10} {command.purpose}" for name, command in COMMANDS.items()]
     first, last = "usage: python -m training COMMAND [OPTIONS]", "COMMAND --help shows a command's options."
-    return "\n".join([first, "", *lines, "", last, "--version shows the version."])
+    return "\n".join([first, "", *lines, "", last, "--version shows the version. head-gates is the same program."])
 
 
 def version() -> str:

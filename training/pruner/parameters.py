@@ -15,6 +15,8 @@ from gates.head_gates import HeadGates
 from training.config import PrunerOptions
 from training.pruner.activations import checkpoint_activations_, checkpoints_activations
 
+FREEZING = ("freeze", "freeze_while_pruning")
+"""Options whose patterns say what stays fixed."""
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
@@ -77,6 +79,25 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
             raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(model).__name__}")
         found += matches
     return found
+
+
+def check_some_train(backbone: nn.Module, fixed_later: Iterable[nn.Parameter], options: PrunerOptions) -> None:
+    """Raises :class:`GateError` where patterns leave no parameter to train and do not say so as ``.*``, by which everything
+    else knows that nothing trains.
+
+    Args:
+        backbone: with what is fixed from the beginning.
+        fixed_later: what is fixed from the end of fine-tuning on.
+        options: with the patterns.
+    """
+    resting = {id(parameter) for parameter in fixed_later}
+    given = [f"{name} {patterns}" for name in FREEZING if (patterns := getattr(options, name))]
+    if not given or options.nothing_trains or any(p.requires_grad and id(p) not in resting for p in backbone.parameters()):
+        return
+    raise GateError(
+        f"{' and '.join(given)} fix every parameter of {type(backbone).__name__}; give --model.freeze '[\".*\"]' where "
+        "gates alone are to be learned, or leave some parameters out"
+    )
 
 
 def rest_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:

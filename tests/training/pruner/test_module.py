@@ -378,6 +378,16 @@ def test_freezing_by_pattern():
         make_pruner(freeze=["decoder"])
 
 
+@pytest.mark.parametrize(
+    "patterns",
+    [{"freeze": [".+"]}, {"freeze_while_pruning": ["bert", "class"]}, {"freeze": ["bert"], "freeze_while_pruning": ["^c"]}],
+)
+def test_patterns_that_fix_everything_are_refused_unless_they_say_so(patterns):
+    with pytest.raises(GateError, match=r"fix every parameter of BertForSequenceClassification; give --model.freeze '\["):
+        make_pruner(**patterns)
+    make_pruner(freeze=["bert"])
+
+
 def test_clipping_leaves_the_gates_alone():
     norms = {}
     for clip in (None, 1e-6):
