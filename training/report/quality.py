@@ -31,6 +31,8 @@ LETTER = 0.07
 """Inches of a letter of a legend, about."""
 FEW = 4
 """Methods whose lines bear their names; more are named in a legend."""
+BARS = "\nbars: 95 % interval of the mean over seeds"
+"""Below the axis, where no legend is."""
 DENSE, MAJORITY = "dense", "majority class"
 
 
@@ -143,9 +145,7 @@ def quality_of_methods(contents: Contents) -> Figure:
     if contents.lower_is_better:
         spread_widely_(axes, rows["mean"].dropna(), axis="x")
     axes.set_yticks(range(len(methods)), methods)
-    axes.set(xlabel=f"test {metric}{unit(metric)}")
-    if bars:
-        axes.set_title("bars: 95 % interval of the mean over seeds", fontsize=8.5)
+    axes.set(xlabel=f"test {metric}{unit(metric)}{BARS if bars else ''}")
     axes.grid(visible=True)
     legend_beside(figure, axes)
     return figure
