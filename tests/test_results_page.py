@@ -7,6 +7,7 @@ import pandas as pd
 
 ROOT = Path(__file__).parents[1]
 PAGE = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 RESULTS = ROOT / "notebooks" / "results"
 
 
@@ -349,7 +350,7 @@ def test_the_embedded_example_in_ten_seeds():
     assert lost == {("hies", 12), ("entropy-high-first", 15)}
     assert f"HIS in eight, by {(on.loc['his'] - on.loc['learned']).mean():.1f}, and random heads in seven" in PAGE
     best = on.drop("learned").mean(axis=1).max() - on.loc["learned"].mean()
-    assert f"learned gates are {best:.1f} behind the best mean" in " ".join((ROOT / "README.md").read_text().split())
+    assert f"learned gates are {best:.1f} behind the best mean" in README
     tests = pd.read_csv(trained / "statistics.csv").set_index(["stage", "method", "rival"])["p_holm"]
     assert all(tests["retrained", "learned", name] >= 0.05 for name in on.index.drop("learned"))
     closed = pd.read_csv(folder / "comparison.csv").query("method == 'learned'").groupby("budget")["closed_by_gates"].mean()
@@ -394,3 +395,86 @@ def test_what_the_parts_of_the_method_are_worth():
     assert worth.loc["together with the weights"].tolist() == [-2.1, -0.6]
     assert "Swaps are worth 1.6 points with the mask alone and 0.3 after training on." in PAGE
     assert "0.6 less and 0.2 more with the mask alone, 0.2 more and 0.3 less after training on" in PAGE
+
+
+TASKS = ("agreement", "sick", "sst2", "trec")
+ENTROPY = {"entropy-low-first", "entropy-high-first"}
+
+
+def above(folder, stage, budget, method):
+    """The rivals that a method is significantly above."""
+    tests = pd.read_csv(RESULTS / folder / "statistics.csv").query("stage == @stage and budget == @budget and p_holm < 0.05")
+    pairs = tests[["method", "rival", "difference"]].itertuples(index=False)
+    return {
+        rival if ours == method else ours
+        for ours, rival, by in pairs
+        if (by > 0) == (ours == method) and method in (ours, rival)
+    }
+
+
+def test_where_gates_are_significantly_above():
+    alone = {(task, heads): above(f"{task}_seeds", "post hoc", heads, "learned") for task in TASKS for heads in (9, 4)}
+    assert "above both ends of entropy and random heads at 9 heads of three of four tasks" in PAGE
+    assert [alone[task, 9] >= {*ENTROPY, "random"} for task in TASKS] == [True, False, True, True]
+    assert "above entropy alone at 4 heads of agreement, and above HIS or HIES nowhere" in PAGE
+    assert [alone[task, 4] for task in TASKS] == [ENTROPY, set(), set(), set()]
+    assert not any({"his", "hies"} & found for found in alone.values())
+    ours = "learned+restarts+refit"
+    folders = {(f"{task}_from_dense", 9) for task in TASKS} | {("agreement_four", 4), ("sst2_four", 4)}
+    trained = {folder: above(folder, "retrained from dense", heads, ours) for folder, heads in folders}
+    assert {folder for folder, found in trained.items() if {"his", "hies"} & found} == {"sst2_from_dense"}
+    assert trained["sst2_from_dense"] >= {"his", "hies"}
+    assert not any("random" in found for found in trained.values())
+
+
+def test_the_brain_surgeon_changes_no_case_of_the_mask_alone():
+    ahead = {}
+    for task, folder, heads in [(task, f"{task}_refit", heads) for task in TASKS[:3] for heads in (18, 9)] + [
+        ("trec", "trec_from_dense", 9)
+    ]:
+        mean = pd.read_csv(RESULTS / folder / "summary.csv").query("stage == 'post hoc' and budget == @heads")
+        mean = 100 * mean.set_index("method")["mean"]
+        ahead[task, heads] = mean["learned"] - mean["obs"]
+    behind = sorted(by for by in ahead.values() if by >= 1)
+    assert len(ahead) == 7
+    assert len(behind) == 4
+    assert f"four times it is behind by {behind[0]:.1f} points and more" in PAGE
+    assert abs(ahead["agreement", 18]) < 0.05
+    better = {case: -by for case, by in ahead.items() if by < -0.05}
+    assert set(better) == {("agreement", 9), ("trec", 9)}
+    for task, heads in better:
+        mean = pd.read_csv(RESULTS / f"{task}_seeds" / "summary.csv").set_index(["budget", "method"])["mean"]
+        assert mean[heads, "hies"] > mean[heads, "learned"]
+    assert f"twice {min(better.values()):.1f} to {max(better.values()):.1f} ahead, where HIES is ahead as well" in PAGE
+
+
+def test_what_the_readme_says_of_the_encoder():
+    sick = pd.read_csv(RESULTS / "sick_seeds" / "statistics.csv").query("budget == 18")
+    by, p = sick.set_index(["method", "rival"]).loc[("learned", "hies"), ["difference", "p_holm"]]
+    assert f"ahead of HIES by {100 * by:.1f} points, which is not significant (p = {p:.2f} after Holm's correction)" in README
+    behind = {name: [] for name in ("his", "learned", "learned+restarts+refit")}
+    for task in TASKS:
+        for name, found in behind.items():
+            found.append(100 * (trained_on(task)["obs+refit"] - trained_on(task)[name]))
+    assert f"HIS is {min(behind['his']):.1f} to {max(behind['his']):.1f} points behind it on all" in README
+    assert f"`learned` alone, by {min(behind['learned']):.1f} to {max(behind['learned']):.1f}" in README
+    assert f"at most {max(behind['learned+restarts+refit']):.1f} points behind" in README
+    four = 100 * pd.read_csv(RESULTS / "agreement_four" / "summary.csv").set_index(["stage", "method"])["mean"]["post hoc"]
+    assert four.drop("dense").idxmax() == "learned+restarts+refit"
+    assert f"by {four['learned+restarts+refit'] - four['obs+refit']:.1f} points with the refit alone" in README
+
+
+def test_what_the_readme_says_of_the_small_gpt_and_the_translator():
+    gpt = pd.read_csv(RESULTS / "gpt_refit" / "summary.csv").set_index(["budget", "method"])["mean"]
+    assert f"at 24 of 48 heads {gpt[24, 'learned-obs+refit']:.1f} where the dense model has {gpt[48, 'dense']:.1f}" in README
+    assert f"and at 12 heads {gpt[12, 'learned-obs+refit']:.1f}, as `obs` itself" in README
+    assert gpt[12, "obs+refit"] == gpt[12].min()
+    assert gpt[24].idxmin() == "learned-obs+refit"
+    bleu = (
+        pd.read_csv(RESULTS / "multi30k_all_seeds" / "summary.csv")
+        .query("method != 'dense'")
+        .set_index(["stage", "method"])["mean"]
+    )
+    alone, on = (bleu[stage, "learned"] - bleu[stage, "his"] for stage in ("post hoc", "retrained"))
+    assert f"ahead of HIS by {alone:.0f} BLEU with the mask alone**" in README
+    assert f"after training on ({on:.1f} ahead, not significantly)" in README

@@ -30,5 +30,5 @@ def said_of_closed(summary: pd.DataFrame, unit: str = "head") -> str:
     hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
     return (
         f"Of the {unit}s that are closed, this share had closed by themselves at the end of the prune phase, and the rest was "
-        f"closed by their rank: {each}.{hint}"
+        f"closed by their rank, in the mean of the seeds whose mask gates chose: {each}.{hint}"
     )
