@@ -29,6 +29,7 @@ docs: $(READY)  ## the documentation as a site: open site/index.html
 
 $(READY): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), once: 2.6 GB, some minutes"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gates.errors import GateError
 from gates.latency.table import TimeLimit, parse_time
+from gates.options import NO_KIND
 from gates.sites import KINDS
 
 
@@ -56,6 +57,8 @@ class Budget:
             )
         if not isinstance(value, Mapping):
             return cls(_count(value, sum(heads.values()), "budget"), {})
+        if not value:
+            raise GateError(NO_KIND.format("budget", 10))
         for kind in value:
             if kind not in heads:
                 raise GateError(
@@ -107,6 +110,8 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
         GateError: below 0, or for a kind the model lacks.
     """
     prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
+    if not prices:
+        raise GateError(NO_KIND.format("price", 0.01))
     for kind, value in prices.items():
         if kind not in heads:
             raise GateError(
@@ -222,7 +227,7 @@ def budget_mask(
         0/1 mask ``[heads]`` with exactly the budgeted number of ones, or within the time.
 
     Raises:
-        GateError: if the minimum does not fit into the budget.
+        GateError: if the minimum does not fit into the budget, or into any layer.
 
     >>> layer = torch.tensor([0, 0, 1, 1])
     >>> scores = torch.tensor([0.3, 0.9, 0.1, 0.2])
@@ -230,6 +235,11 @@ def budget_mask(
     tensor([0., 1., 0., 1.])
     """
     if minimum_per_layer > 0:
+        most = int(layer_index.unique(return_counts=True)[1].max())
+        if minimum_per_layer > most:
+            raise GateError(
+                f"a minimum of {minimum_per_layer} heads in each layer is more than any layer has; give at most {most}"
+            )
         scores = scores.double().clone()
         reserved = torch.zeros_like(scores, dtype=torch.bool)
         for layer in layer_index.unique():

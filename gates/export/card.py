@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from yaml import YAMLError
 
-from gates.export.cost import Cost, count_parameters
+from gates.export.cost import Cost, count_parameters, milliseconds
 from gates.export.evaluation import MetricTypes, evaluation_block
 from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
 from gates.files import replacing
@@ -275,12 +275,17 @@ def _cost_table(cost: Cost) -> list[str]:
         ("FLOPs of one example", f"{cost.dense_flops:,}", f"{cost.pruned_flops:,}", cost.flop_ratio),
         *_cache_row(cost),
         *(
-            (f"ms at batch size {row.batch_size}", f"{row.dense_ms:.3g}", f"{row.pruned_ms:.3g}", row.ratio)
+            (f"ms at batch size {row.batch_size}", milliseconds(row.dense_ms), milliseconds(row.pruned_ms), row.ratio)
             for row in cost.latency
         ),
     ]
     versions = ", ".join(f"{name} {version}" for name, version in cost.versions.items())
-    measured = f" Median times of one forward pass in PyTorch on {cost.hardware}; {versions}." if cost.latency else ""
+    measured = (
+        f" Times are medians of one forward pass in PyTorch on {cost.hardware}; {versions}. Dense and pruned took turns, and "
+        "their ratio is the median of the turns' ratios, which other work on the machine disturbs less than the times."
+        if cost.latency
+        else ""
+    )
     return [
         "| | dense | pruned | dense / pruned |",
         "| --- | --: | --: | --: |",

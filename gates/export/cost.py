@@ -76,6 +76,15 @@ class Cost:
         return self.dense_flops / self.pruned_flops
 
 
+def milliseconds(time: float) -> str:
+    """A time of :class:`Latency` as it is shown.
+
+    >>> milliseconds(1.2345), milliseconds(1083.2)
+    ('1.23', '1,083')
+    """
+    return f"{time:,.0f}" if time >= 100 else f"{time:.3g}"
+
+
 def measure_cost(
     dense: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor], *, batch_sizes: Sequence[int] = (1, 8, 32)
 ) -> Cost:

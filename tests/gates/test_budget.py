@@ -38,6 +38,12 @@ def test_impossible_budgets_name_the_value(value):
         Budget.parse(value, HEADS)
 
 
+@pytest.mark.parametrize(("read", "named"), [(Budget.parse, "budget"), (parse_prices, "price")])
+def test_what_names_no_kind_is_refused(read, named):
+    with pytest.raises(GateError, match=rf"the {named} is {{}}, which names no kind of heads; .* such as {{encoder: [\d.]+}}"):
+        read({}, HEADS)
+
+
 def test_a_budget_for_a_kind_the_model_lacks():
     with pytest.raises(GateError, match=r"'cross'.*'encoder'"):
         Budget.parse({"cross": 2}, {"encoder": 8})
@@ -90,6 +96,14 @@ def test_a_minimum_per_layer_is_kept():
     assert mask[11] == 1
     with pytest.raises(GateError, match="needs 6 heads"):
         budget_mask(scores, Budget(5, {}), **THREE_LAYERS, minimum_per_layer=2)
+
+
+def test_a_minimum_that_no_layer_has_is_refused():
+    """Layers of one head and of three: the smaller gives all that it has."""
+    layers = {"kind_index": torch.zeros(4), "layer_index": torch.tensor([0, 1, 1, 1])}
+    assert budget_mask(torch.arange(4.0), Budget(4, {}), **layers, minimum_per_layer=3).tolist() == [1, 1, 1, 1]
+    with pytest.raises(GateError, match="a minimum of 4 heads in each layer is more than any layer has; give at most 3"):
+        budget_mask(torch.arange(4.0), Budget(4, {}), **layers, minimum_per_layer=4)
 
 
 def test_a_minimum_per_layer_that_does_not_fit_into_the_budget_of_a_kind_names_it():

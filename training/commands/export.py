@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -21,15 +22,17 @@ from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.budget import Budget
 from gates.errors import GateError, first_line
 from gates.export.card import card_text
 from gates.export.checkpoint import ModelCard, check_dense, copy_in_form, own_auto_class, refuse_taken, save_pruned
-from gates.export.cost import Cost, count_parameters, measure_cost
+from gates.export.cost import Cost, count_parameters, measure_cost, milliseconds
 from gates.export.example_inputs import example_inputs
 from gates.export.hub import check_can_push, push_to_hub
 from gates.export.onnx import export_onnx_files
 from gates.export.reloaded import TOLERANCE, relative_difference
 from gates.export.safe_load import write_checksums
+from gates.export.stock import check_head_size
 from gates.files import written_whole
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
@@ -48,7 +51,10 @@ from training.runs.run_directory import writing_to
 from training.runs.stored import AGAIN, damaged, read_json
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
+from training.stats.numbers import counted
 
+BEHIND = ("--data", "--trainer.", "--model.backbone", "--model.trust_remote_code", "--model.allow_pickle")
+"""Beginnings of options of fit that may stand behind ``--``: where things are, and on what device."""
 FORMS: dict[str, Literal["stock", "pruned", "masked"]] = {"stock": "stock", "remote-code": "pruned", "masked": "masked"}
 
 
@@ -92,15 +98,21 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
         trained.options.check_refits()
     if options.format in ("stock", "masked"):
         check_dense(trained.model, options.format)
+    if options.format == "stock" and options.budget is not None:
+        sizes = trained.gates.kind_sizes()
+        if Budget.parse(options.budget, sizes).total < sum(sizes.values()):
+            check_head_size(trained.model)
     later = later_rankings(dense)
     mask = choose_mask(trained, options.ranking, options.budget, minimum_per_layer=options.minimum_per_layer, later=later)
     if options.refit:
         if options.format == "stock":
             inputs = example_inputs(trained.model)
             copy_in_form(trained.model, mask, "stock", inputs, pad_heads=options.pad_heads)  # possible, whatever the weights?
-        trained, refit = refitted_to(trained, mask, dense())
-        found = f"{refit.reached:.4f} on the selection split with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
-        stdout().print(f"refitted to {int(mask.sum())} heads: {found}", soft_wrap=True, highlight=False)
+        trained, refit, reached = refitted_to(trained, mask, dense())
+        if others := [given.split("=")[0] for given in line.rest if given.startswith("--data")]:
+            trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
+        found = f"{reached}, with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
+        stdout().print(f"refitted to {counted(int(mask.sum()), 'head')}: {found}", soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
     return trained, mask
@@ -131,6 +143,9 @@ def _check(line: CommandLine, out: Path) -> None:
         GateError: for values that are impossible or do not go together, and an upload that cannot be.
     """
     options = line.options
+    for given in line.rest:
+        if given.startswith("--") and not given.startswith(BEHIND):
+            raise GateError(f"{given!r} behind -- does not say where something is; expected one of {', '.join(BEHIND)}")
     if options.length < 2:
         raise GateError(f"--length is {options.length}; expected at least 2 tokens")
     if options.minimum_per_layer is not None and options.minimum_per_layer < 0:
@@ -293,5 +308,6 @@ def show(console: Console, trained: TrainedModel, mask: Tensor, format: Format, 
     table.add_row("parameters", f"{cost.dense_parameters:,}", f"{cost.pruned_parameters:,}", f"{cost.parameter_ratio:.2f}")
     table.add_row("FLOPs of one example", f"{cost.dense_flops:,}", f"{cost.pruned_flops:,}", f"{cost.flop_ratio:.2f}")
     for row in cost.latency:
-        table.add_row(f"ms at batch size {row.batch_size}", f"{row.dense_ms:.3g}", f"{row.pruned_ms:.3g}", f"{row.ratio:.2f}")
+        times = milliseconds(row.dense_ms), milliseconds(row.pruned_ms)
+        table.add_row(f"ms at batch size {row.batch_size}", *times, f"{row.ratio:.2f}")
     console.print(table)

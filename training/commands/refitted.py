@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gates.errors import GateError
@@ -13,7 +14,7 @@ from training.commands.trained import TrainedModel, load_trained, names_checkpoi
 from training.config import RefitSearch
 from training.runs import progress
 from training.runs.run_directory import RunDirectory
-from training.scoring.refits import Refit, best_refit_
+from training.scoring.refits import Refit, best_refit_, quality
 
 
 def load_with_dense_weights(path: str) -> TrainedModel:
@@ -30,9 +31,9 @@ def load_with_dense_weights(path: str) -> TrainedModel:
 
 
 @progress.stage("refitting the dense weights")
-def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple[TrainedModel, Refit]:
+def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple[TrainedModel, Refit, str]:
     """The same run with the weights behind its heads refitted to a mask, on the run's training data; of several ridges the
-    one that does best on its selection split is taken.
+    one that does best on its selection split is taken. Also how it went, and how good the model is on that split, in words.
 
     Args:
         trained: with the dense weights; they stay as they are.
@@ -40,7 +41,10 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple
         dense: the same model with the run's data, whose weights are changed and whose gates are detached.
     """
     aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
-    found = best_refit_(dense.subject(), trained.gates.to_gates(mask), RefitSearch(), aim)
+    subject, metric = dense.subject(), dense.pruner.task.main_metric
+    before = quality(subject, torch.ones(subject.gates.size))
+    found = best_refit_(subject, trained.gates.to_gates(mask), RefitSearch(), aim)
     dense.gates.detach()
-    changed = f"refitted to this mask by least squares (ridge {found.ridge:g}), without training"
-    return replace(trained, model=dense.pruner.backbone.cpu().eval(), changed=changed), found
+    reached = f"{metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
+    changed = f"refitted to this mask by least squares (ridge {found.ridge:g}), without training; {reached}"
+    return replace(trained, model=dense.pruner.backbone.cpu().eval(), changed=changed), found, reached

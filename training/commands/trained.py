@@ -174,6 +174,8 @@ def choose_mask(
         layer_index=gates.layer_index(),
         minimum_per_layer=trained.options.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,
     )
+    if trained.options.prune == 0 and ranking == trained.method and mask_by(torch.zeros(gates.size)).sum() < gates.size:
+        raise GateError("this run pruned nothing, so its gates rank no heads; give --ranking, for example obs")
     if ranking in others:
         mask_by(torch.zeros(gates.size))  # what is impossible is said before anything is scored
         return gates.to_heads(mask_by(later[ranking]()))

@@ -30,7 +30,7 @@ from training.comparison.each_seed import Comparison
 from training.comparison.in_time import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, Learned, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
-from training.comparison.plan import run_seed
+from training.comparison.plan import check_rows, run_seed
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
 from training.comparison.to_wandb import send_comparison
 from training.comparison.truth import truth_rows
@@ -119,6 +119,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     methods, seeds, stages = parse_methods(options.all_methods), options.all_seeds, options.all_stages
     check_unused(config, given)
     check_needed(given, methods, stages)
+    check_rows(methods, stages)
     setup = Setup.of(config)
     budgets: list[BudgetOption] = list(setup.data.own_budgets or options.all_budgets)
     if isinstance(setup.model.budget, str):  # a time, of a configuration that serves single runs
@@ -202,7 +203,9 @@ def report(run: RunDirectory) -> Contents:
 
 def show_summary(console: Console, contents: Contents) -> None:
     """Means with their intervals, one row per stage and method, one column per budget."""
-    table, summary = Table(title=f"test {contents.metric}, mean over seeds with 95 % interval"), contents.summary
+    summary = contents.summary
+    of = "mean over seeds with 95 % interval" if (summary["seeds"] > 1).any() else "one seed"
+    table = Table(title=f"test {contents.metric}, {of}")
     budgets = sorted(summary["budget"].unique(), reverse=True)
     for name in ("stage", "method", *map(contents.label, budgets)):
         table.add_column(name, justify="left" if name in ("stage", "method") else "right")

@@ -38,7 +38,7 @@ from training.config.stages import (
 from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
-from training.stats.numbers import CACHE, CLOSED
+from training.stats.numbers import CACHE, CLOSED, counted
 
 DENSE = Method("dense")
 
@@ -74,6 +74,17 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption
         if "refit" in method.modifiers:
             own = [stage for stage in own if stage in (POST_HOC, RETRAINED, FROM_DENSE, AT_TOTAL_COST)]
         yield Planned(method, budget, tuple(own))
+
+
+def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
+    """Raises :class:`GateError` where methods are compared and none has a row at any of the stages."""
+    pruned = [one for one in plan_of_comparison(methods, [1], stages) if one.method.base != "dense"]
+    if pruned and not any(one.stages for one in pruned):
+        raise GateError(
+            f"--stages has {', '.join(map(repr, stages))} alone, at which {', '.join(one.method.name for one in pruned)} "
+            "would have no row: scores are not trained from scratch, and nothing takes the place of heads behind a refit; add "
+            f"{POST_HOC!r}"
+        )
 
 
 def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Planned]:
@@ -149,7 +160,7 @@ def run_seed(
     uses = uses_of(plan)
     for planned in plan:
         method = planned.method
-        named = method.name if method.base == "dense" else f"{method.name} at {selector.total(planned.budget)} heads"
+        named = method.name if method.base == "dense" else f"{method.name} at {counted(selector.total(planned.budget), 'head')}"
         shown.work_on(named)
         selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
@@ -205,7 +216,7 @@ def curve_of_run(
     points = [(curve_budget(budget, fraction, selector.sizes), method) for fraction in fractions for method in rankings]
     with progress.stage("quality by budget", len(points)) as shown:
         for at, method in points:
-            shown.work_on(f"{method} at {selector.total(at)} heads")
+            shown.work_on(f"{method} at {counted(selector.total(at), 'head')}")
             mask = selector.mask_of(rankings[method], at, minimum_per_layer=0)
             found = experiments.post_hoc(mask, splits=("select",))
             selection = Selection(mask, mask, experiments.dense(), {}, rankings[method])

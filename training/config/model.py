@@ -12,7 +12,7 @@ from jsonargparse.typing import register_type
 
 from gates.errors import GateError
 from gates.latency.table import TimeLimit, parse_time
-from gates.options import LEAST_PASSES, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
+from gates.options import LEAST_PASSES, NO_KIND, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from training.config.checks import above_0, at_least_0, at_most
 
 
@@ -143,6 +143,9 @@ class Gating:
         above_0(self, "temperature", "anneal")
         if self.start_apart is None:
             object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
+        for name, example in (("budget", 10), ("price", 0.01)):
+            if getattr(self, name) == {}:
+                raise GateError(NO_KIND.format(name, example))
         prices = DEFAULT_PRICE if self.price is None else self.price
         object.__setattr__(self, "price", prices)
         if not all(0 <= price < math.inf for price in (prices.values() if isinstance(prices, Mapping) else [prices])):

@@ -76,7 +76,10 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
         except re.error as error:
             raise GateError(f"the freeze pattern {pattern!r} is not a regular expression: {error}") from error
         if not matches:
-            raise GateError(f"the freeze pattern {pattern!r} matches no parameter of {type(model).__name__}")
+            example = next(name for name, _ in model.named_parameters())
+            raise GateError(
+                f"the freeze pattern {pattern!r} matches no parameter of {type(model).__name__}; one is {example!r}"
+            )
         found += matches
     return found
 
@@ -91,12 +94,13 @@ def check_some_train(backbone: nn.Module, fixed_later: Iterable[nn.Parameter], o
         options: with the patterns.
     """
     resting = {id(parameter) for parameter in fixed_later}
-    given = [f"{name} {patterns}" for name in FREEZING if (patterns := getattr(options, name))]
+    given = [name for name in FREEZING if getattr(options, name)]
     if not given or options.nothing_trains or any(p.requires_grad and id(p) not in resting for p in backbone.parameters()):
         return
+    patterns = " and ".join(f"{name} {getattr(options, name)}" for name in given)
     raise GateError(
-        f"{' and '.join(given)} fix every parameter of {type(backbone).__name__}; give --model.freeze '[\".*\"]' where "
-        "gates alone are to be learned, or leave some parameters out"
+        f"every parameter of {type(backbone).__name__} is fixed by {patterns}; give --model.{given[-1]} '[\".*\"]' where gates "
+        "alone are to be learned from then on, or leave some parameters out"
     )
 
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import pandas as pd
 import pytest
 
 from tests.training import causal_runs
@@ -22,10 +23,17 @@ def test_the_number_that_is_said_is_of_the_ridge_that_was_taken(tmp_path, capsys
     arguments = [str(run), "--format", "remote-code", "--ranking", "obs", "--budget", "2", "--refit"]
     files = [part for split in ("train", "select", "test") for part in (f"--data.{split}_file", moved)]
     assert run_command("export", [*arguments, "--output", str(tmp_path / "out"), "--", *files]) == 0
-    ((_, refitted),) = found
+    ((_, refitted, _),) = found
     assert len(set(refitted.tried)) > 1
-    said = re.search(r"heads: (\S+) on the selection split with ridge (\S+),", capsys.readouterr().out)
-    assert said.groups() == (f"{min(refitted.tried):.4f}", f"{refitted.ridge:g}")
+    said = r"perplexity on the selection split (\S+) \(dense (\S+)\)"
+    found_in = capsys.readouterr().out
+    reached, dense, ridge = re.search(rf"refitted to \d heads: {said}, with ridge (\S+),", found_in).groups()
+    assert (reached, ridge) == (f"{min(refitted.tried):.4f}", f"{refitted.ridge:g}")
+    card = " ".join((tmp_path / "out" / "README.md").read_text().split())
+    assert re.search(said, card).groups() == (reached, dense)
+    assert "with data given at the export (--data.train_file, --data.select_file, --data.test_file)" in card
+    tuned = pd.read_csv(run / "metrics.csv").query("epoch == 1")["select/perplexity"].dropna()  # the end of fine-tuning
+    assert dense == f"{tuned.item():.4f}"
     assert run_command("export", [*arguments[:3], "--output", str(tmp_path / "own"), "--", *files]) == 2
     assert "'--data.train_file' behind -- is for the run's data, which this export does not read" in capsys.readouterr().err
     assert not (tmp_path / "own").exists()
@@ -72,3 +80,25 @@ def test_what_is_impossible_is_said_before_anything_is_scored_or_refitted(tmp_pa
     monkeypatch.setattr(scored, "Scores", None)
     more = ("--ranking", "obs", "--budget", "2", "--minimum_per_layer", "2")
     assert "minimum of 2" in refused("--format", "masked", *more)
+    assert "'--model.budget' behind -- does not say where something is; expected one of --data," in refused(
+        "--budget", "2", "--", "--model.budget", "4"
+    )
+
+
+def test_a_stock_form_that_no_mask_has_is_refused_before_anything_is_scored(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scored, "Scores", None)
+    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run")]) == 0
+    arguments = [str(tmp_path / "run"), "--format", "stock", "--ranking", "obs", "--budget", "2", "--refit"]
+    assert run_command("export", [*arguments, "--output", str(tmp_path / "out")]) == 2
+    assert "whatever the mask" in capsys.readouterr().err
+
+
+def test_gates_of_a_run_that_pruned_nothing_rank_no_heads(tmp_path, capsys):
+    dense = ["--model.prune", "0", "--model.retrain", "0", "--model.budget", "null", "--compare", "none"]
+    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *dense]) == 0
+    arguments = [str(tmp_path / "run"), "--format", "remote-code", "--measure", "[]"]
+    assert run_command("export", [*arguments, "--budget", "3", "--output", str(tmp_path / "three")]) == 2
+    assert "this run pruned nothing, so its gates rank no heads; give --ranking" in capsys.readouterr().err
+    assert run_command("export", [*arguments, "--budget", "8", "--output", str(tmp_path / "all")]) == 0
+    by_obs = [*arguments, "--budget", "3", "--ranking", "obs", "--refit", "--output", str(tmp_path / "by-obs")]
+    assert run_command("export", by_obs) == 0

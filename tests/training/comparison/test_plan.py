@@ -19,6 +19,7 @@ from training.comparison.each_seed import Comparison
 from training.comparison.methods import Method, parse_methods
 from training.comparison.plan import (
     DENSE,
+    check_rows,
     cost_of,
     curve_budget,
     plan_of_comparison,
@@ -192,6 +193,18 @@ def test_a_comparison_has_its_controls_once_and_every_method_at_every_budget():
 def test_from_scratch_are_trained_the_dense_structure_and_learned_ones():
     found = planned(["his", "learned", "dense+distil", "learned+swap"], [2], (*STAGES, "from scratch"))
     assert {name for name, _, stages in found if "from scratch" in stages} == {"dense", "learned", "learned+swap"}
+
+
+@pytest.mark.parametrize(("names", "stage"), [(["his+refit"], "post hoc with means"), (["his", "random"], "from scratch")])
+def test_what_would_have_no_row_at_all_is_refused(names, stage):
+    methods = [Method.parse(name) for name in names]
+    with pytest.raises(
+        GateError, match=rf"has '{stage}' alone, at which {', '.join(names)} would have no row".replace("+", r"\+")
+    ):
+        check_rows(methods, [stage])
+    check_rows(methods, [stage, "post hoc"])
+    check_rows([*methods, Method("learned")], [stage])
+    check_rows([Method("dense")], [stage])
 
 
 @pytest.fixture
