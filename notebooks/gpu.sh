@@ -37,20 +37,23 @@ wide=(--data.batch_tokens 4096 --model.from_scratch.d_model 512 --model.from_scr
   --model.prune_learning_rate 2.3e-4 --model.finetune 30 --average_every 25)
 scores=obs,his,hies,entropy-low-first,entropy-high-first,random
 five=(--seeds 0,1,2,3,4)
+stages=(--stages "post hoc,retrained from dense")
 case $part in
   fit) command=(training.fit --config configs/default.yaml --existing resume) ;;
   sst2)
     command=(training compare --config configs/sst2_minilm_local.yaml --model.backbone "$model" --data.columns null
       --data.train_file "$data/sst2/train.tsv.gz" --data.select_file "$data/sst2/dev.tsv" --data.test_file "$data/sst2/test.tsv"
-      --budgets 18,9,4 --methods "learned,learned+refit,learned+restarts+refit,his+refit,obs+refit,$scores" "${five[@]}")
+      --budgets 18,9,4 --methods "learned,learned+refit,learned+restarts+refit,his+refit,obs+refit,$scores" "${five[@]}"
+      "${stages[@]}")
     ;;
   encoder)
     command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${five[@]}"
-      --methods "learned,$scores" --budgets '{encoder: 10}')
+      --methods "learned,$scores" --budgets '{encoder: 10}' "${stages[@]}")
     ;;
   all)
     command=(training compare --config configs/multi30k_scratch.yaml "${pairs[@]}" "${wide[@]}" "${five[@]}"
-      --methods "learned,learned+refit,obs+refit,his+refit,$scores" --budgets 26 --model.freeze_while_pruning null)
+      --methods "learned,learned+refit,obs+refit,his+refit,$scores" --budgets 26 --model.freeze_while_pruning null
+      "${stages[@]}")
     ;;
   gpt | groups)
     counted=(--budgets 36,24,12)
@@ -59,8 +62,8 @@ case $part in
     if [[ -e $data/novels/brown.txt ]]; then other=(--data.more_tests "{brown: $data/novels/brown.txt}"); fi
     command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/novels/train.txt"
       --data.select_file "$data/novels/valid.txt" --data.test_file "$data/novels/test.txt"
-      --methods learned,learned+refit,obs+refit,his,his+refit,hies,entropy-low-first,entropy-high-first,random
-      --seeds 0,1,2 "${counted[@]}" "${other[@]}")
+      --methods learned,learned+refit,learned-obs+refit,obs+refit,his,his+refit,hies,entropy-low-first,entropy-high-first,random
+      --seeds 0,1,2 "${counted[@]}" "${other[@]}" "${stages[@]}")
     ;;
   benchmark)
     device=${ACCELERATOR:-cuda}
