@@ -535,6 +535,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "negative budget": (["--model.budget", "-1"], "-1"),
         "negative price": (["--model.budget", "null", "--model.price", "-1"], "price is -1.0; expected numbers of at least 0"),
         "all weights fixed": (["--model.freeze", "['.*']", "--compare", "full"], "fixes all weights, so nothing can be"),
+        "nothing to retrain": (["--model.freeze", "['.*']", "--compare", "none"], "fixes all weights, but retrain is"),
         "configuration of a comparison": (["--config", "configs/known_truth.yaml"], "give it to the command compare"),
         "budget for a missing kind": (["--model.budget", "{cross: 2}"], "'cross'"),
         "unknown method": (["--retrained", "[best]"], "'best'"),
@@ -566,7 +567,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
 NAMES = [
     "no such model", "not a model folder", "unknown architecture", "architecture without known attention", "budget too large",
     "budget not a number", "neither a budget nor a price", "negative budget", "budget for a missing kind", "unknown method",
-    "negative price", "all weights fixed", "configuration of a comparison",
+    "negative price", "all weights fixed", "nothing to retrain", "configuration of a comparison",
     "unknown option", "missing file", "empty file", "missing column", "label outside the classes", "not UTF-8",
     "missing checkpoint", "corrupt checkpoint", "not a checkpoint", "weights only", "checkpoint of another model",
     "trainer setting", "temperature", "freeze pattern", "negative rate", "negative seed", "no rows",

@@ -45,6 +45,8 @@ def fit(line: CommandLine) -> RunDirectory:
     own = own_method(setup.model)
     if setup.model.nothing_trains and setup.end.compare == "full" and setup.end.retrained != []:
         raise GateError(f"{setup.model.nothing_trains}, so nothing can be trained on; give --compare posthoc or --retrained []")
+    if setup.model.nothing_trains and setup.model.retrain > 0:
+        raise GateError(f"{setup.model.nothing_trains}, but retrain is {setup.model.retrain:g} epochs; set --model.retrain 0")
     asked = list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
         setup.check_scratch()

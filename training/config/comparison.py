@@ -110,6 +110,10 @@ def parse_prices(values: list[Any]) -> list[PriceOption]:
         for price in of_kinds:
             if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < math.inf:
                 raise GateError(f"--prices has {value!r}; expected numbers from 0, or one of these per kind")
+        if value == {}:
+            raise GateError(
+                "--prices has {}, which names no kind of heads; give a number, or one for a kind, such as {encoder: 0.01}"
+            )
         if value in values[:index]:
             raise GateError(f"--prices has {value!r} twice; give each price once")
     return values

@@ -257,6 +257,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--seeds", "0,0"], "each once"),
         (["--prices", "0.1,-1"], "--prices has -1"),
         (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
+        (["--prices", "0.1,{}"], "--prices has {}, which names no kind of heads"),
         (["--stages", "retrained,later"], "--stages has 'later'"),
         (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
         (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
