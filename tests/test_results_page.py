@@ -174,6 +174,27 @@ def test_the_gates_of_the_encoder_agree():
     assert f"loses {bleu['dense'] - bleu['his']:.1f}" in PAGE
 
 
+def test_the_encoder_trained_on():
+    folder = RESULTS / "multi30k_encoder_trained"
+    masks = [one["mask"] for one in json.loads((folder / "masks.json").read_text()) if one["method"] == "learned"]
+    assert len(masks) == 5
+    assert all(mask == masks[0] for mask in masks)
+    assert [sum(masks[0][8 * layer : 8 * layer + 8]) for layer in range(6)] == [1, 8, 1, 0, 0, 0]
+    table = pd.read_csv(folder / "comparison.csv").set_index(["stage", "method", "seed"])
+    bleu, loss = (table[name].unstack() for name in ("test_bleu", "test_loss"))
+    alone, on, lost = bleu.loc["post hoc"].mean(axis=1), bleu.loc["retrained from dense"], loss.loc["retrained from dense"]
+    by = {name: f"{alone['dense'] - alone[name]:.2f}" for name in ("learned", "his")}
+    assert f"lose {by['learned']} BLEU with the mask alone, those of HIS {by['his']}" in PAGE
+    mean = on.mean(axis=1).map("{:.2f}".format)
+    assert f"`learned` has {mean['learned']}, HIS {mean['his']} and the dense model {mean['dense']}" in PAGE
+    assert f"level ({mean['learned']} and {mean['his']} BLEU, five seeds)" in README
+    assert f"ahead in {WORDS[(on.loc['learned'] > on.loc['his']).sum()]} of five seeds" in PAGE
+    assert f"below HIS in {WORDS[(lost.loc['learned'] < lost.loc['his']).sum()]} of five seeds" in PAGE
+    tests = pd.read_csv(folder / "statistics.csv").set_index(["stage", "method", "rival"])["p_holm"]["retrained from dense"]
+    assert (tests["learned", "random"] < 0.05) == ("above random heads, significantly" in PAGE)
+    assert tests["learned", "his"] >= 0.05
+
+
 TRAINED_ON = {"agreement": "agreement", "sst2": "SST-2", "trec": "TREC", "sick": "SICK"}
 WORDS = ("none", "one", "two", "three", "four", "five")
 
