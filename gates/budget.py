@@ -58,7 +58,7 @@ class Budget:
         if not isinstance(value, Mapping):
             return cls(_count(value, sum(heads.values()), "budget"), {})
         if not value:
-            raise GateError(NO_KIND.format("budget", 10))
+            raise GateError(NO_KIND.format("the budget is", 10))
         for kind in value:
             if kind not in heads:
                 raise GateError(
@@ -111,7 +111,7 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
     """
     prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
     if not prices:
-        raise GateError(NO_KIND.format("price", 0.01))
+        raise GateError(NO_KIND.format("the price is", 0.01))
     for kind, value in prices.items():
         if kind not in heads:
             raise GateError(
@@ -235,14 +235,14 @@ def budget_mask(
     tensor([0., 1., 0., 1.])
     """
     if minimum_per_layer > 0:
-        most = int(layer_index.unique(return_counts=True)[1].max())
-        if minimum_per_layer > most:
+        layers, sizes = layer_index.unique(return_counts=True)
+        if minimum_per_layer > (most := int(sizes.max())):
             raise GateError(
                 f"a minimum of {minimum_per_layer} heads in each layer is more than any layer has; give at most {most}"
             )
         scores = scores.double().clone()
         reserved = torch.zeros_like(scores, dtype=torch.bool)
-        for layer in layer_index.unique():
+        for layer in layers:
             members = (layer_index == layer).nonzero().flatten()
             reserved[members[torch.sort(scores[members], descending=True, stable=True).indices[:minimum_per_layer]]] = True
         scores[reserved] = torch.inf

@@ -11,8 +11,8 @@ TOP_K_FAMILIES: tuple[GateFamily, ...] = ("relaxed-top-k", "straight-through-top
 DrawPer = Literal["batch", "example"]
 Unit = Literal["head", "group"]
 
-NO_KIND = "the {0} is {{}}, which names no kind of heads; give a number, or one for a kind, such as {{encoder: {1}}}"
-"""What is said of a budget or a price per kind without any kind, with a number as an example."""
+NO_KIND = "{0} {{}}, which names no kind of heads; give a number, or one for a kind, such as {{encoder: {1}}}"
+"""What is said of a budget or a price per kind without any kind: who has it, and a number as an example."""
 
 LEAST_PASSES = 6
 """That a search by swaps takes: to the mask itself, to a race of all candidates (4) and to one swap."""

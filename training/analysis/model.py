@@ -148,9 +148,14 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
     return DenseModel(run, setup, pruner.to(device).eval(), data, device), checkpoint["state_dict"]
 
 
+def names_of_other_data(overrides: Sequence[str]) -> list[str]:
+    """Which of some arguments of ``training.fit`` may name other data than a run's, without their values."""
+    return [given.split("=")[0] for given in overrides if given.startswith(OTHER_DATA) and not given.startswith(SAME_DATA)]
+
+
 def _open_data(run: RunDirectory, setup: Setup, overrides: Sequence[str], checkpoint: str) -> TaskData:
     """The data of a run with the vocabulary that it trained; they are those it was trained on, unless others are named."""
-    reads_others = any(given.startswith(OTHER_DATA) and not given.startswith(SAME_DATA) for given in overrides)
+    reads_others = bool(names_of_other_data(overrides))
     try:
         data = open_data(setup, checkpoint)
     except GateError as error:

@@ -36,7 +36,7 @@ from gates.export.stock import check_head_size
 from gates.files import written_whole
 from gates.model import GatedModel
 from gates.surgery.masks import load_mask, save_mask
-from training.analysis.model import DenseModel, load_dense
+from training.analysis.model import DenseModel, load_dense, names_of_other_data
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.commands.parsers import Format
@@ -109,7 +109,7 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
             inputs = example_inputs(trained.model)
             copy_in_form(trained.model, mask, "stock", inputs, pad_heads=options.pad_heads)  # possible, whatever the weights?
         trained, refit, reached = refitted_to(trained, mask, dense())
-        if others := [given.split("=")[0] for given in line.rest if given.startswith("--data")]:
+        if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
         found = f"{reached}, with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
         stdout().print(f"refitted to {counted(int(mask.sum()), 'head')}: {found}", soft_wrap=True, highlight=False)

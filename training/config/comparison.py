@@ -10,6 +10,7 @@ import yaml
 
 from gates.errors import GateError
 from gates.latency.table import EXPECTED, parse_time
+from gates.options import NO_KIND
 from training.config.model import BudgetOption, PriceOption, Time
 from training.config.run import LARGEST_SEED
 from training.config.stages import STAGES
@@ -111,9 +112,7 @@ def parse_prices(values: list[Any]) -> list[PriceOption]:
             if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < math.inf:
                 raise GateError(f"--prices has {value!r}; expected numbers from 0, or one of these per kind")
         if value == {}:
-            raise GateError(
-                "--prices has {}, which names no kind of heads; give a number, or one for a kind, such as {encoder: 0.01}"
-            )
+            raise GateError(NO_KIND.format("--prices has", 0.01))
         if value in values[:index]:
             raise GateError(f"--prices has {value!r} twice; give each price once")
     return values

@@ -40,6 +40,8 @@ BudgetOption = GivenBudget | TimeLimit
 PriceOption = float | dict[str, float]
 Decay = Literal["linear", "noam"]
 WeightType = Literal["float32", "bfloat16"]
+FREEZING = ("freeze", "freeze_while_pruning")
+"""Options whose patterns say what stays fixed, the one from the beginning first."""
 MOST_EPOCHS = 1_000_000
 """Of a phase."""
 DEFAULT_PRICE = 0.01
@@ -145,7 +147,7 @@ class Gating:
             object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         for name, example in (("budget", 10), ("price", 0.01)):
             if getattr(self, name) == {}:
-                raise GateError(NO_KIND.format(name, example))
+                raise GateError(NO_KIND.format(f"the {name} is", example))
         prices = DEFAULT_PRICE if self.price is None else self.price
         object.__setattr__(self, "price", prices)
         if not all(0 <= price < math.inf for price in (prices.values() if isinstance(prices, Mapping) else [prices])):
@@ -326,7 +328,7 @@ class PrunerOptions(Distillation, Optimisation, Phases, Gating, Source):
         """Why no weight of the model can be trained after fine-tuning; empty if some can."""
         if self.is_half:
             return f"dtype is {self.dtype}, in which weights are fixed"
-        for option in ("freeze", "freeze_while_pruning"):
+        for option in FREEZING:
             if ".*" in (getattr(self, option) or []):
                 return f"{option} has '.*', which fixes all weights"
         return ""

@@ -24,15 +24,7 @@ from training.pruner.activations import checkpoint_activations_
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.divergence import check_finite
 from training.pruner.noise import seed_step_
-from training.pruner.parameters import (
-    check_some_train,
-    is_of_gates,
-    learning_rate_of,
-    matching_parameters,
-    parameter_groups,
-    rest_,
-    use_rates_,
-)
+from training.pruner.parameters import fix_, is_of_gates, learning_rate_of, parameter_groups, rest_, use_rates_
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import Steering, kinds_to_prune, new_gates
 from training.runs.processes import share_of_batch
@@ -99,11 +91,7 @@ class HeadPruner(pl.LightningModule):
         self.gates = new_gates(options, backbone, kinds)
         self.steering = Steering(options, self.gates, kinds)
         self.backbone = backbone.train()
-        for parameter in matching_parameters(backbone, options.freeze or []):
-            parameter.requires_grad_(False)
-        self.frozen = [p for p in backbone.parameters() if not p.requires_grad]  # by the model itself too: sinusoids
-        self.frozen_while_pruning = matching_parameters(backbone, options.freeze_while_pruning or [])
-        check_some_train(backbone, self.frozen_while_pruning, options)
+        self.frozen, self.frozen_while_pruning = fix_(backbone, options)
         self.gates.mode = "open"
         self.gates.attach()
         self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)

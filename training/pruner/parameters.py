@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from training.config import PrunerOptions
+from training.config.model import FREEZING
 from training.pruner.activations import checkpoint_activations_, checkpoints_activations
 
-FREEZING = ("freeze", "freeze_while_pruning")
-"""Options whose patterns say what stays fixed."""
 NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
 
 
@@ -82,6 +81,22 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
             )
         found += matches
     return found
+
+
+def fix_(backbone: nn.Module, options: PrunerOptions) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Fix what the options fix of a backbone from the beginning.
+
+    Returns:
+        What is fixed, by the model itself too, as sinusoids are; and what is to be from the end of fine-tuning on.
+
+    Raises:
+        GateError: as :func:`matching_parameters` and :func:`check_some_train` do.
+    """
+    for parameter in matching_parameters(backbone, options.freeze or []):
+        parameter.requires_grad_(False)
+    fixed_later = matching_parameters(backbone, options.freeze_while_pruning or [])
+    check_some_train(backbone, fixed_later, options)
+    return [p for p in backbone.parameters() if not p.requires_grad], fixed_later
 
 
 def check_some_train(backbone: nn.Module, fixed_later: Iterable[nn.Parameter], options: PrunerOptions) -> None:
