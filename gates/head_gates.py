@@ -8,6 +8,7 @@ and independent of the attention implementation (eager, SDPA, flash, flex).
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, get_args
@@ -19,7 +20,7 @@ from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
-from gates.hooks.checkpointing import ReentrantCheck
+from gates.hooks.calls import Calls, Values, is_backward
 from gates.hooks.evaluating import evaluating
 from gates.hooks.example_axes import ExampleAxes
 from gates.hooks.examples import count_examples
@@ -131,13 +132,12 @@ class HeadGates(nn.Module):
         self.mode: Mode = "stochastic"
         self.generator: torch.Generator | None = None
         self._hooks = OutputHooks(model, self.sites)
-        self._input_names = list(inspect.signature(model.forward).parameters)
-        self.example_axes = ExampleAxes(model, [site.name for site in self.sites])
+        self.example_axes = ExampleAxes(model, self.sites)
         self._override: Sequence[Tensor] | None = None
-        self._drawn: tuple[Tensor, ...] | None = None  # parts of one draw, so that their gradients come together once
-        self._reentrant = ReentrantCheck()
+        self._calls = Calls()
         self._leaves: Leaves | None = None
-        self.to(next(model.parameters()).device)
+        self.has_drawn = False  # whether the gates were drawn for training
+        self.to(_device_of(self.sites))
 
     # -- attaching ---------------------------------------------------------------------------------------------
 
@@ -158,7 +158,6 @@ class HeadGates(nn.Module):
     def detach(self) -> None:
         """Take the hooks off; the model is again as it was before :meth:`attach`."""
         self._hooks.detach()
-        self._drawn = None
 
     @contextmanager
     def attached(self) -> Iterator[Self]:
@@ -314,60 +313,76 @@ class HeadGates(nn.Module):
 
     # -- while the model runs ----------------------------------------------------------------------------------
 
-    def _before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _refuse_head_masks(kwargs, f"{self.size} {self.unit}s")
-        if self.example_axes.is_asking:
-            return
-        self._reentrant.begin()
-        # Drawn before the model runs, so that a layer recomputed under activation checkpointing sees the same gates.
-        stochastic = self.training and self.mode == "stochastic" and self._override is None
-        by_example = stochastic and self.draw_per == "example"
-        examples = count_examples({**dict(zip(self._input_names, args, strict=False)), **kwargs}) if by_example else None
-        self._drawn = self._draw(examples) if stochastic else None
-        in_force = self._drawn if self._override is None else self._override
-        self.example_axes.call = (args, kwargs) if in_force is not None and in_force[0].dim() == 2 else None
+        self._calls.begin(name, lambda: self._values_of_call(module, args, kwargs), (module, args, kwargs))
 
-    def _after_call(self, *_: Any) -> None:
-        if not self.example_axes.is_asking:
-            self._reentrant.end()
-            self.example_axes.call = None
+    def _after_call(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._calls.end(name, output)
 
     def _gated(self, index: int, heads: Tensor) -> Tensor:
-        """A site's concatenated heads times their gates; the same tensor, if all of these are one."""
-        if self.example_axes.is_asking:
-            return self.example_axes.see(index, heads)
-        values = self._values_at(index)
-        if self._drawn is not None:
-            self._reentrant.check(index)
+        """Return a site's concatenated heads times their gates; the same tensor, if all of these are one."""
+        call = self._calls.running()
+        if call is None:
+            raise GateError(
+                f"the output projection of {self.sites[index].name!r} was called outside of its attention module; call the "
+                "module, or detach() the gates"
+            )
+        values = call.at(index)
         if values is not None and values.dim() == 2:
-            values = self.example_axes.of(index, heads.shape, len(values)).spread(values, heads.dim())
+            axis = self.example_axes.of(index, heads.shape, len(values), call.inputs)
+            values = axis.spread(values, heads.dim())
         if values is not None:
             heads = scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
-    def _values_at(self, index: int) -> Tensor | None:
-        """Values of a site's gates, ``[gates]`` or ``[examples, gates]``; None for ones."""
-        if self._override is not None:
-            return self._override[index]
-        if self.mode == "open":
-            return None
+    def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
+        """Return the gate values of a call that begins, drawn once for all sites, so that their gradients come together once."""
+        if self._override is not None or self.mode == "open":
+            return self._override
         if self.mode == "masked":
-            return self.mask.split(self.sizes)[index]
+            return self.mask.clone().split(self.sizes)  # a recomputed layer needs the mask of its own call
         if not self.training:
-            return self._one_elsewhere(self.learned()).split(self.sizes)[index]
-        if self._drawn is None:  # a part of the model was called on its own
-            self._drawn = self._draw(None)
-        return self._drawn[index]
-
-    def _draw(self, examples: int | None) -> tuple[Tensor, ...]:
+            return self._one_elsewhere(self.learned()).split(self.sizes)
+        self._check_draw()
+        examples = None
+        if self.draw_per == "example":
+            named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False))
+            examples = count_examples({**named, **kwargs})
         return self._one_elsewhere(self.learned(self.generator, draws=examples)).split(self.sizes, dim=-1)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"mode": self.mode, "unit": self.unit, "sites": self._site_sizes()}
+    def _check_draw(self) -> None:
+        """Raise an error for a draw that nothing could be learned from."""
+        if not torch.is_grad_enabled():
+            return
+        if not torch.compiler.is_compiling():
+            self.has_drawn = True
+        if not self.log_alpha.requires_grad:
+            raise GateError(
+                "log_alpha requires no gradient, so the gates would never learn; set log_alpha.requires_grad = True (after "
+                "what froze all parameters, such as get_peft_model), or fix the gates by set_mask_(mask)"
+            )
+        if self.generator is not None and is_backward():
+            raise GateError(
+                "the gated model is recomputed in a backward pass, and its draw is not known any more; checkpoint its layers, "
+                "as model.gradient_checkpointing_enable({'use_reentrant': False}) does, not a function around the model"
+            )
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        _check_saved(state, self.unit, self._site_sizes())
-        self.mode = state["mode"]
+    # -- state -------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> Tensor:
+        """Return mode, unit and sites as the bytes of a JSON text, uint8 ``[bytes]``: safetensors keep only tensors.
+
+        The number of bytes is the same in every mode, since a checkpoint is compared with the model by the shapes of its tensors.
+        """
+        state = {"mode": f"{self.mode:10}", "unit": self.unit, "sites": self._site_sizes()}
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor | Mapping[str, Any]) -> None:
+        """Set the mode, after a check of unit and sites."""
+        saved = read_extra_state(state)
+        _check_saved(saved, self.unit, self._site_sizes())
+        self.mode = saved["mode"]
 
     def _site_sizes(self) -> dict[str, int]:
         return {site.name: size for site, size in zip(self.sites, self.sizes, strict=True)}
@@ -395,6 +410,18 @@ def _refuse_head_masks(inputs: Mapping[str, Any], gates: str) -> None:
             )
 
 
+def read_extra_state(state: Tensor | Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :meth:`HeadGates.get_extra_state` wrote, as a dictionary; a dictionary is returned as it is."""
+    saved = dict(json.loads(bytes(state.tolist()))) if isinstance(state, Tensor) else dict(state)
+    return {**saved, "mode": str(saved["mode"]).strip()}
+
+
+def _device_of(sites: Sequence[AttentionSite]) -> torch.device:
+    """Return the device of the first output projection whose weights are there; ``meta`` where all are elsewhere."""
+    devices = [parameter.device for site in sites for parameter in site.output.parameters()]
+    return next((device for device in devices if device.type != "meta"), devices[0] if devices else torch.device("cpu"))
+
+
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
     """Multiply each head, or each group of neighbouring heads, by its gate.
 
@@ -403,7 +430,7 @@ def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
         values: gates, broadcastable to ``[..., gates]``; heads are a multiple of gates.
     """
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
-    return (per_head * values.to(heads.dtype).unsqueeze(-1)).flatten(-2)
+    return (per_head * values.to(heads).unsqueeze(-1)).flatten(-2)
 
 
 def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_index: Tensor) -> Tensor | None:

@@ -93,6 +93,7 @@ class GatedModel(SharedGates, nn.Module):
         self.gates = config.gates_for(model).attach()
         self.steering = config.steering_for(self.gates)
         self.base_model = model
+        self._has_stepped = False
         self.train(model.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,9 +160,26 @@ class GatedModel(SharedGates, nn.Module):
                 "penalty(price) and clamp_()"
             )
         self.steering.step_(progress, optimizer)
+        self._has_stepped = True
 
     def fix_mask_(self) -> Tensor:
-        """End the pruning: fix the gates at :meth:`mask`, for training and evaluation alike, and return it, ``[gates]``."""
+        """End the pruning: fix the gates at :meth:`mask`, for training and evaluation alike, and return it, ``[gates]``.
+
+        Raises:
+            GateError: for gates with a budget that were trained without :meth:`step_`, or that are all equal.
+        """
+        if self.steering is not None and self.gates.mode != "masked":
+            log_alpha = self.gates.log_alpha.detach()
+            if self.gates.has_drawn and not self._has_stepped:
+                raise GateError(
+                    "the gates were trained and never led to their budget, so their order says little; call step_(progress, "
+                    "optimizer) after every step of the optimiser, or set_mask_(mask()) to keep the order as it is"
+                )
+            if bool((log_alpha == log_alpha[0]).all()) and 0 < self.mask().sum() < len(log_alpha):
+                raise GateError(
+                    f"all {len(log_alpha)} gates are equal, so a budget of {self.gate_config.budget} would keep the first ones; "
+                    "train the gates, or begin with start_from_(scores)"
+                )
         self.set_mask_(self.mask())
         return self.gates.mask.clone()
 

@@ -9,6 +9,8 @@ import torch
 import transformers as t
 from torch import Tensor, nn
 
+from gates.head_gates import HeadGates
+
 VOCABULARY = 50
 
 
@@ -198,3 +200,18 @@ def random_mask(name: str, *, seed: int = 2) -> Tensor:
     mask = (torch.rand(heads, generator=torch.Generator().manual_seed(seed)) < 0.5).float()
     mask[:4], mask[4:8] = 0.0, 1.0
     return mask
+
+
+def values_of_a_call(gates: HeadGates, call: Callable[[], object]) -> Tensor:
+    """Return the gate values that a call of the model uses, ``[gates]`` or ``[examples, gates]``."""
+    seen: list[Tensor] = []
+
+    def see(*_: object) -> None:
+        seen.append(torch.cat(list(gates._calls.running().values), -1))  # type: ignore[arg-type, union-attr]
+
+    handle = gates.sites[0].output.register_forward_hook(see)
+    try:
+        call()
+    finally:
+        handle.remove()
+    return seen[-1]

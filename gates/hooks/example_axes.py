@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from gates.errors import GateError
-from gates.hooks.evaluating import evaluating
+from gates.hooks.evaluating import evaluation_copy
 from gates.hooks.examples import ExampleAxis, axes_of, locate, only_axis, replaced
+from gates.hooks.functional import calling_outputs
 from gates.hooks.sharded import is_sharded
+from gates.sites import AttentionSite
 
 Reached = dict[tuple[int, torch.Size], Tensor]
 """Tensors by the site that they belong to and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -22,33 +25,19 @@ class ExampleAxes:
     """What is known of the examples' place in each site's heads.
 
     Args:
-        model: the model; while :attr:`is_asking`, its hooks have to hand :meth:`see` what its heads are.
-        names: names of the sites.
-
-    ``call`` has the inputs of the model's present call, where they may be asked with; None otherwise.
+        model: The model.
+        sites: Its attention modules.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, sites: Sequence[AttentionSite]) -> None:
         self._model = model
-        self._names = names
-        self._axes: list[list[ExampleAxis]] = [[] for _ in names]
+        self._sites = sites
+        self._axes: list[list[ExampleAxis]] = [[] for _ in sites]
         self._of_losses: dict[Hashable, ExampleAxes] = {}
-        self._seen: Reached | None = None
-        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def of_losses(self, code: Hashable) -> ExampleAxes:
         """What is known of the rows that the losses of some code depend on, see :mod:`gates.scores.gradients`."""
-        return self._of_losses.setdefault(code, ExampleAxes(self._model, self._names))
-
-    @property
-    def is_asking(self) -> bool:
-        return self._seen is not None
-
-    def see(self, site: int, heads: Tensor) -> Tensor:
-        """Take down a site's heads of a run with other inputs, the first of each shape, and hand them back."""
-        assert self._seen is not None
-        self._seen.setdefault((site, heads.shape), heads)
-        return heads
+        return self._of_losses.setdefault(code, ExampleAxes(self._model, self._sites))
 
     def known(self, site: int, shape: Sequence[int], examples: int) -> ExampleAxis | None:
         """The axis in heads of this shape ``[..., heads * head_dim]``; None if it has not been found out."""
@@ -68,19 +57,31 @@ class ExampleAxes:
         if len(candidates) == 1 and candidates[0] not in self._axes[site]:
             self._axes[site].append(candidates[0])
 
-    def of(self, site: int, shape: Sequence[int], examples: int) -> ExampleAxis:
-        """The axis in heads of this shape ``[..., heads * head_dim]``, found out if nothing else tells.
+    def of(
+        self,
+        site: int,
+        shape: Sequence[int],
+        examples: int,
+        inputs: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None,
+    ) -> ExampleAxis:
+        """Return the axis in heads of this shape ``[..., heads * head_dim]``, found out if nothing else tells.
+
+        Args:
+            site: The index of the site.
+            shape: The shape of its heads.
+            examples: The number of examples.
+            inputs: The running module with the arguments of its call; None if it may not run again.
 
         Raises:
-            GateError: if it is not certain.
+            GateError: if the axis is not certain.
         """
         axis = self.known(site, shape, examples) or only_axis(shape, examples)
-        if axis is None and self.call is not None:
-            self._ask(*self.call, examples)
+        if axis is None and inputs is not None:
+            self._ask(*inputs, examples)
             axis = self.known(site, shape, examples)
         if axis is None:
             raise GateError(
-                f"the heads at {self._names[site]!r} have shape {list(shape)}, and it is not certain which rows belong to "
+                f"the heads at {self._sites[site].name!r} have shape {list(shape)}, and it is not certain which rows belong to "
                 f"which of {examples} examples; call the whole model, without a cache and not sharded, on examples that "
                 "differ, or use gates that are the same for the batch (draw_per='batch')"
             )
@@ -88,24 +89,29 @@ class ExampleAxes:
 
     @torch.compiler.disable(reason="run the model once on such a batch before it is compiled as one graph")
     @torch.no_grad()
-    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
-        """Put some examples into the place of others, and see which rows change."""
+    def _ask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
+        """Put some examples into the place of others in a copy of a module without gates, and see which rows change."""
         if any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
             return  # the model fills it, and has begun to
         if is_sharded(self._model):
             return  # a sharded layer that has run lets go of its weights, and this one has not run yet
+        alone, inside = evaluation_copy(module)
+        seen: Reached = {}
+
+        def see(site: int, _: nn.Module, given: tuple[Any, ...]) -> None:
+            seen.setdefault((site, given[0].shape), given[0])
 
         def heads_with(group: Tensor | None) -> Reached:
             own, named = (args, kwargs) if group is None else replaced((args, kwargs), group)
-            self._seen = {}
-            try:
-                self._model(*own, **named)
-                return self._seen
-            finally:
-                self._seen = None  # also where a model does not take the others' inputs
+            seen.clear()
+            alone.forward(*own, **named)
+            return dict(seen)
 
         devices = {parameter.device for parameter in self._model.parameters() if parameter.device.type == "cuda"}
-        with evaluating(self._model), torch.random.fork_rng(devices):
+        with calling_outputs(alone), torch.random.fork_rng(devices):
+            for index, site in enumerate(self._sites):
+                if site.output in inside:
+                    inside[site.output].register_forward_pre_hook(partial(see, index))
             try:
                 before = heads_with(None)
 
@@ -116,5 +122,5 @@ class ExampleAxes:
                 found = locate(touched, examples)
             except Exception:  # models refuse inputs in many ways, such as texts whose pictures are those of others
                 return
-            for (site, _), numbers in zip(before, found, strict=True):
-                self.learn(site, numbers, examples)
+            for (site_index, _), numbers in zip(before, found, strict=True):
+                self.learn(site_index, numbers, examples)

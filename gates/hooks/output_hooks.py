@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ class OutputHooks:
         self._sites = sites
         self._handles: list[RemovableHandle] = []
         self._fired: set[int] = set()
-        self._passed: set[int] = set()  # in the present call of each attention module
+        self._passed: set[tuple[int, int]] = set()  # thread and site, in the present call of each attention module
         self._probed: set[type[nn.Module]] = set()
 
     @property
@@ -54,8 +55,10 @@ class OutputHooks:
 
         Args:
             gates: module that they act for; :func:`gates_on` finds it.
-            before_call: function called before the model, with the model, its positional and its keyword arguments.
-            after_call: function called after it, with the model, its positional arguments and its output.
+            before_call: A function that is called before the model and before each part that holds a site: with its path,
+                the module, the positional and the keyword arguments.
+            after_call: A function that is called after it, also after an error: with its path, the module, the positional
+                arguments and the output.
             change: function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to
                 what its output projection is given in their place.
 
@@ -76,8 +79,9 @@ class OutputHooks:
                     "so that the gates of both would act on either; give each a module of its own (they may share its weights)"
                 )
         forget_compiled()
-        self._handles.append(self.model.register_forward_pre_hook(before_call, with_kwargs=True))
-        self._handles.append(self.model.register_forward_hook(after_call))
+        for name, part in _around(self.model, self._sites).items():
+            self._handles.append(part.register_forward_pre_hook(partial(before_call, name), with_kwargs=True))
+            self._handles.append(part.register_forward_hook(partial(after_call, name), always_call=True))
         for index, site in enumerate(self._sites):
             self._handles += call_output(site.module)
             self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
@@ -106,7 +110,7 @@ class OutputHooks:
         heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
         if not torch.compiler.is_compiling():
             self._fired.add(index)
-            self._passed.add(index)
+            self._passed.add((threading.get_ident(), index))
         return None if heads is args[0] else (heads, *args[1:])
 
     def _after_attention(
@@ -114,12 +118,13 @@ class OutputHooks:
     ) -> None:
         if torch.compiler.is_compiling():
             return
-        if index not in self._passed:
+        passed = (threading.get_ident(), index)
+        if passed not in self._passed:
             raise GateError(
                 f"{type(module).__name__} at {self._sites[index].name!r} goes round its output projection, so its gates have "
                 "no effect; detach() them, and use another model or attention implementation"
             )
-        self._passed.discard(index)
+        self._passed.discard(passed)
         self._probe(index, module, (args, kwargs))
 
     def _probe(self, index: int, module: nn.Module, arguments: Arguments) -> None:
@@ -136,6 +141,12 @@ class OutputHooks:
                 f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
                 "another model or describe all its streams of heads in gates.surgery.layouts.LAYOUTS"
             )
+
+
+def _around(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[str, nn.Module]:
+    """Return every module that holds a site or is one, by its path: each of them may be called alone."""
+    holds = {name.rsplit(".", levels)[0] for name in (site.name for site in sites) for levels in range(name.count(".") + 1)}
+    return {name: part for name, part in model.named_modules() if not name or name in holds}
 
 
 def forget_compiled() -> None:

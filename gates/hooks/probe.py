@@ -7,14 +7,14 @@ tokens see later ones, is a matter of which output changes with which input. A s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from gates.hooks.evaluating import evaluating
+from gates.hooks.evaluating import evaluation_copy
 from gates.hooks.functional import calling_outputs
 from gates.sites import AttentionSite, Kind
 
@@ -101,13 +101,15 @@ def _kind_of_call(module: nn.Module, arguments: Arguments) -> Kind:
 def _again(
     module: nn.Module, arguments: Arguments, change: Callable[[Tensor], Tensor], *, closed: Sequence[nn.Module] = ()
 ) -> list[Tensor]:
-    """The tensors that a module returns when it is called again, at rest, without its caches and without any hook.
+    """Return the tensors of one more call of a module, in evaluation mode, without its caches and without any hook.
+
+    The call runs on a copy that shares the weights, since other threads may be running the module itself.
 
     Args:
-        module: attention module.
-        arguments: what it was called with.
-        change: function from its first stream of tokens to what takes its place; from each stream, if any projection is closed.
-        closed: submodules that are given zeros.
+        module: The attention module.
+        arguments: The arguments of its last call.
+        change: A function that replaces its first stream of tokens; every stream, if any projection is closed.
+        closed: The submodules that receive zeros.
     """
     first = next(_streams(arguments))
 
@@ -117,11 +119,13 @@ def _again(
         return change(value) if value is first or (closed and _is_stream(value)) else value
 
     args, kwargs = arguments
-    with torch.no_grad(), _without_hooks(module), evaluating(module), calling_outputs(module), ExitStack() as stack:
+    alone, inside = evaluation_copy(module)
+    with torch.no_grad(), calling_outputs(alone), ExitStack() as stack:
         for projection in closed:
-            handle = projection.register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))
-            stack.callback(handle.remove)
-        output = module.forward(*map(other, args), **{name: other(value) for name, value in kwargs.items()})
+            if projection in inside:
+                handle = inside[projection].register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))
+                stack.callback(handle.remove)
+        output = alone.forward(*map(other, args), **{name: other(value) for name, value in kwargs.items()})
     return [part for part in (output if isinstance(output, tuple) else (output,)) if _is_stream(part)]
 
 
@@ -154,17 +158,3 @@ def _moved(token: int) -> Callable[[Tensor], Tensor]:
         return stream
 
     return change
-
-
-@contextmanager
-def _without_hooks(module: nn.Module) -> Iterator[None]:
-    """No hooks on any submodule for a while: this call is none that gates or observers should see."""
-    names = ("_forward_pre_hooks", "_forward_hooks")
-    before = [(part, name, getattr(part, name)) for part in module.modules() for name in names]
-    try:
-        for part, name, hooks in before:
-            object.__setattr__(part, name, type(hooks)())
-        yield
-    finally:
-        for part, name, hooks in before:
-            object.__setattr__(part, name, hooks)

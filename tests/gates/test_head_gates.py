@@ -8,7 +8,7 @@ from gates.head_gates import HeadGates, scale_heads
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
-from tests.models import FAMILIES, build, inputs, logits, random_mask
+from tests.models import FAMILIES, build, inputs, logits, random_mask, values_of_a_call
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -346,7 +346,7 @@ def test_casting_leaves_the_gates_in_float32():
     for cast in (gates.half, gates.bfloat16, gates.double, lambda: gates.to("cpu", torch.float16)):
         cast()
         assert torch.equal(gates.log_alpha, before)
-        assert {tensor.dtype for tensor in gates.state_dict().values() if isinstance(tensor, torch.Tensor)} == {torch.float32}
+        assert {tensor.dtype for tensor in gates.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
     assert gates.to("meta").log_alpha.is_meta
 
 
@@ -358,10 +358,9 @@ def test_gates_of_kinds_that_are_not_learned_are_one(family, draw_per):
     encoder = gates.kind_index() == 0
     with torch.no_grad():
         gates.log_alpha.fill_(-1.0)  # would close, or nearly so
-    model(**batch)
-    assert gates._drawn is not None
-    assert (torch.cat(gates._drawn, -1)[..., ~encoder] == 1).all()
-    assert (torch.cat(gates._drawn, -1)[..., encoder] != 1).any()
+    drawn = values_of_a_call(gates, lambda: model(**batch))
+    assert (drawn[..., ~encoder] == 1).all()
+    assert (drawn[..., encoder] != 1).any()
     assert (gates.values()[~encoder] == 1).all()
     assert (gates.open_probability()[~encoder] == 1).all()
     assert (gates.open_probability()[encoder] < 1).all()
@@ -411,3 +410,75 @@ def test_gates_for_another_number_of_examples_do_not_become_gates_of_positions()
         pytest.raises(GateError, match="not certain which rows belong to"),
     ):
         logits(model, batch)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------
+
+
+def test_gates_are_where_the_weights_are_and_not_where_offloaded_ones_are():
+    """With ``device_map="auto"`` weights that do not fit are on the meta device until their module runs."""
+    model = build("bert")
+    model.bert.embeddings.to("meta")
+    assert HeadGates(model).mask.device.type == "cpu"
+    model.bert.encoder.layer[0].to("meta")
+    assert HeadGates(model).mask.device.type == "cpu"
+    assert HeadGates(model.to("meta")).mask.device.type == "meta"
+
+
+@pytest.mark.parametrize("draw_per", ["batch", "example"])
+def test_values_follow_the_device_of_each_site(draw_per):
+    """The meta device stands in for a second GPU: every operation on tensors of two devices is an error there too."""
+    model, batch = build("bert").train(), inputs("bert")
+    gates = HeadGates(model, draw_per=draw_per).attach().train()
+    model.bert.encoder.layer[1].to("meta")
+    model.bert.pooler.to("meta")
+    model.classifier.to("meta")
+    model.bert.encoder.layer[1].register_forward_pre_hook(to_meta, with_kwargs=True)
+    for mode in ("stochastic", "masked", "open"):
+        gates.mode = mode
+        assert model(**batch).logits.device.type == "meta"
+    gates.mode = "stochastic"
+    with gates.probe() as leaves:
+        model(**batch)
+    assert {leaf.device.type for leaf in leaves.values()} == {"cpu", "meta"}
+
+
+def to_meta(module, args, kwargs):
+    """Move the inputs of a module as the hooks of accelerate do."""
+    args = tuple(value.to("meta") if isinstance(value, torch.Tensor) else value for value in args)
+    return args, {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
+
+
+# -- frozen gates ------------------------------------------------------------------------------------------------
+
+
+def test_frozen_gates_are_an_error_at_the_first_step():
+    model, batch = build("bert").train(), inputs("bert")
+    gates = HeadGates(model).attach().train()
+    gates.log_alpha.requires_grad = False
+    with pytest.raises(GateError, match="log_alpha requires no gradient"):
+        model(**batch)
+    with torch.no_grad():
+        model(**batch)
+    gates.eval()
+    model(**batch)
+    gates.train().set_mask_(torch.ones(gates.size))
+    model(**batch).logits.sum().backward()
+
+
+# -- state that others copy --------------------------------------------------------------------------------------
+
+
+def test_the_state_consists_of_tensors_of_the_same_shape_in_every_mode(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    gates, shapes = HeadGates(build("bart"), unit="group"), []
+    for mode in ("open", "stochastic", "masked"):
+        gates.mode = mode
+        save_file(gates.state_dict(), tmp_path / "gates.safetensors")
+        state = load_file(tmp_path / "gates.safetensors")
+        shapes.append({name: tensor.shape for name, tensor in state.items()})
+        other = HeadGates(build("bart"), unit="group")
+        other.load_state_dict(state)
+        assert other.mode == mode
+    assert shapes[0] == shapes[1] == shapes[2]

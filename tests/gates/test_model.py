@@ -333,3 +333,51 @@ def test_gates_that_are_not_fixed_cannot_be_made_up_for():
         half.refit_([inputs("bert")])
     with pytest.raises(GateError, match="only once"):
         half.set_mask_(half.mask()).refit_(iter([inputs("bert")]))
+
+
+# -- gates that learned nothing ----------------------------------------------------------------------------------
+
+
+def test_freezing_everything_is_an_error_at_the_first_step():
+    gated = get_gated_model(build("bert"), GateConfig(budget=3)).train()
+    for parameter in gated.parameters():
+        parameter.requires_grad = False
+    for parameter in gated.base_model.classifier.parameters():
+        parameter.requires_grad = True
+    with pytest.raises(GateError, match="log_alpha requires no gradient"):
+        gated(**inputs("bert"))
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*")
+def test_peft_around_gates_is_an_error_at_the_first_step_until_they_are_trainable():
+    peft = pytest.importorskip("peft")
+    gated = get_gated_model(build("bert"), GateConfig(budget=3)).train()
+    adapted = peft.get_peft_model(gated, peft.LoraConfig(target_modules=["query"], r=2))
+    with pytest.raises(GateError, match="get_peft_model"):
+        adapted(**inputs("bert"))
+    gated.gates.log_alpha.requires_grad = True
+    adapted(**inputs("bert")).logits.sum().backward()
+    assert gated.gates.log_alpha.grad is not None
+
+
+def test_a_mask_of_gates_that_never_stepped_is_refused():
+    gated = get_gated_model(build("bert"), GateConfig(budget=3, initial_log_alpha=0.0)).train()
+    with pytest.raises(GateError, match="all 8 gates are equal"):
+        gated.fix_mask_()
+    optimizer = torch.optim.AdamW(gated.parameter_groups(1e-3))
+    gated(**inputs("bert")).logits.square().sum().backward()
+    optimizer.step()
+    with pytest.raises(GateError, match=r"call step_\(progress, optimizer\) after every step"):
+        gated.fix_mask_()
+    assert gated.gates.mode == "stochastic"
+    gated.step_(1.0, optimizer)
+    assert int(gated.fix_mask_().sum()) == 3
+
+
+def test_scores_and_loaded_gates_need_no_step(tmp_path):
+    gated = get_gated_model(build("bert"), GateConfig(budget=3)).start_from_(torch.rand(8))
+    state = gated.state_dict()
+    assert int(gated.fix_mask_().sum()) == 3
+    other = get_gated_model(build("bert"), GateConfig(budget=3))
+    other.load_state_dict(state)
+    assert torch.equal(other.fix_mask_(), gated.gates.mask)

@@ -16,7 +16,7 @@ from transformers import BaseImageProcessor, GenerationConfig, PreTrainedModel, 
 from gates.artefact import GateConfig
 from gates.budget import Budget, budget_mask
 from gates.errors import GateError, first_line
-from gates.head_gates import HeadGates
+from gates.head_gates import HeadGates, read_extra_state
 from gates.latency.table import TimeLimit
 from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask
@@ -85,7 +85,7 @@ def load_trained(path: str) -> TrainedModel:
     model = _dense_model(run, content, path)
     options, state = options_of(final, path), final["state_dict"]
     config = GateConfig(
-        unit=state["gates._extra_state"].get("unit", "head"),
+        unit=read_extra_state(state["gates._extra_state"]).get("unit", "head"),
         temperature=options.temperature,
         initial_log_alpha=options.initial_log_alpha,
         straight_through=options.straight_through,

@@ -167,7 +167,7 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
     own = pruner.state_dict()
     extra = "gates._extra_state"
     if extra in weights:
-        pruner.gates.set_extra_state(weights[extra] | {"mode": pruner.gates.mode})
+        pruner.gates.set_extra_state(read_extra_state(weights[extra]) | {"mode": pruner.gates.mode})
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items() if torch.is_tensor(tensor)}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items() if torch.is_tensor(tensor)}
     if shapes != found:

@@ -136,15 +136,21 @@ def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
     expected = logits(model, batch)
     hooks.attach(
         torch.nn.Module(),
-        lambda module, args, kwargs: calls.append((module, sorted(kwargs))),
-        lambda module, args, output: calls.append((module, "done")),
+        lambda name, module, args, kwargs: calls.append((name, module, "begins")),
+        lambda name, module, args, output: calls.append((name, module, "ends")),
         lambda site, heads: heads * site,
     )
     assert not torch.allclose(logits(model, batch), expected)
-    assert calls == [(model, sorted(batch)), (model, "done")]
+    assert calls[0] == ("", model, "begins")
+    assert calls[-1] == ("", model, "ends")
+    names = [name for name, _, event in calls if event == "begins"]
+    layer = "bert.encoder.layer.0"
+    assert names[:5] == ["", "bert", "bert.encoder", layer, f"{layer}.attention"]  # each may be called alone
+    assert {name for name in names if "intermediate" in name or "embeddings" in name} == set()
+    calls.clear()
     hooks.detach()
     assert torch.equal(logits(model, batch), expected)
-    assert len(calls) == 2
+    assert calls == []
 
 
 def test_a_model_that_was_compiled_and_called_before_has_its_gates_in_force():
