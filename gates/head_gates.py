@@ -337,7 +337,7 @@ class HeadGates(nn.Module):
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
     def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
-        """Return the gate values of a call that begins, drawn once for all sites, so that their gradients come together once."""
+        """Return the gate values of a call that begins, drawn once for all sites, so that gradients come together once."""
         if self._override is not None or self.mode == "open":
             return self._override
         if self.mode == "masked":
@@ -373,7 +373,7 @@ class HeadGates(nn.Module):
     def get_extra_state(self) -> Tensor:
         """Return mode, unit and sites as the bytes of a JSON text, uint8 ``[bytes]``: safetensors keep only tensors.
 
-        The number of bytes is the same in every mode, since a checkpoint is compared with the model by the shapes of its tensors.
+        The number of bytes is the same in every mode, so that checkpoints have tensors of the same shapes.
         """
         state = {"mode": f"{self.mode:10}", "unit": self.unit, "sites": self._site_sizes()}
         return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)

@@ -177,7 +177,7 @@ class GatedModel(SharedGates, nn.Module):
                 )
             if bool((log_alpha == log_alpha[0]).all()) and 0 < self.mask().sum() < len(log_alpha):
                 raise GateError(
-                    f"all {len(log_alpha)} gates are equal, so a budget of {self.gate_config.budget} would keep the first ones; "
+                    f"all {len(log_alpha)} gates are equal, so a budget of {self.gate_config.budget} would keep the first; "
                     "train the gates, or begin with start_from_(scores)"
                 )
         self.set_mask_(self.mask())

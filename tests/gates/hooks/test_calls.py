@@ -148,7 +148,7 @@ def test_a_region_around_the_model_is_refused_where_its_draw_cannot_be_repeated(
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("name", ["bert", "bart"])
 def test_reentrant_checkpointing_is_refused_after_other_calls_too(name):
-    model, gates, batch = gated(name, checkpointing={"use_reentrant": True})
+    model, _, batch = gated(name, checkpointing={"use_reentrant": True})
     first = loss_of(model, batch)
     with torch.no_grad():
         model(**batch)
@@ -223,7 +223,7 @@ def test_calls_are_kept_as_long_as_their_graph():
     gc.collect()
     assert len(gates._calls._finished) == 0
     with torch.no_grad():
-        loss = loss_of(model, batch)
+        loss_of(model, batch)
     assert len(gates._calls._finished) == 0
 
 
