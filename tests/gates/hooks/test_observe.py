@@ -99,13 +99,16 @@ def test_weights_that_are_no_distribution_are_refused():
         output, weights = attend(*arguments, **more)
         return output, weights / 2
 
-    with attention_calls(halved), pytest.raises(GateError, match=r"do not sum to 1 \(off by 0\.5\)"):
+    with attention_calls(find_attention(model), halved), pytest.raises(GateError, match=r"do not sum to 1 \(off by 0\.5\)"):
         entropies(model, batch)
 
     def silent(name, attend, *arguments, **more):
         return attend(*arguments, **more)[0], None
 
-    with attention_calls(silent), pytest.raises(GateError, match="does not hand out its attention weights"):
+    with (
+        attention_calls(find_attention(model), silent),
+        pytest.raises(GateError, match="does not hand out its attention weights"),
+    ):
         entropies(model, batch)
 
 
@@ -120,10 +123,13 @@ def test_calls_are_wrapped_for_a_while_and_in_each_other():
 
         return around
 
-    with attention_calls(note("outer")), attention_calls(note("inner")):
+    sites = find_attention(model)
+    with attention_calls(sites, note("outer")), attention_calls(sites, note("inner")):
+        assert AttentionInterface.get_interface is look_up
         logits(model, batch)
     assert order == [("inner", "sdpa"), ("outer", "sdpa")] * 2
     assert AttentionInterface.get_interface is look_up
+    assert all("forward" not in vars(site.core) for site in sites)
 
 
 def test_a_mask_by_position_is_seen_in_a_direct_call():
