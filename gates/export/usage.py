@@ -229,7 +229,7 @@ def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, libra
 
 
 def _literal(value: Tensor, library: str) -> str:
-    """Python for a tensor: its numbers, or ones of its shape for pictures and sound: some models leave out pictures of zeros."""
+    """Python for a tensor: its numbers, or ones for pictures and sound: some models skip pictures of zeros."""
     shape: Any = tuple(value.shape)
     if value.is_floating_point():
         return f"torch.ones({shape})" if library == "torch" else f"np.ones({shape}, np.float32)"
