@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from gates.export.cost import Cost, count_parameters, milliseconds
 from gates.export.evaluation import MetricTypes, evaluation_block
-from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, torch_usage
+from gates.export.usage import PATH, PIPELINE_TAGS, onnx_usage, prediction, stock_loader, torch_usage
 from gates.files import replacing
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
@@ -199,6 +199,7 @@ def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, li
         auto: the Auto class that loads the model.
     """
     shown, hub_name = stated_base_model(base_model, default="not stated")
+    loader = stock_loader(model, auto)
     heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}
     count, total = (sum(map(sum, table.values())) for table in (open_heads, heads))
     lines = [
@@ -210,14 +211,14 @@ def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, li
         "",
         "```python",
         "import torch",
-        f"from transformers import {auto}",
+        f"from transformers import {loader}",
         "",
         "from gates import GatedModel",
         "",
-        f'base_model = {auto}.from_pretrained("path/to/base/model")  # with the weights that the gates were trained with',
+        f'base_model = {loader}.from_pretrained("path/to/base/model")  # with the weights that the gates were trained with',
         PATH,
         "model = GatedModel.from_pretrained(base_model, path).prune_and_unload().eval()",
-        *prediction(model, auto, reads_text=False),
+        *prediction(model, auto),
         "```",
         "",
         "| site | heads | open |",

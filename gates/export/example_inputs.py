@@ -50,7 +50,7 @@ def example_inputs(
             "give some as check_batch"
         )
     reasons: list[str] = []
-    with _at_rest(model):
+    with at_rest(model):
         for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):
             inputs = of_dtype({name: tensor.to(model.device) for name, tensor in found.items()}, model.dtype)
             try:
@@ -118,7 +118,7 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
 
 
 @contextmanager
-def _at_rest(model: PreTrainedModel) -> Iterator[None]:
+def at_rest(model: PreTrainedModel) -> Iterator[None]:
     """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
     devices = {tensor.device for tensor in itertools.islice(model.parameters(), 1) if tensor.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), evaluating(model):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
-from gates.export.example_inputs import example_inputs
+from gates.export.example_inputs import at_rest, example_inputs
+from gates.surgery.modeling_file import auto_classes
 
 PIPELINE_TAGS = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -30,6 +33,8 @@ PIPELINE_TAGS = {
 PATH = 'path = "path/to/this/directory"  # or its name on the Hub'
 SENTENCE = "The attention heads that are left do the work."
 QUESTION = "What do the heads do?"
+TEXT_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
+"""What a tokenizer gives; beside other inputs, a text has tokens that stand for them."""
 
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
@@ -41,33 +46,89 @@ def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tok
         remote_code: whether it needs the modeling file beside it.
         has_tokenizer: whether a tokenizer lies beside it.
     """
-    reads_text = has_tokenizer and model.main_input_name == "input_ids"
-    names = ", ".join([auto, *(["AutoTokenizer"] if reads_text else [])])
+    example = _example(model)
+    reads_text = has_tokenizer and _is_text(example)
+    loader = auto if remote_code else stock_loader(model, auto)
+    names = ", ".join([loader, *(["AutoTokenizer"] if reads_text else [])])
     remote = ", trust_remote_code=True" if remote_code else ""
     return [
         "import torch",
         f"from transformers import {names}",
         "",
         PATH,
-        f"model = {auto}.from_pretrained(path{remote}).eval()",
-        *prediction(model, auto, reads_text=reads_text),
+        f"model = {loader}.from_pretrained(path{remote}).eval()",
+        *_prediction(model, auto, example, reads_text=reads_text),
     ]
 
 
-def prediction(model: PreTrainedModel, auto: str, *, reads_text: bool) -> list[str]:
-    """Lines that print what ``model`` says of an example, with the tokenizer at ``path`` where there is one; none for a model
-    whose inputs are unknown."""
-    given = _inputs(model, auto, reads_text=reads_text, library="torch")
-    if given is None:
+def stock_loader(model: PreTrainedModel, auto: str) -> str:
+    """The Auto class that loads a stock model; its own class if no Auto class does (MllamaForCausalLM)."""
+    own = type(model).__name__
+    return own if hasattr(transformers, own) and auto not in auto_classes(model) else auto
+
+
+def prediction(model: PreTrainedModel, auto: str) -> list[str]:
+    """Lines that print what ``model`` says of an example; none for a model whose inputs are unknown."""
+    return _prediction(model, auto, _example(model), reads_text=False)
+
+
+def _prediction(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor] | None, *, reads_text: bool) -> list[str]:
+    """The same for a known example, or a text for the tokenizer at ``path``."""
+    if example is None:
         return []
-    if model.can_generate():
+    generates = _generates(model, example)
+    given = _inputs(example, auto, reads_text=reads_text, library="torch", generates=generates)
+    if generates:
         show = "tokenizer.decode(generated[0], skip_special_tokens=True)" if reads_text else "generated[0].tolist()"
         return [*given, "generated = model.generate(**inputs, max_new_tokens=20)", f"print({show})"]
-    return [*given, "with torch.no_grad():", "    outputs = model(**inputs)", *_shown(model, auto, reads_text=reads_text)]
+    shown = _shown(model, auto, example, reads_text=reads_text)
+    return [*given, "with torch.no_grad():", "    outputs = model(**inputs)", *shown]
 
 
-def _shown(model: PreTrainedModel, auto: str, *, reads_text: bool) -> list[str]:
+def _example(model: PreTrainedModel) -> dict[str, Tensor] | None:
+    try:
+        return example_inputs(model, batch=1, length=8)
+    except GateError:
+        return None
+
+
+def _is_text(example: Mapping[str, Tensor] | None) -> bool:
+    return example is not None and "input_ids" in example and example.keys() <= TEXT_INPUTS
+
+
+def _generates(model: PreTrainedModel, example: Mapping[str, Tensor]) -> bool:
+    """Whether a model writes from these inputs: some need a start token, or inputs that their forward pass does without."""
+    if not model.can_generate():
+        return False
+    given = {name: tensor for name, tensor in example.items() if name != "decoder_input_ids"}
+    try:
+        with at_rest(model):
+            model.generate(**given, max_new_tokens=2)  # type: ignore[operator]
+    except Exception:  # models refuse in many ways
+        return False
+    return True
+
+
+def _shown(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor], *, reads_text: bool) -> list[str]:
     """Lines that print a prediction from ``outputs``."""
+    with at_rest(model):
+        outputs = model(**example)
+    first, place = outputs[0], "outputs[0]"
+    while isinstance(first, (tuple, list)):  # feature maps
+        first, place = first[0], f"{place}[0]"
+    plain = [f"print({place}.shape)"]
+    if "logits" not in outputs:
+        answers = "QuestionAnswering" in auto and "start_logits" in outputs and "end_logits" in outputs and reads_text
+        return (
+            plain
+            if not answers
+            else [
+                "start, end = int(outputs.start_logits[0].argmax()), int(outputs.end_logits[0].argmax())",
+                'print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))',
+            ]
+        )
+    if not isinstance(outputs.logits, Tensor):
+        return plain
     match auto.removeprefix("AutoModelFor"):
         case "SequenceClassification" | "ImageClassification" | "AudioClassification" if _classes(model) > 1:
             return ["print(model.config.id2label[int(outputs.logits[0].argmax())])"]
@@ -75,15 +136,10 @@ def _shown(model: PreTrainedModel, auto: str, *, reads_text: bool) -> list[str]:
             return ["print(float(outputs.logits[0]))"]
         case "TokenClassification":
             return ["print([model.config.id2label[label] for label in outputs.logits[0].argmax(-1).tolist()])"]
-        case "QuestionAnswering" if reads_text:
-            return [
-                "start, end = int(outputs.start_logits[0].argmax()), int(outputs.end_logits[0].argmax())",
-                'print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))',
-            ]
         case "MaskedLM" if reads_text:
             return ["print(tokenizer.decode(outputs.logits[0].argmax(-1)))"]
         case _:
-            return ["print(outputs[0].shape)"]
+            return plain
 
 
 def _classes(model: PreTrainedModel) -> int:
@@ -99,13 +155,14 @@ def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_t
         files: names of the graphs.
         has_tokenizer: whether a tokenizer lies beside them.
     """
-    reads_text = has_tokenizer and model.main_input_name == "input_ids"
+    example = _example(model)
+    reads_text = has_tokenizer and _is_text(example)
     names = ", ".join(["AutoConfig", *(["AutoTokenizer"] if reads_text else [])])
     sessions = [f'{Path(file).stem} = onnxruntime.InferenceSession(f"{{path}}/{file}")' for file in files]
     lines = ["import numpy as np", "import onnxruntime", f"from transformers import {names}", "", PATH, *sessions]
-    given = _inputs(model, auto, reads_text=reads_text, library="numpy")
-    if given is None:
+    if example is None:
         return lines
+    given = _inputs(example, auto, reads_text=reads_text, library="numpy", generates=model.can_generate())
     lines += ["config = AutoConfig.from_pretrained(path)", *given]
     if model.can_generate():
         return lines + _decoding(model, reads_text=reads_text)
@@ -145,31 +202,38 @@ def _decoding(model: PreTrainedModel, *, reads_text: bool) -> list[str]:
     ]
 
 
-def _inputs(model: PreTrainedModel, auto: str, *, reads_text: bool, library: str) -> list[str] | None:
-    """Lines that make ``inputs``: a sentence where there is a tokenizer, and otherwise numbers of the right shape."""
-    try:
-        example: Mapping[str, Tensor] = example_inputs(model, batch=1, length=8)
-    except GateError:
-        return None
-    tensor, zeros, kind = ("torch.tensor", "torch.zeros", "pt") if library == "torch" else ("np.array", "np.zeros", "np")
-    lines = []
+def _inputs(example: Mapping[str, Tensor], auto: str, *, reads_text: bool, library: str, generates: bool) -> list[str]:
+    """Lines that make ``inputs``: a sentence for a tokenizer, and otherwise the example, with ones for pictures and sound."""
+    lines = ["inputs = {}"]
+    given = dict(example)
+    if generates:
+        given.pop("decoder_input_ids", None)
     if reads_text:
         text = f'"{QUESTION}", "{SENTENCE}"' if auto.endswith("QuestionAnswering") else f'"{SENTENCE}"'
+        kind = "pt" if library == "torch" else "np"
         lines = [
             "tokenizer = AutoTokenizer.from_pretrained(path)",
             f'inputs = dict(tokenizer({text}, return_tensors="{kind}"))',
         ]
-    elif "input_ids" in example:
-        ids = example["input_ids"].tolist()
-        lines = [f"ids = {tensor}({ids})  # of the tokenizer that the model was trained with"]
-        ones = "torch.ones_like(ids)" if library == "torch" else "np.ones_like(ids)"
-        lines.append(f'inputs = {{"input_ids": ids, "attention_mask": {ones}}}')
-    else:
-        lines = ["inputs = {}"]
-    for name, value in example.items():
-        if value.is_floating_point():
-            dtype = "" if library == "torch" else ", np.float32"
-            lines.append(f'inputs["{name}"] = {zeros}({tuple(value.shape)}{dtype})')
-        elif name == "decoder_input_ids" and not model.can_generate():
-            lines.append(f'inputs["{name}"] = inputs["input_ids"]')
+        given = {name: tensor for name, tensor in given.items() if name == "decoder_input_ids"}
+    elif "input_ids" in given:
+        ids = _literal(given.pop("input_ids"), library)
+        lines = [f"ids = {ids}  # of the tokenizer that the model was trained with", 'inputs = {"input_ids": ids}']
+        if given.pop("attention_mask", None) is not None:
+            ones = "torch.ones_like(ids)" if library == "torch" else "np.ones_like(ids)"
+            lines[-1] = f'inputs = {{"input_ids": ids, "attention_mask": {ones}}}'
+    for name, value in given.items():
+        is_same = name == "decoder_input_ids" and "input_ids" in example
+        lines.append(f'inputs["{name}"] = ' + ('inputs["input_ids"]' if is_same else _literal(value, library)))
     return lines
+
+
+def _literal(value: Tensor, library: str) -> str:
+    """Python for a tensor: its numbers, or ones for pictures and sound: some models skip pictures of zeros."""
+    shape: Any = tuple(value.shape)
+    if value.is_floating_point():
+        return f"torch.ones({shape})" if library == "torch" else f"np.ones({shape}, np.float32)"
+    of = "torch" if library == "torch" else "np"
+    if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+        return f"{of}.full({shape}, {value.flatten()[0].item()})"
+    return f"{of}.{'tensor' if library == 'torch' else 'array'}({value.tolist()})"

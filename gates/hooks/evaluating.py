@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from gates.hooks.own_method import OwnMethod
+
 
 class HasModules(Protocol):
     """A module, with all its submodules."""
@@ -58,7 +60,11 @@ def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Mo
     """
     copies = {part: object.__new__(type(part)) for part in module.modules()}
     for part, copy in copies.items():
-        state = {name: _rebound(value, part, copy) for name, value in vars(part).items()}
+        methods = {name: value.before for name, value in vars(part).items() if isinstance(value, OwnMethod)}
+        state = {name: _rebound(value, part, copy) for name, value in ({**vars(part), **methods}).items()}
+        for name in methods:
+            if state[name] is None:  # the class has it
+                del state[name]
         state |= {name: type(value)() for name, value in state.items() if "_hooks" in name and isinstance(value, dict)}
         for name in ("_parameters", "_buffers"):
             state[name] = dict(state[name])

@@ -1,13 +1,12 @@
 """Attention that hands its output projection's weight to a function of PyTorch, and does not call the projection itself.
 
 ``nn.MultiheadAttention`` and WavLM's attention do all their work in ``torch.nn.functional.multi_head_attention_forward``. A
-hook on their output projection would never be called. So for the length of their forward pass that function is given the
-identity in the place of this weight, which changes no bit of the heads, and the projection is called on what comes out.
+hook on their output projection would never be called. So such a module gets a method of its own: it gives that function the
+identity in the place of this weight, which changes no bit of the heads, and calls the projection on what comes out.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,68 +15,106 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-FUNCTIONAL_CLASSES = ("MultiheadAttention", "WavLMAttention")
-"""Classes whose forward pass is that function, with an output projection ``out_proj``."""
-_RUNNING: list[tuple[nn.Module, bool]] = []
-"""Modules whose forward pass is under way, and whether PyTorch's fast path, which has no heads to show, was allowed before."""
+from gates.hooks.own_method import OwnMethod, Use, use_method
 
 
-def is_functional(module: nn.Module) -> bool:
-    """Whether an attention module leaves its output projection to a function, and has not been given a forward of its own."""
-    return type(module).__name__ in FUNCTIONAL_CLASSES and "forward" not in vars(module)
-
-
-def call_output(module: nn.Module) -> list[Any]:
-    """Have an attention module call its output projection as a module; does nothing for modules that do so anyway.
+def call_output(module: nn.Module) -> list[Use]:
+    """Have an attention module call its output projection as a module; do nothing for modules that do so anyway.
 
     Returns:
         Handles whose ``remove`` ends it.
     """
-    if not is_functional(module):
+    name, function = METHODS.get(type(module).__name__, ("", _multihead_attention))
+    own = vars(module).get(name)
+    if not name or not (own is None or isinstance(own, OwnMethod)):
         return []
-    before = module.register_forward_pre_hook(lambda own, _: _enter(own), prepend=True)
-    after = module.register_forward_hook(lambda own, *_: _leave(own), always_call=True)
-    return [before, after]
+    return [use_method(module, name, function, user=object())]
 
 
 @contextmanager
 def calling_outputs(module: nn.Module) -> Iterator[None]:
-    """The same for the attention modules in a module, and for itself when its ``forward`` is called without its hooks."""
+    """Do the same for a module and all attention in it, for the length of a ``with`` block."""
     with ExitStack() as stack:
         for part in module.modules():
-            if part is not module:
-                for handle in call_output(part):
-                    stack.callback(handle.remove)
-        if is_functional(module):
-            _enter(module)
-            stack.callback(_leave, module)
+            for handle in call_output(part):
+                stack.callback(handle.remove)
         yield
 
 
-def _enter(module: nn.Module) -> None:
-    _RUNNING.append((module, torch.backends.mha.get_fastpath_enabled()))
-    torch.backends.mha.set_fastpath_enabled(False)
-    if functional.multi_head_attention_forward is not _through_projection:
-        functional.multi_head_attention_forward = _through_projection
+def _multihead_attention(
+    own: OwnMethod,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The forward pass of ``nn.MultiheadAttention``, without its fast path, which has no heads to show."""
+    module: Any = own.module
+    turned = module.batch_first and query.dim() == 3
+    if turned:  # what is one tensor stays one, so that the same kernels run
+        first, second, third = query, key, value
+        query = first.transpose(0, 1)
+        key = query if second is first else second.transpose(0, 1)
+        value = key if third is second else third.transpose(0, 1)
+    separate: dict[str, Any] = {}
+    if not module._qkv_same_embed_dim:
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        separate = {"use_separate_proj_weight": True, **{name: getattr(module, name) for name in names}}
+    output, weights = _projected(
+        module,
+        (query, key, value),
+        (module.in_proj_weight, module.in_proj_bias, module.bias_k, module.bias_v, module.add_zero_attn),
+        key_padding_mask=key_padding_mask,
+        need_weights=need_weights,
+        attn_mask=attn_mask,
+        average_attn_weights=average_attn_weights,
+        is_causal=is_causal,
+        **separate,
+    )
+    return output.transpose(0, 1) if turned else output, weights
 
 
-def _leave(module: nn.Module) -> None:
-    if _RUNNING and _RUNNING[-1][0] is module:
-        torch.backends.mha.set_fastpath_enabled(_RUNNING.pop()[1])
-    if not _RUNNING:
-        functional.multi_head_attention_forward = _ORIGINAL
+def _wavlm_attention(
+    own: OwnMethod,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    gated_position_bias: Tensor,
+    output_attentions: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """The same of ``WavLMAttention``, which has a projection each for queries, keys and values."""
+    module: Any = own.module
+    states = hidden_states.transpose(0, 1)
+    output, weights = _projected(
+        module,
+        (states, states, states),
+        (states.new_empty(0), torch.cat([getattr(module, f"{name}_proj").bias for name in "qkv"]), None, None, False),
+        key_padding_mask=None if attention_mask is None else attention_mask.ne(1),
+        need_weights=output_attentions,
+        attn_mask=gated_position_bias,
+        use_separate_proj_weight=True,
+        **{f"{name}_proj_weight": getattr(module, f"{name}_proj").weight for name in "qkv"},
+    )
+    if weights is not None:  # the mean over heads, once for each of them
+        weights = weights[:, None].expand(-1, module.num_heads, -1, -1)
+    return output.transpose(0, 1), weights
 
 
-_ORIGINAL: Callable[..., tuple[Tensor, Tensor | None]] = functional.multi_head_attention_forward
-_SIGNATURE = inspect.signature(_ORIGINAL)
+def _projected(module: Any, inputs: tuple[Tensor, ...], weights: tuple[Any, ...], **more: Any) -> tuple[Tensor, Tensor | None]:
+    """Call PyTorch's function with the identity for the output projection, and the projection on what it returns."""
+    identity = torch.eye(module.embed_dim, dtype=inputs[0].dtype, device=inputs[0].device)
+    sizes = (module.embed_dim, module.num_heads)
+    heads, matrix = functional.multi_head_attention_forward(
+        *inputs, *sizes, *weights, module.dropout, identity, None, training=module.training, **more
+    )
+    return module.out_proj(heads), matrix
 
 
-def _through_projection(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """``multi_head_attention_forward`` with the running module's output projection called as a module."""
-    given = _SIGNATURE.bind(*args, **kwargs)
-    weight = given.arguments["out_proj_weight"]
-    width = weight.shape[1]
-    given.arguments["out_proj_weight"] = torch.eye(width, dtype=weight.dtype, device=weight.device)
-    given.arguments["out_proj_bias"] = None
-    heads, weights = _ORIGINAL(*given.args, **given.kwargs)
-    return _RUNNING[-1][0].out_proj(heads), weights  # type: ignore[operator]
+METHODS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "MultiheadAttention": ("forward", _multihead_attention),
+    "WavLMAttention": ("torch_multi_head_self_attention", _wavlm_attention),
+}
+"""For each class of such attention, the method that calls the function of PyTorch, and what takes its place."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import AttentionInterface
 
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
 from gates.hooks.output_hooks import gates_on
+from gates.hooks.own_method import OwnMethod, use_method
 from gates.sites import AttentionSite
 from gates.surgery.known_classes import DIFFERENCE
 from gates.surgery.layouts import SPARSE
 
 INTERFACE, DIRECT = "ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"
+ATTENTION_NAME = "_attn_implementation"
 
 
 def global_names(core: nn.Module) -> tuple[str, ...]:
@@ -40,33 +45,114 @@ def uses_interface(site: AttentionSite) -> bool:
 
 @contextmanager
 def observing(model: nn.Module, sites: Sequence[AttentionSite]) -> Iterator[None]:
-    """A model at rest for the length of a ``with`` block: in evaluation mode with the gates on it, and not compiled."""
-    with evaluating(model, *gates_on(sites)), torch.compiler.set_stance("force_eager"):
+    """A model at rest for the length of a ``with`` block: in evaluation mode with the gates on it, and not compiled.
+
+    Only one thread at a time can have a model in such a block; others wait.
+    """
+    with alone(model), evaluating(model, *gates_on(sites)), uncompiled():
         yield
 
 
 @contextmanager
-def attention_calls(around: Callable[..., Any]) -> Iterator[None]:
-    """Send every call of Transformers' attention interface through ``around``; the attention implementation stays.
+def alone(model: nn.Module) -> Iterator[None]:
+    """Keep other threads from observing a model, for the length of a ``with`` block, which may contain further ones."""
+    with _LOCK:
+        lock = _LOCKS.setdefault(model, threading.RLock())
+    with lock:
+        yield
 
-    Models choose masks, and some of them sparse patterns, by the name of their implementation. So the name is left as it is,
-    and the function that a model looks up by it is wrapped.
 
-    Args:
-        around: function called with the implementation's name, the model's attention function and the arguments of its call:
-            ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It returns
-            what the attention function returns: ``[batch, query, heads, head_dim]`` and attention weights or None.
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled models as they are written, for the length of a ``with`` block.
+
+    PyTorch has one stance for the whole process. So the last block to end restores the stance that the first one found,
+    whichever threads they are in.
     """
-    look_up = AttentionInterface.get_interface
-
-    def wrapped(interface: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(around, name, look_up(interface, name, default))
-
-    AttentionInterface.get_interface = wrapped  # type: ignore[assignment, method-assign]
+    own = object()
     try:
+        with _LOCK:
+            if not _STANCES:
+                _STANCES.append(torch.compiler.set_stance("force_eager"))
+            _STANCES.append(own)
         yield
     finally:
-        AttentionInterface.get_interface = look_up  # type: ignore[method-assign]
+        with _LOCK:
+            _STANCES[1:] = [one for one in _STANCES[1:] if one is not own]
+            if len(_STANCES) == 1:
+                _STANCES[0].__exit__(None, None, None)
+                _STANCES.clear()
+
+
+_LOCK = threading.Lock()
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""For each model that was observed, the lock that its observers hold."""
+_STANCES: list[Any] = []
+"""The stance of the compiler while models are observed, which knows the one before, and each block that wants it."""
+
+
+@contextmanager
+def attention_calls(sites: Sequence[AttentionSite], around: Callable[..., Any]) -> Iterator[None]:
+    """Send every call of Transformers' attention interface by these sites through ``around``.
+
+    Models choose masks, and some of them sparse patterns, by the name of their implementation. So the name is left as it is,
+    and the function that a site looks up by it is wrapped: the site's module gets a forward pass of its own, which is that
+    of its class with another interface. Other models, and other threads that run them, keep theirs.
+
+    Args:
+        sites: The attention modules.
+        around: The function called with the implementation's name, the model's attention function and the arguments of its
+            call: ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It
+            returns what the attention function returns: ``[batch, query, heads, head_dim]`` and attention weights or None.
+    """
+    with ExitStack() as stack:
+        for core in {id(site.core): site.core for site in sites}.values():
+            # Accelerate puts a forward pass around this one, which keeps its place.
+            name = "_old_forward" if "_old_forward" in vars(core) else "forward"
+            stack.callback(use_method(core, name, _with_interface, user=partial(around)).remove)
+        yield
+
+
+class _Interface:
+    """Transformers' attention interface for one module, with further functions around what it looks up."""
+
+    def __init__(self, interface: Any, arounds: Sequence[Callable[..., Any]]) -> None:
+        self.interface = interface
+        self.arounds = arounds
+
+    def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return self._wrapped(name, self.interface.get_interface(name, default))
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return self._wrapped(name, self.interface[name])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.interface, name)
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        for around in self.arounds:
+            function = partial(around, name, function)
+        return function
+
+
+def _with_interface(own: OwnMethod, *args: Any, **kwargs: Any) -> Any:
+    """A module's forward pass with the functions of all users around its attention, the latest outermost."""
+    return _reading(own.replaced(), tuple(own.users))(*args, **kwargs)
+
+
+def _reading(function: Any, arounds: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """The same function with another attention interface among its global names."""
+    if isinstance(function, partial):
+        return partial(_reading(function.func, arounds), *function.args, **function.keywords)
+    if isinstance(function, MethodType):
+        return MethodType(_reading(function.__func__, arounds), function.__self__)
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, FunctionType) or INTERFACE not in inner.__globals__:
+        return function  # type: ignore[no-any-return]
+    names = {**inner.__globals__, INTERFACE: _Interface(inner.__globals__[INTERFACE], arounds)}
+    same = FunctionType(inner.__code__, names, inner.__name__, inner.__defaults__, inner.__closure__)
+    same.__kwdefaults__ = inner.__kwdefaults__
+    return same
 
 
 def implementation_of(model: PreTrainedModel, core: nn.Module) -> str:
@@ -78,31 +164,42 @@ def implementation_of(model: PreTrainedModel, core: nn.Module) -> str:
 def readable_implementation(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention or PyTorch's for a while, in those parts of the model that run on any other, such as flash attention."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    before = [
-        (part.config, name) for part in parts if (name := part.config._attn_implementation) not in ("eager", "sdpa", None)
-    ]
-    try:
+    if not any(map(_is_unreadable, parts)):
+        yield
+        return
+    with _own_configs(model):
         for part in parts:
-            if part.config._attn_implementation not in ("eager", "sdpa", None):
+            if _is_unreadable(part):
                 part.config._attn_implementation = "sdpa" if part._supports_sdpa else "eager"
         yield
-    finally:
-        for config, name in reversed(before):
-            config._attn_implementation = name
+
+
+def _is_unreadable(part: PreTrainedModel) -> bool:
+    return part.config._attn_implementation not in ("eager", "sdpa", None)
 
 
 @contextmanager
 def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Another attention implementation by its name for a while, in the whole model."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
-        for config, _ in before:
+    """Another attention implementation by its name for a while, in the whole model and in no other."""
+    with _own_configs(model) as configs:
+        for config in configs:
             config._attn_implementation = name
         yield
+
+
+@contextmanager
+def _own_configs(model: nn.Module) -> Iterator[list[Any]]:
+    """Give the modules of a model copies of their configs for a while: another model may have been built from the same ones."""
+    before = [(part, vars(part)["config"]) for part in model.modules() if hasattr(vars(part).get("config"), ATTENTION_NAME)]
+    known: dict[int, Any] = {}  # configs that are one object, or parts of each other, stay so
+    copies = [copy.deepcopy(config, known) for _, config in before]
+    try:
+        for (part, _), own in zip(before, copies, strict=True):
+            vars(part)["config"] = own
+        yield list({id(own): own for own in copies}.values())
     finally:
-        for config, implementation in before:
-            config._attn_implementation = implementation
+        for part, config in before:
+            vars(part)["config"] = config
 
 
 @contextmanager

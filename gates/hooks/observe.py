@@ -158,7 +158,7 @@ def _watched(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: U
                 site.core.register_forward_hook(partial(calls.leave, position), always_call=True),
             ):
                 stack.callback(handle.remove)
-        stack.enter_context(attention_calls(calls.of_interface))
+        stack.enter_context(attention_calls(sites, calls.of_interface))
         if any(DIRECT in global_names(site.core) for site in sites):
             stack.enter_context(_ScaledDotProducts(calls))
         yield

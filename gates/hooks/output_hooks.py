@@ -14,13 +14,15 @@ from torch.utils.hooks import RemovableHandle
 
 from gates.errors import GateError
 from gates.hooks.functional import call_output
+from gates.hooks.own_method import Use
 from gates.hooks.probe import Arguments, is_bypassed
 from gates.sites import AttentionSite, check_width
+from gates.surgery.adapters import without_adapter
 
 
 def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
     """The gates that are attached to these sites, each once."""
-    found = [getattr(site.output, "_head_gates", None) for site in sites]
+    found = [getattr(without_adapter(site.output), "_head_gates", None) for site in sites]
     return list(dict.fromkeys(gates for gates in found if gates is not None))
 
 
@@ -35,7 +37,9 @@ class OutputHooks:
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
         self.model = model
         self._sites = sites
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | Use] = []
+        self._on: dict[int, tuple[nn.Module, RemovableHandle]] = {}  # what has each site's hook
+        self._marked: list[nn.Module] = []
         self._fired: set[int] = set()
         self._passed: set[tuple[int, int]] = set()  # thread and site, in the present call of each attention module
         self._probed: set[type[nn.Module]] = set()
@@ -68,7 +72,7 @@ class OutputHooks:
         """
         if self.is_attached:
             raise GateError("these gates are attached already; detach() them before attaching again")
-        taken = [site.name for site in self._sites if getattr(site.output, "_head_gates", False)]
+        taken = [site.name for site in self._sites if gates_on([site])]
         if taken:
             raise GateError(f"{type(self.model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
         first: dict[int, str] = {}
@@ -79,29 +83,46 @@ class OutputHooks:
                     "so that the gates of both would act on either; give each a module of its own (they may share its weights)"
                 )
         forget_compiled()
-        for name, part in _around(self.model, self._sites).items():
-            self._handles.append(part.register_forward_pre_hook(partial(before_call, name), with_kwargs=True))
-            self._handles.append(part.register_forward_hook(partial(after_call, name), always_call=True))
-        for index, site in enumerate(self._sites):
-            self._handles += call_output(site.module)
-            self._handles.append(site.output.register_forward_pre_hook(partial(self._on_output, change, index)))
-            self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index), with_kwargs=True))
-            object.__setattr__(site.output, "_head_gates", gates)
+        try:
+            for name, part in _around(self.model, self._sites).items():
+                self._handles.append(part.register_forward_pre_hook(partial(before_call, name), with_kwargs=True))
+                self._handles.append(part.register_forward_hook(partial(after_call, name), always_call=True))
+            for index, site in enumerate(self._sites):
+                self._handles += call_output(site.module)
+                self._handles.append(site.module.register_forward_pre_hook(partial(self._follow, change, index)))
+                self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index), with_kwargs=True))
+                self._follow(change, index)
+                self._marked.append(without_adapter(site.output))
+                object.__setattr__(self._marked[-1], "_head_gates", gates)
+        except BaseException:
+            self.detach()
+            raise
 
     def detach(self) -> None:
         """Take the hooks off; the model is again as it was before :meth:`attach`."""
-        for handle in self._handles:
-            handle.remove()
         if self._handles:
             forget_compiled()
-            for site in self._sites:
-                object.__delattr__(site.output, "_head_gates")
-        self._handles.clear()
-        self._fired.clear()
+        for handle in (*self._handles, *(handle for _, handle in self._on.values())):
+            handle.remove()
+        for module in self._marked:
+            vars(module).pop("_head_gates", None)
+        for known in (self._handles, self._marked, self._on, self._fired):
+            known.clear()
 
     def unreached(self) -> list[str]:
         """Names of the sites whose attention has not run since :meth:`attach`, outside compiled code."""
         return [site.name for index, site in enumerate(self._sites) if index not in self._fired]
+
+    def _follow(self, change: Callable[[int, Tensor], Tensor], index: int, *_: Any) -> None:
+        """Put the hook on what the site's output projection is: an adapter may have come around it, or gone, since."""
+        output = self._sites[index].output
+        module, handle = self._on.get(index, (None, None))
+        if output is module:
+            return
+        if handle is not None:
+            forget_compiled()
+            handle.remove()
+        self._on[index] = (output, output.register_forward_pre_hook(partial(self._on_output, change, index)))
 
     def _on_output(
         self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]

@@ -8,14 +8,15 @@ module, so heads found this way can be gated and scored, not removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
@@ -47,7 +48,9 @@ def probe_attention(model: PreTrainedModel, inputs: Mapping[str, Any], *, only: 
         for name, module in unknown.items()
         if not any(is_attention(part) for part in module.modules() if part is not module)
     }
-    with torch.no_grad(), evaluating(model), _softmax_seen() as seen:
+    seen = _Seen()
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices), seen:
         for name, module in innermost.items():
             site = _probed(model, inputs, name, module, seen)
             found[site.name] = site
@@ -55,16 +58,27 @@ def probe_attention(model: PreTrainedModel, inputs: Mapping[str, Any], *, only: 
     return tuple(sorted(found.values(), key=lambda site: order.get(site.name, len(order))))
 
 
-class _Seen:
-    """The softmax calls of a forward pass: which module was running, and how many heads its matrices have."""
+SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, functional.scaled_dot_product_attention)
+"""PyTorch's functions whose outputs have an axis of heads: attention probabilities, or what attention gives."""
+
+
+class _Seen(TorchFunctionMode):
+    """The softmax calls of this thread: which module was running, and how many heads its matrices have."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.running: list[nn.Module] = []
         self.heads: dict[int, int] = {}
         self.closed: tuple[nn.Module, int] | None = None
 
-    def probabilities(self, matrix: Tensor) -> Tensor:
-        """Attention probabilities ``[batch, heads, query, key]``, those of a closed head zero."""
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        return self._without_closed(output) if function in SOFTMAX else output
+
+    def _without_closed(self, matrix: Tensor) -> Tensor:
+        """A matrix ``[batch, heads, query, key or feature]``, that of a closed head zero."""
         if matrix.dim() != 4 or not self.running:
             return matrix
         module = self.running[-1]
@@ -74,10 +88,6 @@ class _Seen:
         matrix = matrix.clone()
         matrix[:, self.closed[1]] = 0.0
         return matrix
-
-    def attended(self, output: Tensor) -> Tensor:
-        """What attention gives, ``[batch, heads, query, head_dim]``, that of a closed head zero."""
-        return self.probabilities(output)
 
 
 def _probed(model: PreTrainedModel, inputs: Mapping[str, Any], name: str, core: nn.Module, seen: _Seen) -> AttentionSite:
@@ -154,28 +164,3 @@ def _left(seen: _Seen) -> None:
 
 def _keep(given: dict[str, Tensor], path: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
     given.setdefault(path, args[0].clone())
-
-
-@contextmanager
-def _softmax_seen() -> Iterator[_Seen]:
-    """Softmax and scaled dot-product attention of PyTorch, seen and changed for a while, whichever of them a model calls."""
-    seen = _Seen()
-    places: list[tuple[Any, str, Callable[[Any], Any]]] = [
-        (functional, "softmax", seen.probabilities),
-        (torch, "softmax", seen.probabilities),
-        (Tensor, "softmax", seen.probabilities),
-        (nn.Softmax, "forward", seen.probabilities),
-        (functional, "scaled_dot_product_attention", seen.attended),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-
-    def around(call: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: change(call(*args, **kwargs))
-
-    try:
-        for (owner, name, change), (_, _, call) in zip(places, before, strict=True):
-            setattr(owner, name, around(call, change))
-        yield seen
-    finally:
-        for owner, name, call in before:
-            setattr(owner, name, call)

@@ -165,7 +165,7 @@ def uniform_replacement(model: PreTrainedModel, gates: HeadGates) -> Iterator[No
             raise _refusal(gates.sites[site].core, "changes the heads between attention and output projection")
         return uniform.reshape(heads.shape)
 
-    with attention_calls(attend), _replaced(gates, of_call):
+    with attention_calls(gates.sites, attend), _replaced(gates, of_call):
         yield
 
 

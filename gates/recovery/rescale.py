@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gates.budget import check_mask
 from gates.head_gates import HeadGates
-from gates.hooks.intercept import observe_head_outputs, observing
+from gates.hooks.intercept import alone, observe_head_outputs, observing
 from gates.recovery.least_squares import ProjectionMoments, valid_positions
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
@@ -63,7 +63,7 @@ def rescaled_gates(
     values = mask.to(gates.mask, copy=True)
     dense = torch.ones_like(values)
     firsts = [sum(gates.sizes[:index]) for index in range(len(gates.sizes))]
-    with gates.attached(), observing(gates.model, gates.sites):
+    with alone(gates.model), gates.attached(), observing(gates.model, gates.sites):
         for site, size, first in zip(gates.sites, gates.sizes, firsts, strict=True):
             kept = mask[first : first + size]
             if not bool((kept > 0).any()):

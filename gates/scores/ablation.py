@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.hooks.intercept import observing
+from gates.hooks.intercept import alone, observing
 
 Batch = TypeVar("Batch")
 
@@ -39,7 +39,7 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     if masks.dim() != 2 or masks.shape[1] != gates.size:
         raise GateError(f"the masks have shape {list(masks.shape)}; expected [masks, {gates.size}]")
     results = []
-    with gates.attached(), observing(gates.model, gates.sites):
+    with alone(gates.model), gates.attached(), observing(gates.model, gates.sites):
         for batch in batches:
             of_batch = []
             for mask in masks:

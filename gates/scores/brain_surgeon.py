@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.hooks.intercept import observing
+from gates.hooks.intercept import alone, observing
 from gates.hooks.metric import HeadMetric
 from gates.scores.taylor import output_weights
 from gates.sites import weight_by_output
@@ -122,6 +122,7 @@ def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tup
         return output + leaf
 
     with ExitStack() as stack:
+        stack.enter_context(alone(gates.model))
         stack.enter_context(gates.attached())
         stack.enter_context(observing(gates.model, gates.sites))
         stack.enter_context(torch.enable_grad())

@@ -18,7 +18,7 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.example_axes import ExampleAxes
 from gates.hooks.examples import MIXED, axes_of, collect, locate
-from gates.hooks.intercept import observing
+from gates.hooks.intercept import alone, observing
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -73,6 +73,7 @@ def gate_gradients(
         GateError: see :func:`gates.scores.importance.head_gradients`.
     """
     with (
+        alone(gates.model),
         gates.attached(),
         observing(gates.model, gates.sites),
         gates.probe() as reached,

@@ -23,7 +23,7 @@ from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
 from gates.hooks.examples import count_examples
 from gates.hooks.frozen import frozen
-from gates.hooks.intercept import observing
+from gates.hooks.intercept import alone, observing
 from gates.objective import l0_penalty
 
 ROLES = ("facilitating", "irrelevant", "interfering")
@@ -105,7 +105,7 @@ def causal_roles(
     if not batches or not seeds:
         raise GateError("causal roles need at least one batch and one seed; none is given")
     priced, rewarded = [], []
-    with gates.attached(), observing(gates.model, gates.sites), frozen(gates.model), torch.enable_grad():
+    with alone(gates.model), gates.attached(), observing(gates.model, gates.sites), frozen(gates.model), torch.enable_grad():
         for seed in seeds:
             fit = _Fit(gates, batches, losses, steps, learning_rate, seed, advance)
             start = fit.log_alpha(0.0, fit.random_start())

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from gates.budget import check_mask
 from gates.errors import GateError
 from gates.sites import AttentionSite, find_attention, weight_by_output
-from gates.surgery.adapters import check_merged
+from gates.surgery.adapters import check_merged, without_adapter
 from gates.surgery.modeling_file import saves_pruned_shape_
 from gates.surgery.per_head import per_head_parts
 from gates.surgery.pruned import reshape_
@@ -162,7 +162,7 @@ def why_not_removable(sites: tuple[AttentionSite, ...]) -> str:
 
 def _checked(mask: Tensor, sites: tuple[AttentionSite, ...]) -> Tensor:
     """The mask on the CPU, if it fits and no gates are attached."""
-    if any(getattr(site.output, "_head_gates", False) for site in sites):
+    if any(getattr(without_adapter(site.output), "_head_gates", False) for site in sites):
         raise GateError("gates are attached to this model; detach() them before removing heads")
     check_mask(mask, sum(site.heads for site in sites))
     return mask.detach().cpu()

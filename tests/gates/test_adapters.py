@@ -11,6 +11,7 @@ from gates.artefact import GateConfig
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
 from gates.head_gates import HeadGates
+from gates.hooks.output_hooks import gates_on
 from gates.model import GatedModel, get_gated_model
 from gates.recovery.rescale import rescaled_gates
 from gates.scores.importance import head_gradients
@@ -97,11 +98,11 @@ def test_what_reads_or_cuts_weights_says_that_adapters_are_to_be_merged(name, tm
     ):
         with pytest.raises(GateError, match=r"carries an adapter \(.*LoraLayer\).*merge_and_unload\(\)"):
             use()
-    find_attention(model)[0].output._head_gates.detach()  # of the last, which were put on again
+    gates_on(find_attention(model))[0].detach()  # of the last, which were put on again
     with pytest.raises(GateError, match="merge_and_unload"):
         get_gated_model(model).set_mask_(mask).save_pruned(tmp_path / "out", tokenizer=None)
     assert not (tmp_path / "out").exists()
-    find_attention(model)[0].output._head_gates.detach()
+    gates_on(find_attention(model))[0].detach()
     assert torch.equal(logits(model, batch), before)
 
 
@@ -143,3 +144,48 @@ def test_with_peft_gates_and_adapters_train_save_merge_and_prune(name, targets, 
     pruned = plain.prune_and_unload()
     torch.testing.assert_close(logits(pruned, batch), expected, atol=5e-6, rtol=2e-5)
     assert sum(site.heads for site in find_attention(pruned)) == 3
+
+
+def gated_like(name, model, mask):
+    """A model with the merged weights of an adapted one, and with gates of its own."""
+    plain = build(name)
+    plain.load_state_dict(merged(model).state_dict())
+    return get_gated_model(plain).set_mask_(mask).eval()
+
+
+@NAMES
+def test_adapters_may_come_and_go_after_the_gates(name):
+    model, mask, batch = build(name), random_mask(name), inputs(name)
+    gated = get_gated_model(model).set_mask_(mask).eval()
+    dense = logits(gated, batch)
+    torch.manual_seed(1)
+    replace_(model, (nn.Linear, Conv1D), LoraLayer).eval()
+    reference = gated_like(name, model, mask)
+    with_adapters = logits(reference, batch)
+    assert not torch.allclose(with_adapters, dense, atol=1e-3)
+    torch.testing.assert_close(logits(gated, batch), with_adapters, atol=5e-6, rtol=2e-5)
+    assert gates_on(find_attention(model)) == [gated.gates]
+    with pytest.raises(GateError, match="already carries other gates"):
+        HeadGates(model).attach()
+    replace_(model, LoraLayer, lambda layer: layer.base_layer)
+    torch.testing.assert_close(logits(gated, batch), dense)
+    replace_(model, (nn.Linear, Conv1D), LoraLayer)
+    plain = gated.unload()
+    assert not any(vars(part).get("_head_gates") or part._forward_pre_hooks for part in plain.modules())
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")  # peft's calls of Transformers
+def test_adapters_of_peft_put_on_later_are_gated_and_compiled():
+    peft, batch, mask = pytest.importorskip("peft"), inputs("bert"), random_mask("bert")
+    gated = get_gated_model(build("bert")).set_mask_(mask).eval()
+    adapter = peft.get_peft_model(gated.base_model, peft.LoraConfig(target_modules=["dense"], init_lora_weights=False)).eval()
+    with torch.no_grad():
+        compiled = torch.compile(gated, backend="eager")(**batch).logits
+    found = logits(gated, batch)
+    torch.testing.assert_close(compiled, found)
+    with pytest.raises(GateError, match="merge_and_unload"):
+        gated.prune_and_unload()
+    gated.unload()
+    plain = get_gated_model(adapter.merge_and_unload()).set_mask_(mask).eval()
+    torch.testing.assert_close(logits(plain, batch), found, atol=5e-6, rtol=2e-5)
+    torch.testing.assert_close(logits(plain.prune_and_unload(), batch), found, atol=5e-6, rtol=2e-5)

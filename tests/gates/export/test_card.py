@@ -17,10 +17,12 @@ from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.export.cost import count_parameters
 from gates.export.example_inputs import example_inputs
 from gates.export.onnx import export_onnx_files
+from gates.export.usage import torch_usage
 from gates.model import get_gated_model
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
 from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
+from training.coverage.types import tiny_models
 
 ROOT = str(Path(__file__).parents[3])
 PROCESS = """
@@ -132,6 +134,36 @@ def test_the_snippet_of_an_onnx_export_predicts_what_the_model_predicts(tmp_path
         generated = models[name].generate(**inputs, **settings)
         assert said[name].strip() == tokenizer.decode(generated[0], skip_special_tokens=True).strip()
     assert said["vit"].startswith("LABEL_")
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "idefics3", "video_llama_3", "udop", "pop2piano", "beit", "bros", "t5"])
+def test_the_code_runs_for_models_that_read_more_than_text(name, capsys):
+    for model in tiny_models(name):
+        lines = torch_usage(model, own_auto_class(model), remote_code=True, has_tokenizer=False)
+        start = next(number for number, line in enumerate(lines) if line.startswith("model = "))
+        if len(lines) > start + 1:
+            exec("\n".join(lines[start + 1 :]), {"model": model, "torch": torch})
+            assert capsys.readouterr().out
+
+
+def test_pictures_keep_a_tokenizer_out_of_the_code():
+    """Its text would lack the tokens that stand for the picture."""
+    model = next(tiny_models("qwen3_vl"))
+    code = "\n".join(torch_usage(model, "AutoModel", remote_code=True, has_tokenizer=True))
+    assert "AutoTokenizer" not in code
+    assert 'inputs["image_grid_thw"]' in code
+
+
+@pytest.mark.parametrize("form", ["pruned", "masked"])
+def test_a_class_that_no_auto_class_loads_is_loaded_by_itself(tmp_path, form):
+    model = next(model for model in tiny_models("mllama_text_model") if type(model).__name__ == "MllamaForCausalLM")
+    mask = torch.ones(sum(site.heads for site in find_attention(model)))
+    mask[1] = 0
+    save_pruned(model, tmp_path / "out", mask, tokenizer=None, form=form)
+    code = snippet(tmp_path / "out")
+    (tmp_path / "code").mkdir()
+    assert run(tmp_path / "code", {"mllama": tmp_path / "out"})["mllama"].startswith("[")
+    assert ("import MllamaForCausalLM" in code) == (form == "masked")
 
 
 # -- what is stated ----------------------------------------------------------------------------------------------

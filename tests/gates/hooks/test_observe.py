@@ -1,5 +1,8 @@
 """Observation leaves a model as it is, whatever its attention function makes of masks, dropout and names."""
 
+import copy
+import threading
+
 import pytest
 import torch
 from transformers import BertConfig, BertModel
@@ -7,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from gates.errors import GateError
 from gates.hooks import observe
-from gates.hooks.intercept import attention_calls, readable_implementation
+from gates.hooks.intercept import attention_calls, implementation, observing, readable_implementation, uncompiled
 from gates.hooks.observe import observe_attention, observe_entropy
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
@@ -40,9 +43,9 @@ def test_attention_that_was_taken_for_another(name, padding):
 @pytest.mark.parametrize("name", ["bert", "llama", "marian"])
 def test_eager_and_fused_attention_have_the_same_measures(name):
     found = []
-    for implementation in ("sdpa", "eager"):
+    for way in ("sdpa", "eager"):
         model, batch = build(name), inputs(name)
-        model.set_attn_implementation(implementation)
+        model.set_attn_implementation(way)
         sites = find_attention(model)
         metrics = [AttentionEntropy(sites), AttentionConfidence(sites)]
         kinds = ("encoder", "decoder") if name != "marian" else ("encoder",)
@@ -57,9 +60,9 @@ def test_a_missing_mask_is_what_the_function_takes_it_for():
     architecture = zoo.BY_NAME["Splinter"]
     batch = zoo.inputs(architecture, padding=False)
     visible = []
-    for implementation in ("eager", "sdpa"):
+    for way in ("eager", "sdpa"):
         model = zoo.build(architecture)
-        model.config._attn_implementation = implementation
+        model.config._attn_implementation = way
         sites = find_attention(model)
         metric = AttentionEntropy(sites)
         with torch.no_grad(), observe_entropy(model, sites, metric, {}):
@@ -99,13 +102,16 @@ def test_weights_that_are_no_distribution_are_refused():
         output, weights = attend(*arguments, **more)
         return output, weights / 2
 
-    with attention_calls(halved), pytest.raises(GateError, match=r"do not sum to 1 \(off by 0\.5\)"):
+    with attention_calls(find_attention(model), halved), pytest.raises(GateError, match=r"do not sum to 1 \(off by 0\.5\)"):
         entropies(model, batch)
 
     def silent(name, attend, *arguments, **more):
         return attend(*arguments, **more)[0], None
 
-    with attention_calls(silent), pytest.raises(GateError, match="does not hand out its attention weights"):
+    with (
+        attention_calls(find_attention(model), silent),
+        pytest.raises(GateError, match="does not hand out its attention weights"),
+    ):
         entropies(model, batch)
 
 
@@ -120,10 +126,13 @@ def test_calls_are_wrapped_for_a_while_and_in_each_other():
 
         return around
 
-    with attention_calls(note("outer")), attention_calls(note("inner")):
+    sites = find_attention(model)
+    with attention_calls(sites, note("outer")), attention_calls(sites, note("inner")):
+        assert AttentionInterface.get_interface is look_up
         logits(model, batch)
     assert order == [("inner", "sdpa"), ("outer", "sdpa")] * 2
     assert AttentionInterface.get_interface is look_up
+    assert all("forward" not in vars(site.core) for site in sites)
 
 
 def test_a_mask_by_position_is_seen_in_a_direct_call():
@@ -174,3 +183,75 @@ def test_dropout_does_not_reach_the_measures_of_eager_attention():
     batch = {"input_ids": torch.randint(50, (3, 7))}
     expected = entropies(model, batch)
     torch.testing.assert_close(entropies(model.train(), batch), expected)
+
+
+def overlapping(first, second):
+    """Enter the first block, then the second in another thread, leave the first and then the second."""
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def other():
+        with second:
+            inside.set()
+            may_leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with first:
+        thread.start()
+        assert inside.wait(60)
+    may_leave.set()
+    thread.join()
+
+
+def test_blocks_of_two_threads_leave_the_compiler_as_it_was():
+    before = torch._dynamo.eval_frame._stance
+    overlapping(uncompiled(), uncompiled())
+    models = build("bert"), build("bert")
+    overlapping(*(observing(model, find_attention(model)) for model in models))
+    assert torch._dynamo.eval_frame._stance is before
+    with uncompiled():
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    with pytest.raises(KeyboardInterrupt), uncompiled():
+        raise KeyboardInterrupt
+    assert torch._dynamo.eval_frame._stance is before
+
+
+def test_models_of_one_config_do_not_share_another_implementation():
+    config = build("bert").config
+    one, other = BertModel(config), BertModel(config)
+    with implementation(one, "eager"):
+        assert {part.config._attn_implementation for part in one.modules() if hasattr(part, "config")} == {"eager"}
+        assert other.config._attn_implementation == config._attn_implementation == "sdpa"
+    assert all(part.config is config for part in one.modules() if hasattr(part, "config"))
+    overlapping(implementation(one, "eager"), implementation(other, "eager"))
+    assert config._attn_implementation == "sdpa"
+
+
+def test_calls_of_another_model_are_not_sent_through():
+    one, other, seen = build("bert"), build("bert"), []
+    note = lambda name, attend, *arguments, **more: seen.append(name) or attend(*arguments, **more)  # noqa: E731
+    batch = inputs("bert")
+    before = logits(other, batch)
+    with attention_calls(find_attention(one), note):
+        assert torch.equal(logits(other, batch), before)
+        assert seen == []
+        logits(copy.deepcopy(one), batch)
+    assert seen == ["sdpa", "sdpa"]
+    overlapping(attention_calls(find_attention(one), note), attention_calls(find_attention(one), note))
+    assert all("forward" not in vars(part) for part in one.modules())
+
+
+def test_two_threads_that_score_one_model_take_turns():
+    model = build("bert")
+    batches = [inputs("bert"), {name: tensor[:1] for name, tensor in inputs("bert").items()}]
+    expected, found = [entropies(model, batch) for batch in batches], {}
+
+    def score(number):
+        found[number] = [entropies(model, batches[number]) for _ in range(10)]
+
+    threads = [threading.Thread(target=score, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, one in enumerate(expected):
+        assert all(torch.equal(again, one) for again in found[number])
