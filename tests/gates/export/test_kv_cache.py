@@ -112,6 +112,15 @@ def test_whole_groups_shrink_it_and_single_heads_of_groups_do_not():
     assert cache_bytes(sites) == cache_bytes(sites, single) == 2 * cache_bytes(sites, whole) == 256
 
 
+def test_keys_may_be_wider_than_values():
+    """Of twice the width, so 2 layers of 2 heads with keys of 16 and values of 8 numbers of 4 bytes each."""
+    model = from_config(AutoModelForCausalLM, {"model_type": "llama", "vocab_size": 50, **GROUPS})
+    for layer in model.model.layers:
+        layer.self_attn.q_proj, layer.self_attn.k_proj = torch.nn.Linear(32, 64), torch.nn.Linear(32, 32)
+    assert cache_bytes(find_attention(model)) == 2 * 2 * (16 + 8) * 4
+    assert cache_bytes(find_attention(model), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])) == 3 * (16 + 8) * 4
+
+
 def test_models_that_do_not_generate_keep_nothing():
     assert cache_bytes_of(build("bert")) == 0
 
