@@ -63,7 +63,7 @@ def _kept_bytes(cut: Cut) -> int:
         return 2 * len(cut.keys) * site.head_dim * next(site.core.parameters()).element_size()
     value = weight_by_output(site.projection(layout.value))
     if layout.gate_only == LATENT:  # the input of the projection to keys and values, and the one rotated key
-        return (value.shape[1] + site.core.qk_rope_head_dim) * value.element_size()
+        return (value.shape[1] + int(vars(site.core)["qk_rope_head_dim"])) * value.element_size()
     key_width = rows_of_parts(site)["key"][1].shape[1]  # keys may be wider than values
     # Falcon's new decoder repeats keys and values for every query head before it keeps them.
     heads = cut.queries if getattr(site.core, "new_decoder_architecture", False) else cut.keys
