@@ -8,16 +8,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gates.hooks.intercept import global_names
 from gates.sites import AttentionSite, find_attention, is_attention, weight_by_output
-from gates.surgery.slices import cut_site
+from gates.surgery.layouts import LATENT
+from gates.surgery.slices import Cut, cut_site, rows_of_parts
 
 
 def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> int:
     """Bytes of keys and values that causal self-attention keeps for each token, in the precision of the weights.
 
     Attention to a window keeps them of its last tokens alone, and the keys of an encoder's output, which attention across
-    keeps once, are not among them. Layers that take their keys from other layers keep none. In place of a layer without any
-    head an export keeps one number as key and one as value, by which the length is known; they are not counted.
+    keeps once, are not among them. Layers that take their keys from other layers, or compute attention as a recurrence, keep
+    none. Multi-head latent attention keeps one compressed vector for all heads. In place of a layer without any head an
+    export keeps one number as key and one as value, by which the length is known; they are not counted.
 
     Args:
         sites: of a model, dense or pruned.
@@ -33,11 +36,7 @@ def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> i
     """
     sizes = [site.heads for site in sites]
     parts = torch.ones(sum(sizes)).split(sizes) if mask is None else mask.cpu().split(sizes)
-    return sum(
-        len(cut_site(site, part).keys) * _bytes_of_key_head(site)
-        for site, part in zip(sites, parts, strict=True)
-        if _keeps(site)
-    )
+    return sum(_kept_bytes(cut_site(site, part)) for site, part in zip(sites, parts, strict=True) if _keeps(site))
 
 
 def cache_bytes_of(model: nn.Module, mask: Tensor | None = None) -> int:
@@ -52,15 +51,20 @@ def generates(model: nn.Module) -> bool:
 
 
 def _keeps(site: AttentionSite) -> bool:
-    return site.kind == "decoder" and not getattr(site.core, "is_kv_shared_layer", False)
+    """Whether a site hands its keys to a cache, as causal self-attention does by the method ``update`` of the cache."""
+    has_own_keys = site.kind == "decoder" and not getattr(site.core, "is_kv_shared_layer", False)
+    return has_own_keys and "update" in global_names(site.core)
 
 
-def _bytes_of_key_head(site: AttentionSite) -> int:
-    """One key with its value. Keys may be wider than values where they have a projection of their own."""
-    layout, width = site.layout, site.head_dim
+def _kept_bytes(cut: Cut) -> int:
+    """Return the bytes of one token's keys and values at a site."""
+    site, layout = cut.site, cut.site.layout
     if layout.packed:
-        return 2 * width * next(site.core.parameters()).element_size()
+        return 2 * len(cut.keys) * site.head_dim * next(site.core.parameters()).element_size()
     value = weight_by_output(site.projection(layout.value))
-    if layout.key not in (layout.query, layout.value):
-        width = weight_by_output(site.projection(layout.key)).shape[0] // site.kv_heads
-    return (width + site.head_dim) * value.element_size()
+    if layout.gate_only == LATENT:  # the input of the projection to keys and values, and the one rotated key
+        return (value.shape[1] + int(vars(site.core)["qk_rope_head_dim"])) * value.element_size()
+    key_width = rows_of_parts(site)["key"][1].shape[1]  # keys may be wider than values
+    # Falcon's new decoder repeats keys and values for every query head before it keeps them.
+    heads = cut.queries if getattr(site.core, "new_decoder_architecture", False) else cut.keys
+    return len(heads) * (key_width + site.head_dim) * value.element_size()

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
 from gates.errors import GateError
+from training.tasks.classification import binary_f1, class_counts, macro_f1, matthews
 from training.tasks.entities import entity_counts, entity_f1, scheme_of
+from training.tasks.regression import pearson_of_means, products, spearman
 from training.tasks.translation_metrics import BleuTokenizer, bleu_counts, bleu_of_counts
 
 LEVEL = 0.95
@@ -49,69 +50,6 @@ class MeanMetric:
 
 def _correct(predictions: Integers, targets: Integers) -> NDArray[Any]:
     return (predictions == targets)[..., None]
-
-
-def _class_counts(predictions: Integers, targets: Integers) -> NDArray[Any]:
-    """For each class whether it was predicted, is true, and both: ``[..., examples, 3 * classes]``."""
-    names = np.arange(max(predictions.max(), targets.max()) + 1)
-    predicted, true = predictions[..., None] == names, np.broadcast_to(targets, predictions.shape)[..., None] == names
-    return np.concatenate([predicted, true, predicted & true], axis=-1)
-
-
-def _macro_f1(means: Array) -> Array:
-    """The mean over the classes that occur, as target or as prediction (as torchmetrics has it)."""
-    predicted, true, both = np.split(means, 3, axis=-1)
-    present = predicted + true > 0
-    f1 = np.divide(2 * both, predicted + true, out=np.zeros_like(both), where=present)
-    result: Array = f1.sum(-1) / present.sum(-1)
-    return result
-
-
-def _binary_f1(means: Array) -> Array:
-    """Of class 1, the second of two; 0 where it neither occurs nor is predicted."""
-    predicted, true, both = (part[..., 1] for part in np.split(_two_classes(means), 3, axis=-1))
-    return np.divide(2 * both, predicted + true, out=np.zeros_like(both), where=predicted + true > 0)
-
-
-def _two_classes(means: Array) -> Array:
-    """Counts of two classes, where the second may have none."""
-    parts = np.split(means, 3, axis=-1)
-    return np.concatenate([part if part.shape[-1] > 1 else np.append(part, 0 * part, axis=-1) for part in parts], axis=-1)
-
-
-def _products(predictions: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
-    """What a correlation is made of, about the targets' mean, so that little is lost: ``[..., examples, 5]``."""
-    true = np.broadcast_to(targets, predictions.shape).astype(np.float64)
-    centre = true.mean(axis=-1, keepdims=True)
-    x, y = predictions.astype(np.float64) - centre, true - centre
-    return np.stack([x, y, x * x, y * y, x * y], axis=-1)
-
-
-def _pearson(means: Array) -> Array:
-    """0 where predictions or targets do not vary."""
-    x, y, xx, yy, xy = np.moveaxis(means, -1, 0)
-    variance = np.maximum(xx - x * x, 0) * np.maximum(yy - y * y, 0)
-    varies = variance > 1e-24
-    return np.divide(
-        xy - x * y, np.sqrt(variance, where=varies, out=np.ones_like(variance)), where=varies, out=np.zeros_like(variance)
-    )
-
-
-def _spearman(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
-    """Pearson's correlation of ranks, equal values having their mean rank."""
-    ranks = rankdata(predictions, axis=-1), np.broadcast_to(rankdata(targets, axis=-1), predictions.shape)
-    return _pearson(_products(*ranks).mean(axis=-2))
-
-
-def _matthews(means: Array) -> Array:
-    """Gorodkin's (2004) correlation for any number of classes; 0 where targets or predictions are of one class."""
-    predicted, true, both = np.split(means, 3, axis=-1)
-    covariance = both.sum(-1) - (predicted * true).sum(-1)
-    variance = (1 - np.square(predicted).sum(-1)) * (1 - np.square(true).sum(-1))
-    varies = variance > 1e-12
-    return np.divide(
-        covariance, np.sqrt(variance, where=varies, out=np.ones_like(variance)), where=varies, out=np.zeros_like(variance)
-    )
 
 
 def _text_counts(predictions: NDArray[Any], targets: NDArray[Any], tokenize: BleuTokenizer = "13a") -> NDArray[Any]:
@@ -162,11 +100,11 @@ def bleu_metric(tokenize: BleuTokenizer) -> MeanMetric:
 
 METRICS: dict[str, MeanMetric | Callable[[NDArray[Any], NDArray[Any]], Array]] = {
     "accuracy": MeanMetric(_correct, lambda means: means[..., 0]),
-    "f1": MeanMetric(_class_counts, _macro_f1),
-    "binary_f1": MeanMetric(_class_counts, _binary_f1),
-    "matthews": MeanMetric(_class_counts, _matthews),
-    "pearson": MeanMetric(_products, _pearson),
-    "spearman": _spearman,
+    "f1": MeanMetric(class_counts, macro_f1),
+    "binary_f1": MeanMetric(class_counts, binary_f1),
+    "matthews": MeanMetric(class_counts, matthews),
+    "pearson": MeanMetric(products, pearson_of_means),
+    "spearman": spearman,
     "bleu": bleu_metric("13a"),
     "perplexity": MeanMetric(_surprise_and_tokens, _perplexity),
     "token_accuracy": MeanMetric(_word_counts, lambda means: means[..., 0] / means[..., 1]),

@@ -7,10 +7,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gates.export.cost import measure_cost
-from gates.export.kv_cache import cache_bytes, cache_bytes_of
+from gates.export.example_inputs import example_inputs
+from gates.export.kv_cache import cache_bytes, cache_bytes_of, generates
 from gates.sites import find_attention
-from gates.surgery.remove import remove_heads_
+from gates.surgery.remove import remove_heads_, why_not_removable
 from tests.models import build
+from training.coverage import architectures as zoo
+from training.coverage.types import tiny_models
 from training.tasks import from_config
 
 GROUPS = {
@@ -27,21 +30,78 @@ MODELS = {
 MASKS = ([1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1, 1, 1], [1, 0, 0, 0, 1, 0, 1, 1])
 
 
-def stored(model, length):
-    """Bytes of the cache behind so many tokens."""
-    with torch.no_grad():
-        layers = model(input_ids=torch.arange(length)[None] + 1, use_cache=True).past_key_values.layers
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+def stored(model, batch):
+    """Bytes of keys and values that a model's own cache holds for each token of one text, by layers with windows too."""
+    if "decoder_input_ids" in batch:
+        prompt = {name: tensor for name, tensor in batch.items() if name != "decoder_input_ids"}
+        found = model.generate(**prompt, max_new_tokens=2, min_new_tokens=2, do_sample=False, return_dict_in_generate=True)
+    else:
+        with torch.no_grad():
+            found = model(**batch, use_cache=True)
+    cache = found.get("past_key_values")
+    cache = getattr(cache, "self_attention_cache", cache)
+    layers = [] if cache is None else [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    return sum(part.nbytes // part.shape[2] for layer in layers for part in (layer.keys, layer.values))
+
+
+def masks(sites):
+    """Half of every site's heads, and other numbers at every site, with groups that keep different numbers of queries."""
+    yield torch.cat([(torch.arange(site.heads) >= site.heads // 2).float() for site in sites])
+    yield torch.cat([(torch.arange(site.heads) <= (index + 1) % site.heads).float() for index, site in enumerate(sites)])
+
+
+def check(model, batch):
+    sites = find_attention(model)
+    assert cache_bytes_of(model) == stored(model, batch)
+    if why_not_removable(sites):
+        return
+    for mask in masks(sites):
+        cut = remove_heads_(copy.deepcopy(model), mask)
+        assert cache_bytes_of(model, mask) == cache_bytes_of(cut) == stored(cut, batch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_what_the_cache_grows_by_with_a_token(name, dtype):
+def test_it_is_what_the_cache_holds_of_a_token(name, dtype):
     model = from_config(AutoModelForCausalLM, {"model_type": name, "vocab_size": 50, **MODELS[name]}).to(dtype).eval()
+    batch = {"input_ids": torch.arange(8)[None] + 1}
+    check(model, batch)
     for mask in map(torch.tensor, MASKS):
         cut = remove_heads_(copy.deepcopy(model), mask.float())
-        grown = stored(cut, 8) - stored(cut, 7)
-        assert cache_bytes_of(model, mask.float()) == cache_bytes_of(cut) == grown
+        assert cache_bytes_of(model, mask.float()) == cache_bytes_of(cut) == stored(cut, batch)
+
+
+FAST = ("Falcon (new decoder)", "Olmo2", "DeepseekV3", "GptOss", "Bart", "T5")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow])
+        for name, one in zoo.BY_NAME.items()
+        if one.generates and one.input != "audio-to-text"
+    ],
+)
+def test_it_is_that_of_every_decoder_in_the_coverage_table(name):
+    """Norms over all heads (OLMo 2), one latent for all heads (DeepSeek), keys repeated for every query (Falcon), windows."""
+    architecture = zoo.BY_NAME[name]
+    check(zoo.build(architecture), zoo.inputs(architecture, batch=1, padding=False))
+
+
+TYPES = {
+    "olmo3": True, "flex_olmo": False, "olmoe": False, "minimax_m2": False,  # norms over all heads
+    "minimax": True, "kimi_linear": False, "glm5_next": False, "qwen3_next": False,  # attention as a recurrence
+    "minicpm3": False, "deepseek_v2": False, "youtu": False, "mistral_large4": False, "glm_moe_dsa": False,  # latents
+    "openai-gpt": True,  # no cache
+    "gemma3n_text": False,  # keys of other layers
+    "mimo_v2_flash": True,  # keys wider than values
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if fast else [pytest.mark.slow]) for n, fast in TYPES.items()])
+def test_it_is_that_of_types_with_caches_of_their_own(name):
+    model = next(model for model in tiny_models(name) if generates(model))
+    check(model, example_inputs(model, batch=1, length=8))
 
 
 def test_whole_groups_shrink_it_and_single_heads_of_groups_do_not():
@@ -50,6 +110,15 @@ def test_whole_groups_shrink_it_and_single_heads_of_groups_do_not():
     sites = find_attention(model)
     whole, single = torch.tensor([1.0, 1, 0, 0, 1, 1, 0, 0]), torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0])
     assert cache_bytes(sites) == cache_bytes(sites, single) == 2 * cache_bytes(sites, whole) == 256
+
+
+def test_keys_may_be_wider_than_values():
+    """Of twice the width, so 2 layers of 2 heads with keys of 16 and values of 8 numbers of 4 bytes each."""
+    model = from_config(AutoModelForCausalLM, {"model_type": "llama", "vocab_size": 50, **GROUPS})
+    for layer in model.model.layers:
+        layer.self_attn.q_proj, layer.self_attn.k_proj = torch.nn.Linear(32, 64), torch.nn.Linear(32, 32)
+    assert cache_bytes(find_attention(model)) == 2 * 2 * (16 + 8) * 4
+    assert cache_bytes(find_attention(model), torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])) == 3 * (16 + 8) * 4
 
 
 def test_models_that_do_not_generate_keep_nothing():

@@ -183,3 +183,71 @@ def test_what_one_loss_reads_says_nothing_of_another():
 
     with pytest.raises(GateError, match="depends on the heads of another"):
         head_gradients(gates, contrastive)
+
+
+PAIRINGS = ([0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_function_can_pair_other_rows_at_every_call(dtype):
+    """One closure reads the rows in an order that changes between calls; forward passes are as many as calls."""
+    model, batch = build("bert").to(dtype), inputs("bert")
+    gates, order, calls = HeadGates(model).eval(), [], []
+    model.register_forward_hook(lambda *_: calls.append(1))
+
+    def losses():
+        return model(**batch).logits.float().square().flatten(1).sum(1)[order]
+
+    for pairing in (*PAIRINGS, PAIRINGS[0]):
+        order[:] = pairing
+        calls.clear()
+        found = head_gradients(gates, losses)
+        assert len(calls) == 1
+        expected = torch.cat([head_gradients(gates, lambda row=row: losses()[row : row + 1]) for row in range(3)])
+        tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, expected, atol=tolerance * float(expected.abs().max()), rtol=0)
+
+
+def test_a_function_that_comes_to_mix_examples_is_refused():
+    model, batch = build("bert"), inputs("bert")
+    gates, mixes = HeadGates(model).eval(), []
+
+    def losses():
+        each = model(**batch).logits.square().flatten(1).sum(1)
+        return each + each.roll(1) if mixes else each
+
+    head_gradients(gates, losses)
+    mixes.append(True)
+    with pytest.raises(GateError, match="depends on the heads of another"):
+        head_gradients(gates, losses)
+
+
+def test_rows_of_many_examples_are_told_apart():
+    """Two neighbours of sixty-four change places."""
+    model = build("bert")
+    gates, order = HeadGates(model).eval(), list(range(64))
+    ids = layouts.ids(64, 5)
+
+    def losses():
+        return model(input_ids=ids).logits.square().flatten(1).sum(1)[order]
+
+    straight = head_gradients(gates, losses)
+    order[30:32] = 31, 30
+    close(head_gradients(gates, losses), straight[order])
+
+
+def test_what_is_known_of_rows_saves_backward_passes(monkeypatch):
+    """Two of them, one for the gradients and one that checks the rows; a new function takes two for each digit more."""
+    model, batch = build("bert"), inputs("bert")
+    gates, passes, grad = HeadGates(model).eval(), [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **more: passes.append(1) or grad(*args, **more))
+
+    def losses():
+        return layouts.losses_of(model, batch)
+
+    counts = []
+    for _ in range(3):
+        passes.clear()
+        head_gradients(gates, losses)
+        counts.append(len(passes))
+    assert counts == [5, 2, 2]

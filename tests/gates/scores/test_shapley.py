@@ -1,10 +1,11 @@
 """Shapley values against the sum over all coalitions."""
 
 import math
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import pytest
 import torch
+from scipy import stats
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
@@ -89,6 +90,22 @@ def test_masks_of_each_example_are_its_own():
         alone = {name: tensor[row : row + 1] for name, tensor in batch.items()}
         own = shapley_rows(orders[row : row + 1], lambda masks, alone=alone: losses(masks, alone), tolerance=0)
         torch.testing.assert_close(together[row : row + 1], own, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 40])
+def test_the_standard_error_is_that_of_a_sample_mean_in_any_batching(samples):
+    """With Bessel's correction, against SciPy; it is unbiased: over all pairs of two values its square has the true mean."""
+    rows = torch.randn(samples, 5, generator=torch.Generator().manual_seed(samples), dtype=torch.float64) + 3
+    metric = ShapleyValues(5)
+    for part in rows.split(2):
+        metric.update(part)
+    values, error = metric.compute()
+    torch.testing.assert_close(values, rows.mean(0))
+    torch.testing.assert_close(error, torch.from_numpy(stats.sem(rows.numpy(), axis=0)))
+    pairs = [ShapleyValues(1) for _ in range(4)]
+    for pair, (first, second) in zip(pairs, product([0.0, 1.0], repeat=2), strict=True):
+        pair.update(torch.tensor([[first], [second]]))
+    assert sum(float(pair.compute().standard_error) ** 2 for pair in pairs) / 4 == pytest.approx(0.25 / 2)
 
 
 def test_walks_end_where_nothing_is_left_to_lose():

@@ -9,7 +9,8 @@ from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitSearch
 from training.pruner.evaluation import evaluate
-from training.scoring.refits import best_refit_, quality, refitted_to_best_
+from training.scoring import refits
+from training.scoring.refits import best_refit_, best_refits_, quality, refitted_to_best_
 from training.scoring.subject import Subject
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -50,6 +51,45 @@ def test_the_best_ridge_is_taken_and_its_weights_stay():
     assert changed
     assert all("output.dense" in name for name in changed)
     assert all(torch.equal(tensor, parameters_of(alone)[name]) for name, tensor in parameters_of(one).items())
+
+
+RIDGES = [0.25, 1.0, 4.0]
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+@pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [1, 2, 3], [2, 1, 2], [-2, -3, -1], [0, 0, 0]])
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, reached, lower_is_better):
+    """With a refit that adds the ridge to all weights, and qualities that all differ: the worst would be seen. The other mask
+    is in between. Among equals the first ridge stays."""
+    subject = with_a_selection_split(make_subject())
+    subject.task.lower_is_better = lower_is_better
+    start, fitted = parameters_of(subject), []
+    others = [1.5, 1.5, 1.5]
+    scripted = iter([*reached, *others] if place == 0 else [*others, *reached])
+
+    def add(found, mask, dense, *, ridge, rows, feed_forward):
+        fitted.append((mask, dense, ridge, rows, feed_forward))
+        for parameter in found.backbone.parameters():
+            parameter.data.add_(ridge)
+
+    monkeypatch.setattr(refits, "refit", add)
+    monkeypatch.setattr(refits, "quality", lambda found, mask: float(next(scripted)))
+    masks = [MASK, 1 - MASK] if place == 0 else [1 - MASK, MASK]
+    search = RefitSearch(ridges=RIDGES, rows=8, feed_forward=not RefitSearch().feed_forward)
+    done = best_refits_(subject, masks, search, start)
+    best_of = min if lower_is_better else max
+    of_mask, of_other = done[place], done[1 - place]
+    assert of_mask.tried == reached
+    assert of_mask.reached == best_of(reached)
+    assert of_mask.ridge == RIDGES[reached.index(best_of(reached))]
+    assert (of_other.ridge, of_other.reached, of_other.tried) == (RIDGES[0], 1.5, others)
+    kept = of_mask.ridge if best_of(of_mask.reached, 1.5) != 1.5 else RIDGES[0]
+    for name, parameter in parameters_of(subject).items():
+        torch.testing.assert_close(parameter, start[name] + kept)
+    assert [ridge for _, _, ridge, _, _ in fitted] == RIDGES * 2
+    assert all(mask is masks[number // 3] for number, (mask, *_) in enumerate(fitted))
+    assert all(dense is start and rows == 8 and wide == search.feed_forward for _, dense, _, rows, wide in fitted)
 
 
 @pytest.mark.parametrize("retrain", [1.0, 0.0])

@@ -1,11 +1,18 @@
 """What tasks call their metrics for Hugging Face's library evaluate: what its scripts call gives the same numbers."""
 
+import numpy as np
+import pandas as pd
 import pytest
 import sacrebleu
 import scipy.stats
 import sklearn.metrics
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from training.stats.bootstrap import majority_class, metric_values, resample_metric
+from training.stats.numbers import shown
+from training.stats.verdict import nothing_learned
 from training.tasks.causal_lm import CausalLM
 from training.tasks.classification import Classification
 from training.tasks.regression import Regression
@@ -34,7 +41,6 @@ def evaluated(task, name, true, predicted):
     [Classification(["no", "yes"], "binary_f1"), Classification(["a", "b", "c"]), Regression()],
     ids=["2", "3", "number"],
 )
-@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef`")
 def test_numbers_and_classes(task):
     generator = torch.Generator().manual_seed(0)
     classes = len(task.labels) if isinstance(task, Classification) else 0
@@ -49,6 +55,63 @@ def test_numbers_and_classes(task):
     assert len(found) >= 2
     for name, value in found.items():
         assert float(value) == pytest.approx(evaluated(task, name, labels.numpy(), predicted.numpy()), abs=1e-5)
+
+
+def classified(classes, predicted, true, *, rows=3):
+    """The metrics of a task over batches of so many rows, with binary F1 for two classes."""
+    task = Classification([f"class {number}" for number in range(classes)], "binary_f1" if classes == 2 else "matthews")
+    metrics = task.metrics("test")
+    logits = torch.nn.functional.one_hot(torch.tensor(predicted), classes).float()
+    for part, labels in zip(logits.split(rows), torch.tensor(true).split(rows), strict=True):
+        metrics.update(part, labels)
+    return task, {name: float(value) for name, value in metrics.compute().items()}
+
+
+@st.composite
+def answers(draw):
+    """Predictions and targets of two to four classes, often of one class alone, so that cells of their table are empty."""
+    classes, examples = draw(st.integers(2, 4)), draw(st.integers(1, 8))
+    number = st.integers(0, classes - 1)
+    rows = st.one_of(st.lists(number, min_size=examples, max_size=examples), number.map(lambda one: [one] * examples))
+    return classes, draw(rows), draw(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(answers())
+@pytest.mark.filterwarnings("ignore:F-score is ill-defined", "ignore:A single label was found")
+def test_metrics_of_classes_are_those_of_scikit_learn_and_of_the_statistics(given):
+    classes, predicted, true = given
+    task, found = classified(classes, predicted, true)
+    _, replicates = resample_metric(np.array([predicted]), np.array(true), task.main_metric, resamples=5)
+    for row, rows in enumerate(np.random.default_rng(0).integers(len(true), size=(5, len(true)))):
+        expected = evaluated(task, task.main_metric, np.array(true)[rows], np.array(predicted)[rows])
+        assert replicates[row, 0] == pytest.approx(expected, abs=1e-12)
+    for name, value in found.items():
+        assert value == pytest.approx(evaluated(task, name, true, predicted), abs=1e-12)
+        assert value == pytest.approx(float(metric_values(predicted, true, name)), abs=1e-15)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+@pytest.mark.parametrize("positives", [0, 1, 3, 721, 1042, 1043])
+def test_a_classifier_that_always_says_the_same_has_no_correlation_and_has_learned_nothing(answer, positives):
+    """The sizes of CoLA's validation set, whose constant classifiers are what small models collapse to."""
+    true = [1] * positives + [0] * (1043 - positives)
+    _, found = classified(2, [answer] * 1043, true, rows=256)
+    assert found["matthews"] == 0.0
+    majority = majority_class(true)["matthews"]
+    dense = shown("matthews", pd.Series([found["matthews"]]))
+    assert "It has learned nothing" in nothing_learned(dense, shown("matthews", majority), " %")
+
+
+def test_a_class_of_one_example_in_millions_counts():
+    true = np.zeros(3_000_000, dtype=np.int64)
+    true[5] = 1
+    predicted = true.copy()
+    predicted[7] = 1
+    expected = sklearn.metrics.matthews_corrcoef(true, predicted)
+    assert expected == pytest.approx(0.5**0.5, abs=1e-6)
+    assert float(metric_values(predicted, true, "matthews")) == pytest.approx(expected)
+    assert classified(2, predicted, true, rows=1_000_000)[1]["matthews"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("tokenize", ["13a", "zh"])

@@ -1,5 +1,6 @@
 """A number for each sentence: loss, metrics and model."""
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -8,6 +9,7 @@ from tests.models import build
 from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.pruner.distillation import Teacher, distillation_terms, number_mse
+from training.stats.bootstrap import metric_values, resample_metric
 from training.tasks import Classification, Regression
 
 FIELDS = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -31,7 +33,6 @@ def test_the_loss_is_the_one_that_transformers_has_for_numbers(model):
     torch.testing.assert_close(losses.mean(), model(**BATCH).loss)
 
 
-@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions.*")
 def test_metrics_are_those_of_scipy(model):
     task = Regression()
     metrics, predicted, targets = task.metrics("test"), torch.tensor([[0.1], [2.0], [2.5], [1.0]]), torch.tensor([0.0, 2, 1, 3])
@@ -45,14 +46,70 @@ def test_metrics_are_those_of_scipy(model):
     assert true is targets
 
 
-@pytest.mark.filterwarnings("ignore:.*will save all targets and predictions.*")
-@pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero")
-def test_a_model_that_says_the_same_of_every_sentence_has_no_correlation(model):
-    """Undefined as SciPy has it, which no table and no choice between masks can take."""
-    task = Regression()
-    metrics = task.metrics("select")
-    task.update(metrics, model, {"labels": torch.tensor([0.0, 2, 1, 3])}, torch.full((4, 1), 0.7))
-    assert {name: float(value) for name, value in metrics.compute().items()} == {"pearson": 0.0, "spearman": 0.0}
+def correlations(predicted, targets, *, rows=32):
+    """What the metrics of the task find, in batches, and what statistics find of the same numbers."""
+    metrics = Regression().metrics("select")
+    predicted, targets = torch.as_tensor(predicted, dtype=torch.float32), torch.as_tensor(targets, dtype=torch.float32)
+    for part, labels in zip(predicted.split(rows), targets.split(rows), strict=True):
+        metrics.update(part, labels)
+    found = {name: float(value) for name, value in metrics.compute().items()}
+    assert found == {name: float(metric_values(predicted.numpy(), targets.numpy(), name)) for name in found}
+    return found, predicted.double().numpy(), targets.double().numpy()
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 0.7, 3.3, 1e3, 1e30])
+@pytest.mark.parametrize("of_targets", [False, True])
+def test_where_one_of_both_is_always_the_same_there_is_no_correlation(constant, of_targets):
+    """Undefined as SciPy has it, which no table and no choice between masks can take; so on every resample of examples."""
+    varied, same = np.random.default_rng(0).normal(size=101), np.full(101, constant)
+    predicted, targets = (varied, same) if of_targets else (same, varied)
+    assert correlations(predicted, targets)[0] == {"pearson": 0.0, "spearman": 0.0}
+    for name in ("pearson", "spearman"):
+        assert not resample_metric(predicted[None], targets, name, resamples=50)[1].any()
+
+
+def rated(random, levels=None):
+    """So many ratings that the sum of the ranks of one level is above 2 ** 31, and predictions with or without levels."""
+    targets = random.integers(1, 6, size=150_000)
+    predicted = targets + random.normal(size=len(targets))
+    return (predicted if levels is None else np.round(predicted)), targets
+
+
+def with_an_outlier(random):
+    targets = random.normal(size=5000)
+    predicted = targets + random.normal(size=5000)
+    predicted[0], targets[0] = 200, 100
+    return predicted, targets
+
+
+HARD = {
+    "ratings": rated,
+    "ratings with ties": lambda random: rated(random, levels=5),
+    "an outlier": with_an_outlier,
+    "a large offset": lambda random: (1000 + 0.01 * (y := random.normal(size=5000)) + 0.01 * random.normal(size=5000), y),
+    "the last digit": lambda random: (5 + 1e-6 * random.normal(size=500), random.normal(size=500)),
+    "two examples": lambda random: (np.array([0.3, 0.4]), np.array([2.0, 1.0])),
+    "large": lambda random: (1e30 * (y := random.normal(size=50)) + 1e30 * random.normal(size=50), 1e-30 * y),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_correlations_of_hard_numbers_are_those_of_scipy(name):
+    found, predicted, targets = correlations(*HARD[name](np.random.default_rng(0)), rows=5000)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(predicted, targets).statistic, abs=1e-9)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(predicted, targets).statistic, abs=1e-9)
+
+
+def test_resamples_without_the_outlier_have_the_correlation_of_the_others():
+    random = np.random.default_rng(1)
+    targets = random.normal(size=20)
+    predicted = targets + random.normal(size=20)
+    predicted[3], targets[4] = 1e9, -1e9
+    drawn = np.random.default_rng(0).integers(20, size=(40, 20))
+    expected = [stats.pearsonr(predicted[rows], targets[rows]).statistic for rows in drawn]
+    assert any(not {3, 4} & set(rows) for rows in drawn.tolist())
+    replicates = resample_metric(predicted[None], targets, "pearson", resamples=40)[1][:, 0]
+    np.testing.assert_allclose(replicates, expected, atol=1e-6)
 
 
 def test_a_pretrained_encoder_gets_one_output(tmp_path):
