@@ -194,9 +194,7 @@ def test_rows_that_are_not_certain_are_refused_with_a_way_out():
     mask = torch.ones(gated.gates.size)
     mask[0] = 0
     gated.set_mask_(mask)
-    with pytest.raises(
-        GateError, match=r"rows of 'image_to_text_projection.x_attn' are padding.*valid=lambda batch: \{'image_"
-    ):
+    with pytest.raises(GateError, match=r"rows of 'image_to_text_projection.x_attn' are padding.*valid=lambda batch: \{'im"):
         gated.refit_([batch])
     assert gated.refit_([batch], valid=lambda one: {"image_to_text_projection.x_attn": None})
 
@@ -206,7 +204,7 @@ def test_layers_that_disagree_say_nothing(monkeypatch):
     model = zoo.build(zoo.BY_NAME["HYV4"])
     batch = zoo.inputs(zoo.BY_NAME["HYV4"])
     batch["attention_mask"] = batch["attention_mask"][:, None, None].bool() & torch.ones(8, 8, dtype=torch.bool).tril()
-    with pytest.raises(GateError, match="it is not certain which rows of 'model.layers.0.self_attn' are padding"):
+    with pytest.raises(GateError, match=r"it is not certain which rows of 'model.layers.0.self_attn' are padding"):
         found(model, batch)
 
 
@@ -218,12 +216,11 @@ def test_what_the_model_hands_to_its_attention_agrees_with_the_mask_of_a_text(na
     if "attention_mask" not in batch or architecture.input not in ("text", "text-to-text"):
         pytest.skip("reads no text alone")
     monkeypatch.setattr("gates.recovery.model_inputs._is_text", lambda _: False)
-    try:
-        gated, rows = found(model, batch)
-    except GateError as error:
-        assert name in ("HYV4", "Longformer", "BigBird", "LED")
-        assert "it is not certain which rows" in str(error)
+    if name in ("HYV4", "Longformer", "BigBird", "LED"):
+        with pytest.raises(GateError, match="it is not certain which rows"):
+            found(model, batch)
         return
+    gated, rows = found(model, batch)
     for site in gated.gates.sites:
         if site.kind == "encoder" or not model.config.is_encoder_decoder:
             assert torch.equal(rows[site.name].bool(), batch["attention_mask"].bool())

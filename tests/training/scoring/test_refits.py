@@ -9,7 +9,8 @@ from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitSearch
 from training.pruner.evaluation import evaluate
-from training.scoring.refits import best_refit_, quality, refitted_to_best_
+from training.scoring import refits
+from training.scoring.refits import best_refit_, best_refits_, quality, refitted_to_best_
 from training.scoring.subject import Subject
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
@@ -50,6 +51,43 @@ def test_the_best_ridge_is_taken_and_its_weights_stay():
     assert changed
     assert all("output.dense" in name for name in changed)
     assert all(torch.equal(tensor, parameters_of(alone)[name]) for name, tensor in parameters_of(one).items())
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, lower_is_better):
+    """The selection split judges; an equal refit is applied, and with several masks the best of all stays."""
+    subject = with_a_selection_split(make_subject())
+    subject.task.lower_is_better = lower_is_better
+    sign, dense, search = (-1 if lower_is_better else 1), parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
+
+    def judged(*qualities):
+        left = [sign * one for one in qualities]
+        monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+
+    def unchanged():
+        return all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items())
+
+    judged(0.5, 0.3, 0.4)
+    found = best_refit_(subject, MASK, search, dense)
+    assert (found.ridge, found.reached, found.unrefitted) == (None, sign * 0.5, sign * 0.5)
+    assert found.tried == [sign * 0.3, sign * 0.4]
+    assert unchanged()
+    assert found.as_plain(search) | {"ridge": None, "unrefitted": sign * 0.5} == found.as_plain(search)
+    said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit, so the weights stay"
+    assert said in " ".join(capsys.readouterr().out.split())
+    judged(0.5, 0.3, 0.6, 0.7, 0.1, 0.2)  # the second mask alone is best
+    first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
+    assert (first.ridge, second.ridge, second.reached) == (1.0, None, sign * 0.7)
+    assert unchanged()
+    judged(0.5, 0.4, 0.2, 0.1, 0.3, 0.1)  # the first mask alone is better than a refit to the second
+    first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
+    assert (first.ridge, second.ridge) == (None, 0.1)
+    assert unchanged()
+    capsys.readouterr()
+    judged(0.5, 0.5, 0.4)
+    assert best_refit_(subject, MASK, search, dense).ridge == 0.1
+    assert not unchanged()
+    assert "stay as they were" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("retrain", [1.0, 0.0])
