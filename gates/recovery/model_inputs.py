@@ -83,7 +83,8 @@ def found_queries(
     left = [site for site in gates.sites if key_of(known, site) is None]
     if not left:
         return known
-    by_kind = valid_queries(batch, is_encoder_decoder=bool(getattr(gates.model.config, "is_encoder_decoder", False)))
+    has_two = bool(getattr(gates.model.config, "is_encoder_decoder", False))
+    by_kind = valid_queries(batch, is_encoder_decoder=has_two)
     if _is_text(batch) and len({(site.kind, stack_of(site)) for site in left}) == len({site.kind for site in left}):
         return {**known, **{site.name: by_kind[site.kind] for site in left}}
     watched = _watch(gates, batch, forward)
@@ -92,7 +93,7 @@ def found_queries(
         one = watched[site.name]
         if not one.shapes:
             continue  # it does not run on this batch
-        target = by_kind[site.kind] if gates.model.config.is_encoder_decoder and site.kind != "encoder" else None
+        target = by_kind[site.kind] if has_two and site.kind != "encoder" else None
         near = [other for other in watched.values() if (other.stack, other.shapes) == (one.stack, one.shapes)]
         masks = [mask for other in near for mask in other.masks]
         if target is not None and one.shapes == {tuple(target.shape)}:
