@@ -79,16 +79,16 @@ def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch,
                     best, best_gain = copied_weights(subject), gain(tried[-1])
                 shown.advance()
         reached = max(tried, key=gain)
-        ridge: float | None = search.ridges[tried.index(reached)]
+        taken: float | None = search.ridges[tried.index(reached)]
         if gain(reached) < gain(unrefitted):
             _say(
                 f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} "
                 f"alone and {reached:.4f} after the best refit, so the weights stay as they were"
             )
-            ridge, reached = None, unrefitted
+            taken, reached = None, unrefitted
             if not best or gain(unrefitted) > best_gain:
                 best, best_gain = start, gain(unrefitted)
-        done.append(Refit(ridge, reached, tried, unrefitted, cost.cost))
+        done.append(Refit(taken, reached, tried, unrefitted, cost.cost))
     use_weights_(subject, best)
     return done
 
