@@ -25,7 +25,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import SavesPretrained, save_pruned
 from gates.export.shared_gates import SharedGates
 from gates.objective import l0_penalty
-from gates.recovery.model_inputs import valid_queries
+from gates.recovery.model_inputs import GivenQueries, found_queries
 from gates.recovery.refit import Refitted, refit_
 from gates.scores.importance import normalise_by_layer
 from gates.steering import check_scores, set_apart_
@@ -259,27 +259,28 @@ class GatedModel(SharedGates, nn.Module):
         """Print how many heads are open, in total and by kind and layer."""
         print(open_heads_as_text(self.gates))
 
-    def refit_(self, batches: Iterable[Mapping[str, Tensor]], **more: Any) -> list[Refitted]:
+    def refit_(self, batches: Iterable[Mapping[str, Tensor]], *, valid: GivenQueries = None, **more: Any) -> list[Refitted]:
         """Make up for the closed heads without training: the weights behind the open ones are fitted to the dense model.
 
         Args:
             batches: inputs of the model, the same ones each time they are gone through; some hundred examples are enough.
+            valid: what padding the batches have, where it does not follow from them and the model; see
+                :func:`gates.recovery.model_inputs.found_queries`.
             more: ``ridge``, ``dense`` and what else :func:`gates.recovery.refit.refit_` takes.
 
         Returns:
             What was refitted, in order.
 
         Raises:
-            GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, or what the function raises.
+            GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, or what the functions raise.
         """
         self._check_fixed()
-        values, has_two = self.gates.values(), bool(self.base_model.config.is_encoder_decoder)
+        run, values = (lambda batch: self.base_model(**batch)), self.gates.values()
         if not torch.equal(values, self.mask()):
             raise GateError("some gates are between 0 and 1 in evaluation mode; call set_mask_(mask()) before refit_")
         if iter(batches) is batches:
             raise GateError("the batches can be gone through only once; give a list of them, or a data loader")
-        run, valid = (lambda batch: self.base_model(**batch)), partial(valid_queries, is_encoder_decoder=has_two)
-        return refit_(self.gates, self.mask(), lambda: batches, run, valid, **more)
+        return refit_(self.gates, self.mask(), lambda: batches, run, partial(found_queries, self.gates, run, valid), **more)
 
     # -- taking the gates off ----------------------------------------------------------------------------------
 

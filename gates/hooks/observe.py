@@ -12,7 +12,7 @@ it runs on PyTorch's attention, so its outputs are the same up to rounding only;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from gates.hooks.intercept import (
     readable_implementation,
     sparse_site,
 )
+from gates.hooks.valid import Valid, valid_by_site
 from gates.scores.attention_blocks import bias_of, visible_keys
 from gates.scores.attention_metric import AttentionMetric
 from gates.scores.entropy import AttentionEntropy
@@ -65,7 +66,7 @@ def observe_attention(
     model: PreTrainedModel,
     sites: tuple[AttentionSite, ...],
     metrics: Sequence[AttentionMetric],
-    valid: Mapping[str, Tensor | None],
+    valid: Valid,
 ) -> Iterator[None]:
     """Feed ``metrics`` from every forward pass of ``model`` inside the block; outputs are those in evaluation mode.
 
@@ -78,10 +79,11 @@ def observe_attention(
         model: any model whose attention :func:`gates.sites.find_attention` covers, but block-sparse attention.
         sites: attention modules of the model.
         metrics: Metrics, each of which receives its measure of every site.
-        valid: queries that are not padding for each kind, ``[batch, query]``; None if all count.
+        valid: queries that are not padding, ``[batch, query]``, by kind or by the name of a module; None if all count.
 
     Raises:
-        GateError: for block-sparse attention; if the attention of some site was not seen, or its weights do not sum to one.
+        GateError: for block-sparse attention; for a mask of several stacks or of another shape; if the attention of some site
+            was not seen, or its weights do not sum to one.
 
     >>> from gates import AttentionConfidence, AttentionEntropy, find_attention
     >>> from transformers import BertConfig, BertModel
@@ -100,13 +102,14 @@ def observe_attention(
             f"the entropy of {type(sparse.core).__name__} is not defined over all keys; leave the entropy rankings out"
         )
     seen: set[int] = set()
+    masks = valid_by_site(valid, sites)
 
     def update(position: int, measure: Measure, visible: Tensor) -> None:
         seen.add(position)
         for metric in metrics:
-            metric.update(position, measure(metric), visible, valid.get(sites[position].kind))
+            metric.update(position, measure(metric), visible, masks[position])
 
-    with observing(model, sites), readable_implementation(model), _watched(model, sites, update):
+    with observing(model, sites), readable_implementation(model), watched_attention(model, sites, update):
         yield
     if len(seen) < len(sites):
         missing = next(site for position, site in enumerate(sites) if position not in seen)
@@ -117,7 +120,7 @@ def observe_attention(
 
 @contextmanager
 def observe_entropy(
-    model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Mapping[str, Tensor | None]
+    model: PreTrainedModel, sites: tuple[AttentionSite, ...], metric: AttentionEntropy, valid: Valid
 ) -> Iterator[None]:
     """:func:`observe_attention` for the entropy alone.
 
@@ -139,7 +142,7 @@ Update = Callable[[int, Measure, Tensor], None]
 
 
 @contextmanager
-def _watched(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
+def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
     """Watch every site where it hands out its attention: in a function's call, or else among its outputs.
 
     Args:
@@ -174,7 +177,7 @@ class _Calls:
     """Takes attention from function calls while its site runs, and from the site's outputs where there was no call.
 
     Args:
-        sites, update: see :func:`_watched`.
+        sites, update: see :func:`watched_attention`.
     """
 
     def __init__(self, sites: tuple[AttentionSite, ...], update: Update) -> None:

@@ -23,6 +23,7 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import attention_calls, uses_interface
 from gates.hooks.metric import HeadMetric
+from gates.hooks.valid import valid_positions
 from gates.sites import AttentionSite
 
 
@@ -55,10 +56,12 @@ class MeanHeadOutput(HeadMetric):
         Args:
             site: index of the site.
             heads: concatenated heads, ``[batch, query, heads * head_dim]``.
-            valid: queries that are not padding, ``[batch, query]``.
+            valid: queries that are not padding, ``[batch, query]``; None if all count.
+
+        Raises:
+            GateError: for a mask of another shape.
         """
-        keep = torch.ones(heads.shape[:2], dtype=torch.bool, device=heads.device) if valid is None else valid.bool()
-        self._add(site, heads.detach()[keep].double())
+        self._add(site, valid_positions(heads.detach(), valid).double())
 
     def _add(self, site: int, rows: Tensor) -> None:
         """Add valid queries of one site, ``[queries, heads * head_dim]``."""

@@ -115,26 +115,6 @@ def add_products_(total: Tensor, x: Tensor, y: Tensor) -> None:
         total.addmm_(torch.stack([a, sum_x - len(x) * a], 1), torch.stack([sum_y, b]))
 
 
-def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:
-    """The positions that count, ``[positions, features]``.
-
-    Args:
-        states: ``[batch, query, features]``.
-        valid: queries that are not padding, ``[batch, query]``; None if all count.
-
-    Raises:
-        GateError: for a mask of another shape.
-    """
-    if valid is None:
-        return states.flatten(0, -2)
-    if valid.shape != states.shape[:2]:
-        raise GateError(
-            f"the mask of valid queries has shape {list(valid.shape)}, but the heads' outputs have {list(states.shape[:2])}; "
-            "expected the same batch and queries"
-        )
-    return states[valid.bool()]
-
-
 def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tuple[Tensor, Tensor | None]:
     """The weight and bias of least squares, near the weight that there was.
 

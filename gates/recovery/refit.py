@@ -21,14 +21,14 @@ from transformers.pytorch_utils import Conv1D
 from gates.budget import check_mask
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
-from gates.recovery.least_squares import Moments, ProjectionMoments, fit, squared_error, valid_positions
+from gates.hooks.valid import Valid, valid_by_site, valid_positions
+from gates.recovery.least_squares import Moments, ProjectionMoments, fit, squared_error
 from gates.recovery.residual import Written
 from gates.recovery.writers import Passes, Writer, find_writers
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
 
 Batch = TypeVar("Batch")
-Valid = Mapping[str, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def refit_(
         mask: 0/1 mask ``[gates]``.
         batches: the calibration batches, the same ones at every call.
         forward: function that runs the model on a batch.
-        valid: function from a batch to its queries that are not padding, ``[batch, query]`` for each kind; none if all count.
+        valid: function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
+            module; None or nothing where all count. It is called once for each batch.
         ridge: see :func:`gates.recovery.least_squares.fit`.
         feed_forward: whether the second projections of feed-forward layers are refitted too.
         dense: parameters of the dense model by their names in this one, where it has others: the weights before they were
@@ -102,7 +103,8 @@ def refit_(
 
     Raises:
         GateError: for a mask of another size or other values, a model with adapters, weights that are no floating-point numbers
-            or that several modules share, or no batches; nothing is changed then.
+            or that several modules share, a mask of valid queries for several stacks or of another shape, or no batches;
+            nothing is changed then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -114,6 +116,7 @@ def refit_(
     check_mask(mask, gates.size, gates.unit)
     values, done = mask.to(gates.mask), []
     refitted: dict[str, Tensor] = {}
+    masks: dict[int, list[Tensor | None]] = {}  # of each site, by the number of the batch
     check_merged(gates.model)
     with torch.no_grad(), evaluating(gates.model), gates.attached():
         writers, reenters = find_writers(gates, next(iter(batches()), None), forward)
@@ -129,11 +132,13 @@ def refit_(
                 for number, batch in enumerate(batches()):
                     if number not in aims:
                         aims[number] = [Aim.of(call) for call in of_dense.run(number, batch, list(group))]
+                    if number not in masks:
+                        masks[number] = valid_by_site(valid(batch), gates.sites)
                     goals = [aim for aim in aims[number] if aim.name == writer.name]
                     if writer == list(group)[-1]:
                         del aims[number]
                     for goal, call in zip(goals, of_pruned.run(number, batch, [writer]), strict=True):
-                        _gather(moments, goal, call, valid(batch).get(writer.kind))
+                        _gather(moments, goal, call, masks[number][writer.attention])
                 weights, result = _fitted(writer, kept, moments.compute(), ridge)
                 refitted.update(weights)
                 done.append(result)

@@ -8,7 +8,7 @@ residual stream), and a site whose fit is not to be trusted is left as it is (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -16,8 +16,14 @@ from torch import Tensor
 
 from gates.budget import check_mask
 from gates.head_gates import HeadGates
+<<<<<<< HEAD
 from gates.hooks.intercept import alone, observe_head_outputs, observing
 from gates.recovery.least_squares import ProjectionMoments, valid_positions
+=======
+from gates.hooks.intercept import observe_head_outputs, observing
+from gates.hooks.valid import Valid, valid_by_site, valid_positions
+from gates.recovery.least_squares import ProjectionMoments
+>>>>>>> refit
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
@@ -31,7 +37,7 @@ def rescaled_gates(
     mask: Tensor,
     batches: Callable[[], Iterable[Batch]],
     forward: Callable[[Batch], object],
-    valid: Callable[[Batch], Mapping[str, Tensor | None]],
+    valid: Callable[[Batch], Valid],
 ) -> Tensor:
     """Real gate values for a mask, by least squares on calibration data.
 
@@ -42,13 +48,15 @@ def rescaled_gates(
         mask: 0/1 mask ``[gates]``.
         batches: the calibration batches, the same ones at every call.
         forward: function that runs the model on a batch.
-        valid: function from a batch to its queries that are not padding, ``[batch, query]`` for each kind; None if all count.
+        valid: function from a batch to its queries that are not padding, ``[batch, query]``, by kind or by the name of a
+            module; None or nothing where all count.
 
     Returns:
         ``[gates]``, float64 on the CPU, 0 where the mask is; give it to :meth:`HeadGates.use`.
 
     Raises:
-        GateError: for a mask of another size or other values, or adapters on the projections.
+        GateError: for a mask of another size or other values, adapters on the projections, or a mask of valid queries for
+            several stacks or of another shape.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -63,8 +71,13 @@ def rescaled_gates(
     values = mask.to(gates.mask, copy=True)
     dense = torch.ones_like(values)
     firsts = [sum(gates.sizes[:index]) for index in range(len(gates.sizes))]
+<<<<<<< HEAD
     with alone(gates.model), gates.attached(), observing(gates.model, gates.sites):
         for site, size, first in zip(gates.sites, gates.sizes, firsts, strict=True):
+=======
+    with gates.attached(), observing(gates.model, gates.sites):
+        for index, (site, size, first) in enumerate(zip(gates.sites, gates.sizes, firsts, strict=True)):
+>>>>>>> refit
             kept = mask[first : first + size]
             if not bool((kept > 0).any()):
                 continue
@@ -80,7 +93,7 @@ def rescaled_gates(
 
                     with gates.use(in_force), observe_head_outputs(gates.model, [site], take):
                         forward(batch)
-                queries = valid(batch).get(site.kind)
+                queries = valid_by_site(valid(batch), gates.sites)[index]
                 for of_pruned, of_dense in zip(inputs[False], inputs[True], strict=True):
                     moments.update(valid_positions(of_pruned, queries), valid_positions(of_dense, queries))
             gathered = moments.compute()

@@ -15,7 +15,7 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.recovery.reentry import Block, FinishedStates, block_of
 from gates.recovery.residual import Written, watch_writers
-from gates.sites import Kind, Projection
+from gates.sites import Projection
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Writer:
     Args:
         name: of the projection in the model.
         module: the projection.
-        kind: of the attention that it belongs to, or that comes before it.
+        attention: index of the attention site that it belongs to, or that comes before it.
         site: index of its attention site; None for one of a feed-forward layer.
         block: that it lies in; None if in none.
         calls: how often it runs in one pass.
@@ -34,7 +34,7 @@ class Writer:
 
     name: str
     module: Projection
-    kind: Kind
+    attention: int
     site: int | None
     block: Block | None
     calls: int
@@ -104,19 +104,19 @@ def find_writers(gates: HeadGates, batch: Any, forward: Callable[[Any], object])
     with gates.use(torch.ones_like(gates.mask)), watch_writers(projections) as calls:
         forward(batch)
     writers: dict[str, Writer] = {}
-    kind: Kind | None = None
+    attention: int | None = None
     for call in calls:
         site = sites.get(call.name)
         if site is not None:
-            kind = gates.sites[site].kind
-        elif kind is None or call.stream is None:
+            attention = site
+        elif attention is None or call.stream is None:
             continue
         module = projections[call.name]
         _check(call.name, module, gates.model)
         own = [other for other in calls if other.name == call.name]
         added = sum(other.stream is not None for other in own)
         block = block_of(gates.model, call.name)
-        writers.setdefault(call.name, Writer(call.name, module, kind, site, block, len(own), added))
+        writers.setdefault(call.name, Writer(call.name, module, attention, site, block, len(own), added))
     return list(writers.values()), _reenters(gates, batch, forward, list(writers.values()), calls)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gates.hooks.metric import HeadMetric
+from gates.hooks.valid import check_valid
 from gates.sites import AttentionSite
 
 
@@ -70,10 +71,14 @@ class AttentionMetric(HeadMetric):
             site: index of the site.
             values: measure of every query, ``[batch, heads, query]``.
             visible: keys each query sees, broadcastable to ``[batch, 1, query]``.
-            valid: queries that are not padding, ``[batch, query]``.
+            valid: queries that are not padding, ``[batch, query]``; None if all count.
+
+        Raises:
+            GateError: for a mask of another shape.
         """
         counted = visible.expand(values.shape[0], 1, values.shape[2]) >= self.least_keys
         if valid is not None:
+            check_valid(valid, counted[:, 0].shape)
             counted = counted & valid.bool().unsqueeze(1)
         total, count = _mean_update(self.normalised(values, visible), counted)
         self.total.split(self._sizes)[site].add_(total)

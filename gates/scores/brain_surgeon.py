@@ -26,6 +26,7 @@ from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import alone, observing
 from gates.hooks.metric import HeadMetric
+from gates.hooks.valid import valid_positions
 from gates.scores.taylor import output_weights
 from gates.sites import weight_by_output
 
@@ -82,16 +83,7 @@ class SiteMoments(HeadMetric):
         Raises:
             GateError: for a mask of valid queries of another batch or number of queries.
         """
-        if valid is None:
-            x, g = inputs.flatten(0, -2), gradients.flatten(0, -2)
-        elif valid.shape == inputs.shape[:2]:
-            x, g = inputs[valid.bool()], gradients[valid.bool()]
-        else:
-            raise GateError(
-                f"the mask of valid queries has shape {list(valid.shape)}, but the heads' outputs have "
-                f"{list(inputs.shape[:2])}; expected the same batch and queries"
-            )
-        x, g = x.double(), g.double()
+        x, g = valid_positions(inputs, valid).double(), valid_positions(gradients, valid).double()
         self.examples += examples
         self.positions += len(x)
         self.x += x.sum(0)

@@ -26,7 +26,7 @@ Place = tuple[int, torch.Size]
 
 RTOL = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 """How far a weighted gradient may be from the weight times the plain one, by rounding, relative to the largest of its example.
-Neighbouring weights differ by more in batches of up to 360 examples in half precision, and of 10,000 in single."""
+Neighbouring weights differ by more in batches of up to 360 examples in half precision, and of 5,000 in single."""
 
 
 @dataclass(frozen=True)

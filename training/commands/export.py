@@ -111,8 +111,12 @@ def _model_and_mask(line: CommandLine) -> tuple[TrainedModel, Tensor]:
         trained, refit, reached = refitted_to(trained, mask, dense())
         if others := names_of_other_data(line.rest):
             trained = replace(trained, changed=f"{trained.changed}, with data given at the export ({', '.join(others)})")
-        found = f"{reached}, with ridge {refit.ridge:g}, in {refit.cost.seconds:.0f} s"
-        stdout().print(f"refitted to {counted(int(mask.sum()), 'head')}: {found}", soft_wrap=True, highlight=False)
+        heads, seconds = counted(int(mask.sum()), "head"), f"in {refit.cost.seconds:.0f} s"
+        if refit.ridge is None:
+            said = f"weights stay as they were for {heads}: {reached}, {seconds}"
+        else:
+            said = f"refitted to {heads}: {reached}, with ridge {refit.ridge:g}, {seconds}"
+        stdout().print(said, soft_wrap=True, highlight=False)
     elif line.rest and not dense.cache_info().currsize:
         raise GateError(f"{line.rest[0]!r} behind -- is for the run's data, which this export does not read; leave it out")
     return trained, mask

@@ -46,5 +46,9 @@ def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple
     found = best_refit_(subject, trained.gates.to_gates(mask), RefitSearch(), aim)
     dense.gates.detach()
     reached = f"{metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
-    changed = f"refitted to this mask by least squares (ridge {found.ridge:g}), without training; {reached}"
+    changed = (
+        f"not refitted, because every ridge does worse than the mask alone; {reached}"
+        if found.ridge is None
+        else f"refitted to this mask by least squares (ridge {found.ridge:g}), without training; {reached}"
+    )
     return replace(trained, model=dense.pruner.backbone.cpu().eval(), changed=changed), found, reached

@@ -185,12 +185,13 @@ class Experiments:
         """The identity of :meth:`refit`."""
         return {
             "experiment": "refit", "dense": self.dense().key, "start": start.key, "mask": mask.tolist(),
-            "search": asdict(search),
+            "search": asdict(search), "or_none": True,
         }  # fmt: skip
 
     def refit(self, mask: Tensor, search: RefitSearch, *, start: Experiment, changes: Mapping[str, Any]) -> Experiment:
         """Weights of the dense experiment or of a learned one, refitted to a mask ``[gates]``: ``weights.ckpt``. The aim is the
-        dense model; of several ridges the one whose model does best on the selection split is taken. Weights that have rested
+        dense model; of several ridges the one whose model does best on the selection split is taken, or none if the mask alone
+        does better. Weights that have rested
         are the dense ones, so that the two share a refit."""
         dense = self.dense()
 
@@ -203,7 +204,7 @@ class Experiments:
                 subject = self.subject(start, changes)
                 best = best_refit_(subject, mask, search, backbone_of(read_weights(weights_of(dense))))
                 state = {name: tensor.cpu() for name, tensor in subject.backbone.state_dict(prefix="backbone.").items()}
-                result = best.cost.as_row() | {"ridge": best.ridge, "tried": best.tried}
+                result = best.as_result()
             if processes.is_first():
                 content = read_checkpoint(weights_of(start))
                 write_checkpoint(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)

@@ -305,7 +305,8 @@ class MaskSelector:
         gains = list[float]()
         for mask in masks:
             refit = self.experiments.refit(mask, self.refits, start=start, changes=changes)
-            gains.append(max(map(self.experiments.pruner.task.gain, refit.result["tried"])))
+            reached = [*refit.result["tried"], refit.result["unrefitted"]]
+            gains.append(max(map(self.experiments.pruner.task.gain, reached)))
             selection = selection.refit_paid(mask, refit)
         return gains.index(max(gains)), selection
 

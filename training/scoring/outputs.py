@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import MeanHeadOutput
+from gates.hooks.valid import valid_by_site
 from gates.recovery.refit import Refitted, refit_
 from gates.recovery.rescale import rescaled_gates
 from training.scoring.subject import Batch, Subject
@@ -30,7 +31,7 @@ def rescale(subject: Subject, mask: Tensor, *, rows: int = 512) -> Tensor:
 
     with subject.at_rest():
         return rescaled_gates(
-            subject.gates, mask, partial(subject.thinned, rows), partial(_run, subject), subject.task.valid_queries
+            subject.gates, mask, partial(subject.thinned, rows), partial(_run, subject), subject.valid_queries
         )
 
 
@@ -53,7 +54,7 @@ def refit(
             mask,
             partial(subject.thinned, rows),
             partial(_run, subject),
-            subject.task.valid_queries,
+            subject.valid_queries,
             ridge=ridge,
             feed_forward=feed_forward,
             dense=aim,
@@ -83,10 +84,10 @@ def observe_outputs(subject: Subject, metric: MeanHeadOutput, description: str) 
     """
     sites = subject.gates.sites
     for batch in subject.batches(description):
-        valid = subject.task.valid_queries(batch)
+        valid = valid_by_site(subject.valid_queries(batch), sites)
 
-        def take(site: int, heads: Tensor, valid: dict[str, Tensor | None] = valid) -> None:
-            metric.update(site, heads, valid.get(sites[site].kind))
+        def take(site: int, heads: Tensor, valid: list[Tensor | None] = valid) -> None:
+            metric.update(site, heads, valid[site])
 
         with observe_head_outputs(subject.backbone, sites, take):
             subject.task.losses(subject.backbone, batch)

@@ -12,6 +12,7 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.hooks.observe import observe_attention, observe_entropy
 from gates.hooks.replacement import mean_replacement
+from gates.hooks.valid import valid_by_site
 from gates.relevance.rules import EPSILON
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
@@ -88,11 +89,11 @@ def _gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
 @torch.no_grad()
 def _attention(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     """What attention distributions say, without gradients."""
-    gates, task, backbone = subject.gates, subject.task, subject.backbone
+    gates, backbone = subject.gates, subject.backbone
     entropy = AttentionEntropy(gates.sites).to(subject.device)
     confidence = AttentionConfidence(gates.sites).to(subject.device)
     for batch in subject.batches("observing attention"):
-        with observe_attention(backbone, gates.sites, [entropy, confidence], task.valid_queries(batch)):
+        with observe_attention(backbone, gates.sites, [entropy, confidence], subject.valid_queries(batch)):
             subject.losses(batch)
     return {name: gates.to_gates(metric.compute()) for name, metric in (("entropy", entropy), ("confidence", confidence))}
 
@@ -112,14 +113,14 @@ def _output_moments(subject: Subject, raw: Raw) -> dict[str, Tensor]:
 def brain_surgeon_of(subject: Subject) -> Tensor:
     """What removal costs an optimal brain surgeon, ``[gates]`` float64, of a subject at rest: from moments of the output
     projections' inputs and of their outputs' gradients."""
-    gates, task = subject.gates, subject.task
+    gates = subject.gates
     shapes = [weight_by_output(site.output).shape for site in gates.sites]
     moments = [SiteMoments(features, outputs).to(subject.device) for outputs, features in shapes]
     for batch in subject.batches("gathering moments of outputs"):
-        valid = task.valid_queries(batch)
+        valid = valid_by_site(subject.valid_queries(batch), gates.sites)
         for site, inputs, gradients in output_gradients(gates, lambda batch=batch: subject.losses(batch)):  # type: ignore[misc]
             examples = len(batch["labels"])
-            moments[site].update(inputs, gradients, examples, valid.get(gates.sites[site].kind))
+            moments[site].update(inputs, gradients, examples, valid[site])
     return brain_surgeon_scores(gates, [of_site.compute() for of_site in moments])
 
 
@@ -321,11 +322,11 @@ def importance_of(subject: Subject, *, also: Callable[[Batch], None] | None = No
 
 def importance_and_entropy(subject: Subject) -> tuple[Importance, Tensor]:
     """The same, and the mean normalised attention entropy ``[gates]`` on the CPU, in one way over the data."""
-    gates, task, backbone = subject.gates, subject.task, subject.backbone
+    gates, backbone = subject.gates, subject.backbone
     entropy = AttentionEntropy(gates.sites).to(subject.device)
 
     def observe(batch: Batch) -> None:
-        with torch.no_grad(), observe_entropy(backbone, gates.sites, entropy, task.valid_queries(batch)):
+        with torch.no_grad(), observe_entropy(backbone, gates.sites, entropy, subject.valid_queries(batch)):
             subject.losses(batch)
 
     importance = importance_of(subject, also=observe)

@@ -9,6 +9,8 @@ from itertools import islice
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_only
+from rich.console import Console
 from torch import Tensor
 
 from training.config import RefitSearch
@@ -23,24 +25,32 @@ class Refit:
     """How weights were refitted to a mask.
 
     Args:
-        ridge: that did best.
+        ridge: that did best; None if the weights stay as they were, because with every ridge the model does worse.
         reached: the main metric on the selection split with it.
         tried: the same with each ridge.
+        unrefitted: the same with the mask alone.
         cost: of all of them.
     """
 
-    ridge: float
+    ridge: float | None
     reached: float
     tried: list[float]
+    unrefitted: float
     cost: Cost
 
     def as_plain(self, search: RefitSearch) -> dict[str, Any]:
         """As JSON, with what was searched."""
-        return {"search": asdict(search), "ridge": self.ridge, "tried": self.tried, **self.cost.as_row()}
+        return {"search": asdict(search), **self.as_result()}
+
+    def as_result(self) -> dict[str, Any]:
+        """As JSON, as an experiment keeps it."""
+        return {"ridge": self.ridge, "tried": self.tried, "unrefitted": self.unrefitted, **self.cost.as_row()}
 
 
 def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
     """Refit weights with every ridge, and leave those of the best, the first of equals.
+
+    The weights stay as they were where every refit does worse on the selection split than the mask alone.
 
     Args:
         subject: with the weights to refit, which are changed.
@@ -59,15 +69,26 @@ def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch,
     for mask in masks:
         tried = list[float]()
         with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
+            use_weights_(subject, start)
+            unrefitted = quality(subject, mask)
             for ridge in search.ridges:
                 use_weights_(subject, start)
                 refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
                 tried.append(quality(subject, mask))
-                if not best or gain(tried[-1]) > best_gain:
+                if gain(tried[-1]) >= gain(unrefitted) and (not best or gain(tried[-1]) > best_gain):
                     best, best_gain = copied_weights(subject), gain(tried[-1])
                 shown.advance()
         reached = max(tried, key=gain)
-        done.append(Refit(search.ridges[tried.index(reached)], reached, tried, cost.cost))
+        taken: float | None = search.ridges[tried.index(reached)]
+        if gain(reached) < gain(unrefitted):
+            _say(
+                f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} "
+                f"alone and {reached:.4f} after the best refit, so the weights stay as they were"
+            )
+            taken, reached = None, unrefitted
+            if not best or gain(unrefitted) > best_gain:
+                best, best_gain = start, gain(unrefitted)
+        done.append(Refit(taken, reached, tried, unrefitted, cost.cost))
     use_weights_(subject, best)
     return done
 
@@ -89,6 +110,11 @@ def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[
     plain = [one.as_plain(search) | {"mask": mask.tolist()} for mask, one in zip(different, done, strict=True)]
     own = plain.pop(taken := gains.index(max(gains)))
     return different[taken], own | {"others": plain}
+
+
+def _say(notice: str) -> None:
+    with progress.paused():
+        rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
 
 
 def quality(subject: Subject, mask: Tensor) -> float:

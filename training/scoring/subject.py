@@ -116,6 +116,14 @@ class Subject:
         assert isinstance(reduced, Tensor)
         return reduced
 
+    def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
+        """Return the queries of each site that are not padding, ``[batch, query]``, by the site's name; None if all count.
+
+        The batches of a task hold text alone, or pictures without a mask, so that one mask is that of all sites of a kind.
+        """
+        by_kind = self.task.valid_queries(batch)
+        return {site.name: by_kind.get(site.kind) for site in self.gates.sites}
+
     def losses(self, batch: Batch) -> Tensor:
         """Per-example losses ``[batch]``. Without autocast: gradients of gates are small, and half precision would lose some
         of them."""

@@ -4,7 +4,8 @@ from transformers import LlamaConfig, LlamaModel
 
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.recovery.least_squares import ProjectionMoments, valid_positions
+from gates.hooks.valid import valid_positions
+from gates.recovery.least_squares import ProjectionMoments
 from gates.recovery.rescale import rescaled_gates
 from tests.models import FAMILIES, build, inputs, logits
 

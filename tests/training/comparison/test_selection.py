@@ -68,7 +68,7 @@ class GivenExperiments:
         self.searched.append(("refit", kept(mask), search.rows, start.key))
         cost = {"steps": 0, "seconds": 7.0, "peak_memory_mb": None}
         tried = [self.quality(mask.tolist()) - 1, self.quality(mask.tolist())]
-        return Experiment(f"refitted {kept(mask)}", Path(), {"ridge": 0.1, "tried": tried, **cost})
+        return Experiment(f"refitted {kept(mask)}", Path(), {"ridge": 0.1, "tried": tried, "unrefitted": min(tried), **cost})
 
     def _searched(self, how, mask, scores, start):
         """Another mask: the same, turned by one place."""

@@ -66,7 +66,8 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, r
     subject.task.lower_is_better = lower_is_better
     start, fitted = parameters_of(subject), []
     others = [1.5, 1.5, 1.5]
-    scripted = iter([*reached, *others] if place == 0 else [*others, *reached])
+    alone = 10 if lower_is_better else -10  # the mask alone is worse than any refit
+    scripted = iter([alone, *reached, alone, *others] if place == 0 else [alone, *others, alone, *reached])
 
     def add(found, mask, dense, *, ridge, rows, feed_forward):
         fitted.append((mask, dense, ridge, rows, feed_forward))
@@ -90,6 +91,43 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, r
     assert [ridge for _, _, ridge, _, _ in fitted] == RIDGES * 2
     assert all(mask is masks[number // 3] for number, (mask, *_) in enumerate(fitted))
     assert all(dense is start and rows == 8 and wide == search.feed_forward for _, dense, _, rows, wide in fitted)
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, lower_is_better):
+    """The selection split judges; an equal refit is applied, and with several masks the best of all stays."""
+    subject = with_a_selection_split(make_subject())
+    subject.task.lower_is_better = lower_is_better
+    sign, dense, search = (-1 if lower_is_better else 1), parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
+
+    def judged(*qualities):
+        left = [sign * one for one in qualities]
+        monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+
+    def unchanged():
+        return all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items())
+
+    judged(0.5, 0.3, 0.4)
+    found = best_refit_(subject, MASK, search, dense)
+    assert (found.ridge, found.reached, found.unrefitted) == (None, sign * 0.5, sign * 0.5)
+    assert found.tried == [sign * 0.3, sign * 0.4]
+    assert unchanged()
+    assert found.as_plain(search) | {"ridge": None, "unrefitted": sign * 0.5} == found.as_plain(search)
+    said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit, so the weights stay"
+    assert said in " ".join(capsys.readouterr().out.split())
+    judged(0.5, 0.3, 0.6, 0.7, 0.1, 0.2)  # the second mask alone is best
+    first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
+    assert (first.ridge, second.ridge, second.reached) == (1.0, None, sign * 0.7)
+    assert unchanged()
+    judged(0.5, 0.4, 0.2, 0.1, 0.3, 0.1)  # the first mask alone is better than a refit to the second
+    first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
+    assert (first.ridge, second.ridge) == (None, 0.1)
+    assert unchanged()
+    capsys.readouterr()
+    judged(0.5, 0.5, 0.4)
+    assert best_refit_(subject, MASK, search, dense).ridge == 0.1
+    assert not unchanged()
+    assert "stay as they were" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("retrain", [1.0, 0.0])
