@@ -82,7 +82,7 @@ def check_longest(config: Any, name: str, longest: int) -> None:
 def positions(config: Any, side: str) -> int | None:
     """The most tokens that the ``encoder`` or ``decoder`` takes; None where no table limits them, as in T5, or with rotary or
     relative positions alone."""
-    own = getattr(config, side, None)
+    own: Any = getattr(config, side, None)
     own = own if hasattr(own, "model_type") else config  # two models in one
     if getattr(own, "rope_parameters", None) or getattr(own, "position_biased_input", True) is False:
         return None

@@ -3,9 +3,12 @@
 import pytest
 import torch
 from scipy import stats
+from transformers import BertConfig, BertForSequenceClassification
 
+from gates.errors import GateError
 from tests.models import build
 from training.config import Source
+from training.data.subwords import of_words
 from training.data.synthetic import build_tokenizer
 from training.pruner.distillation import Teacher, distillation_terms, number_mse
 from training.tasks import Classification, Regression
@@ -57,7 +60,7 @@ def test_a_model_that_says_the_same_of_every_sentence_has_no_correlation(model):
 
 def test_a_pretrained_encoder_gets_one_output(tmp_path):
     build("bert").save_pretrained(tmp_path)
-    model = Regression().build(Source(str(tmp_path)), build_tokenizer())
+    model = Regression().build(Source(str(tmp_path)), of_words(["a", "b"], max_length=16))
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
     assert model.classifier.out_features == 1
 
@@ -93,7 +96,9 @@ def test_binary_f1_is_a_metric_where_it_is_asked_for():
     assert "binary_f1" not in Classification(["no", "yes"]).metrics("test")
 
 
-@pytest.mark.parametrize(("task", "wanted"), [(Classification(["a", "b"]), "single_label_classification"), (Regression(), "regression")])
+@pytest.mark.parametrize(
+    ("task", "wanted"), [(Classification(["a", "b"]), "single_label_classification"), (Regression(), "regression")]
+)
 @pytest.mark.parametrize("before", ["multi_label_classification", "regression", None])
 def test_a_model_says_what_it_was_trained_for_and_not_what_the_backbone_was(task, wanted, before, tmp_path):
     fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
@@ -103,7 +108,8 @@ def test_a_model_says_what_it_was_trained_for_and_not_what_the_backbone_was(task
     model = task.build(Source(str(tmp_path)), of_words(["a", "b"], max_length=16))
     assert model.config.problem_type == wanted
     assert model.config.num_labels == len(model.config.id2label) == len(model.config.label2id)
-    assert not getattr(model.config, "finetuning_task", None) and not getattr(model.config, "task_specific_params", None)
+    assert not getattr(model.config, "finetuning_task", None)
+    assert not getattr(model.config, "task_specific_params", None)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has(tmp_path):
@@ -111,5 +117,5 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has(tmp_path):
     BertForSequenceClassification(BertConfig(**fields)).save_pretrained(tmp_path)
     tokenizer = of_words(["a", "b"], max_length=16)
     for task in (Classification(["a", "b"]), Regression()):
-        with pytest.raises(GateError, match="the tokenizer has tokens up to number 4, but .* has embeddings of 4"):
+        with pytest.raises(GateError, match=r"the tokenizer has tokens up to number 4, but .* has embeddings of 4"):
             task.build(Source(str(tmp_path)), tokenizer)
