@@ -25,6 +25,9 @@ from training.pruner.module import HeadPruner
 from training.pruner.stage_progress import StageProgress
 from training.runs import processes, progress
 from training.tasks import read_config, stated_labels
+from training.tasks.encoder_decoder import check_longest
+from training.tasks.loading import base_model_name
+from training.tasks.sentences import SentenceTask
 
 UNHELPFUL_WARNINGS = (
     ".*does not have many workers.*",
@@ -101,6 +104,9 @@ def make_pruner(setup: Setup, data: TaskData, options: PrunerOptions | None = No
     pruner = HeadPruner(options or setup.model, seed=setup.run.seed)
     with progress.stage("loading the model"):
         pruner.build(data.task, data.processor)
+    if isinstance(data.task, SentenceTask) and data.tokenizer is not None:
+        longest = max(max(split["length"][:]) for split in data.splits.values())
+        check_longest(pruner.backbone.config, repr(base_model_name(setup.model)), longest)
     return pruner
 
 

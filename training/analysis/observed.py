@@ -17,6 +17,7 @@ from gates.head_gates import HeadGates
 from gates.sites import AttentionSite, find_attention
 from training.analysis.model import DenseModel
 from training.config import Source
+from training.config.paths import HubName
 from training.data.base import TaskData
 from training.runs.run_directory import CONFIG
 from training.tasks.encoder_decoder import positions
@@ -121,7 +122,7 @@ def observe_folder(path: str) -> ObservedModel:
     tokenizer = read_tokenizer(path)
     config = read_config(path)
     what = "a model"
-    backbone = load_pretrained(AutoModel, Source(path), config, what=what).eval()
+    backbone = load_pretrained(AutoModel, Source(HubName(path)), config, what=what).eval()
     if "input_ids" not in backbone.main_input_name:
         raise GateError(f"{type(backbone).__name__} in {path!r} reads no text; give a model of texts")
     return ObservedModel(backbone, find_attention(backbone), tokenizer, torch.device("cpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -137,6 +138,7 @@ def _contents(configs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def shipped(path: str) -> str:
     """A file as it is named, or the one of this name that comes with the product, such as ``configs/text.yaml``."""
+    path = os.path.expanduser(path)
     within = Path(path).relative_to("configs") if Path(path).parts[:1] == ("configs",) else Path(path)
     found = None if Path(path).exists() or within.is_absolute() else packaged(within)
     return path if found is None else str(found)

@@ -15,10 +15,14 @@ from docstring_parser import parse
 
 from training.config.data import KINDS
 from training.config.model import Time
+from training.config.paths import HubName, LocalPath
 
 COLUMN, WIDEST = 30, 110
 DEFAULTS = "configs/text.yaml or configs/default.yaml where none is named"
-PLAIN = {int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}", Time: "12ms|0.7x"}
+PLAIN = {
+    int: "N", float: "X", str: "TEXT", bool: "true|false", list: "[..]", dict: "{..}", Time: "12ms|0.7x", LocalPath: "PATH",
+    HubName: "NAME|PATH",
+}  # fmt: skip
 """Types as a user reads them."""
 
 IN_ORDER_OF_USE: dict[str, tuple[str, ...]] = {

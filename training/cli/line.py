@@ -20,9 +20,13 @@ from training.cli.help import kind_of
 from training.cli.run_parser import data_options
 from training.cli.values import check_arguments, hints_of
 from training.config.data import KINDS
+from training.config.paths import LocalPath
 from training.config.yaml_text import check_yaml
 
-IN_WORDS = {"N": "a whole number", "X": "a number", "TEXT": "a text", "[..]": "a list", "{..}": "one for each kind"}
+IN_WORDS = {
+    "N": "a whole number", "X": "a number", "TEXT": "a text", "[..]": "a list", "{..}": "one for each kind",
+    "PATH": "a path on this machine", "NAME": "a hub name",
+}  # fmt: skip
 LONGEST = 300
 """Characters of a complaint of the parser's."""
 _LOADER = get_loader("yaml")
@@ -153,7 +157,7 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
     text = text if nested is None else nested[0]
     key = re.search(r'Parser key "([\w.-]+)"', text)
     name = ("data." if nested else "") + key[1] if key else ""
-    value = re.search(r"(?:Given|Got) value: ?(\S*)", text)
+    value = re.search(r"(?:Given value: ?|Got value: ?|Not of type (?:LocalPath|HubName): ')(\S*?)(?:'? |'?$)", text)
     if extra := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
         return f"{extra[1]!r} stands where no value is expected; options begin with --, see --help"
     unknown = re.search(r"[Oo]ption '([\w.-]+)'(?: is not accepted)?", text)
@@ -173,7 +177,8 @@ def one_sentence(message: str, parser: ArgumentParser) -> str:
         wrong = f"{name}.{below[1]}"
         return f"there is no option {wrong}{did_you_mean(f'--{wrong}', {*options_of(parser), *data_options()})}"
     if value is not None and (wanted := _wanted(parser, name, kind_of_data[1] if kind_of_data else "")):
-        return f"--{name} is {value[1] or 'empty'}, which it does not take; expected {wanted}"
+        shown_name = f"--{name}" if f"--{name}" in options_of(parser) | data_options() else name.upper()
+        return f"{shown_name} is {value[1] or 'empty'}, which it does not take; expected {wanted}"
     return text
 
 
@@ -197,7 +202,7 @@ def _wanted(parser: ArgumentParser, name: str, kind_of_data: str) -> str:
     hint = hints.get(name)
     if get_origin(hint) is list and get_origin(inner := get_args(hint)[0]) is Literal:
         return f"a list of {', '.join(map(str, get_args(inner)))}"
-    if dict[str, str] in (hint, *get_args(hint)):
+    if dict[str, LocalPath] in (hint, *get_args(hint)):
         return "names with a file each, such as {news: FILE}"
     kinds = kind_of(hint).split("|") if name in hints else []
     words = [IN_WORDS.get(kind, kind) for kind in kinds]

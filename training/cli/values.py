@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 from gates.errors import GateError
 from training.config.checks import is_text
 from training.config.data import KINDS
+from training.config.paths import HubName, LocalPath
 from training.config.yaml_text import check_yaml, read_text
 
 ANOTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
@@ -66,7 +67,7 @@ def check_number(option: str, text: str, hint: Any) -> None:
 def takes_text(hint: Any) -> bool:
     """Whether a value of a type, or a part of it, may be any text."""
     parts = get_args(hint)[1:] if get_origin(hint) is dict else get_args(hint)
-    return hint is str or any(takes_text(part) for part in parts)
+    return hint in (str, LocalPath, HubName) or any(takes_text(part) for part in parts)
 
 
 def _named(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

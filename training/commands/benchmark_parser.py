@@ -6,6 +6,8 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser
 
+from training.config.paths import LocalPath
+
 PARTS = ("step", "precision", "scores", "entropy", "pruned", "profile", "job", "growth", "methods", "large", "goals")
 """Of a benchmark; the last is a table of all others' goals."""
 
@@ -17,13 +19,13 @@ def benchmark_parser() -> ArgumentParser:
         "directories of earlier benchmarks, their tables as Markdown.",
         epilog="The same command again goes on: parts that --run_dir has are not measured anew.",
     )
-    parser.add_argument("runs", type=str, nargs="*", metavar="RUN", help="Directories of benchmarks, to be shown.")
-    parser.add_argument("--run_dir", type=str | None, default=None, help="Directory to write.")
+    parser.add_argument("runs", type=LocalPath, nargs="*", metavar="RUN", help="Directories of benchmarks, to be shown.")
+    parser.add_argument("--run_dir", type=LocalPath | None, default=None, help="Directory to write.")
     parser.add_argument(
         "--parts", type=str | None, default=None, help=f"Some of {', '.join(PARTS)}, separated by commas (default: all)."
     )
     parser.add_argument(
-        "--model", type=str | None, default=None, metavar="DIR", help="Folder of a model (default: a random one)."
+        "--model", type=LocalPath | None, default=None, metavar="DIR", help="Folder of a model (default: a random one)."
     )
     parser.add_argument(
         "--shape",
@@ -50,6 +52,6 @@ def benchmark_parser() -> ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="A short look at everything with tiny sizes: that it runs.")
     parser.add_argument(
-        "--update", type=str | None, default=None, metavar="FILE", help="Make every table of this document anew."
+        "--update", type=LocalPath | None, default=None, metavar="FILE", help="Make every table of this document anew."
     )
     return parser

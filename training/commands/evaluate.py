@@ -34,6 +34,7 @@ from training.commands.refitted import load_with_dense_weights
 from training.commands.trained import choose_mask, load_trained
 from training.commands.translate import usable_device
 from training.config import Source
+from training.config.paths import HubName
 from training.runs.run_directory import writing_to
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
@@ -124,7 +125,7 @@ def of_folder(name: str) -> Iterator[System]:
     config = read_config(name)
     check_causal(config, name)
     tokenizer = read_tokenizer(name)
-    model = load_pretrained(AutoModelForCausalLM, Source(name), config, what="a language model").eval()
+    model = load_pretrained(AutoModelForCausalLM, Source(HubName(name)), config, what="a language model").eval()
     check_vocabulary(model, tokenizer, repr(name))
     yield System(model, tokenizer, sum(site.heads for site in find_attention(model)))
 

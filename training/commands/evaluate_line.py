@@ -10,6 +10,7 @@ from training.cli.line import CommandLine
 from training.commands.evaluate_parser import FORMS
 from training.commands.unused import check_no_others
 from training.config.checks import check_positive
+from training.config.paths import local_path
 from training.runs.outputs import check_output_folder
 from training.runs.run_directory import CONFIG
 
@@ -45,7 +46,7 @@ def check_harness() -> None:
 
 def task_names(text: str) -> list[str]:
     """Names and files, each once, in their order. Raises :class:`GateError` for none."""
-    names = [name.strip() for name in text.split(",")]
+    names = [local_path(name) if is_file(name) else name for name in map(str.strip, text.split(","))]
     if not all(names):
         raise GateError(f"--tasks is {text!r}; expected names or files, separated by commas")
     return list(dict.fromkeys(names))

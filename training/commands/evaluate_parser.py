@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 from jsonargparse import ArgumentParser
 
+from training.config.paths import HubName, LocalPath
+
 Form = Literal["dense", "gated", "pruned"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
@@ -16,7 +18,7 @@ def evaluate_parser() -> ArgumentParser:
         description="A language model on the tasks of lm-evaluation-harness: a run's, dense, gated and pruned, or any other.",
     )
     parser.add_argument(
-        "model", type=str, metavar="MODEL", help="A run directory that fit wrote, an export, or another folder or hub name."
+        "model", type=HubName, metavar="MODEL", help="A run directory that fit wrote, an export, or another folder or hub name."
     )
     parser.add_argument(
         "--tasks",
@@ -40,7 +42,7 @@ def evaluate_parser() -> ArgumentParser:
     parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
     parser.add_argument(
         "--output",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         help="Folder for results.json and results.csv (default: evaluation in a run's directory; of other models nothing is "
         "written).",

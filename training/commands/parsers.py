@@ -8,6 +8,7 @@ from typing import Literal
 from jsonargparse import ArgumentParser
 
 from training.config.data import BleuTokenizer
+from training.config.paths import HubName, LocalPath
 
 Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
@@ -23,11 +24,11 @@ def report_parser() -> ArgumentParser:
         prog="python -m training report",
         description="One self-contained HTML page about runs and comparisons, and its pictures as PNG, SVG and GIF beside it.",
     )
-    parser.add_argument("runs", type=str, nargs="+", metavar="RUN", help="Directories that fit or compare wrote.")
-    parser.add_argument("--output", type=str, default="report.html", help="The page; pictures go to figures/ beside it.")
+    parser.add_argument("runs", type=LocalPath, nargs="+", metavar="RUN", help="Directories that fit or compare wrote.")
+    parser.add_argument("--output", type=LocalPath, default="report.html", help="The page; pictures go to figures/ beside it.")
     parser.add_argument(
         "--roles",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         metavar="FILE",
         help="roles.csv of analyze about the same model as all of the directories (default: that in each, if any).",
@@ -37,7 +38,7 @@ def report_parser() -> ArgumentParser:
 
 def summary_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m training summary", description="Results as Markdown tables.")
-    parser.add_argument("runs", type=str, nargs="*", metavar="RUN", help="Directories that fit or compare wrote.")
+    parser.add_argument("runs", type=LocalPath, nargs="*", metavar="RUN", help="Directories that fit or compare wrote.")
     parser.add_argument(
         "--metric",
         type=str,
@@ -66,7 +67,7 @@ def summary_parser() -> ArgumentParser:
         "--methods", type=str | None, default=None, help="Some methods only, separated by commas, in this order."
     )
     parser.add_argument(
-        "--update", type=str | None, default=None, metavar="DOCUMENT", help="Make the tables of this document anew."
+        "--update", type=LocalPath | None, default=None, metavar="DOCUMENT", help="Make the tables of this document anew."
     )
     return parser
 
@@ -82,20 +83,20 @@ def analyze_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "run",
-        type=str,
+        type=LocalPath,
         metavar="RUN",
         help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for dynamics one with its "
         "checkpoints, for survival, disagreement and closing also the directory of a comparison.",
     )
     parser.add_argument(
-        "--run_dir", type=str, required=True, help="Directory to write; one of an earlier analysis is added to."
+        "--run_dir", type=LocalPath, required=True, help="Directory to write; one of an earlier analysis is added to."
     )
     parser.add_argument(
-        "--conllu", type=str | None, default=None, metavar="FILE", help="For roles and dynamics: a treebank in CoNLL-U."
+        "--conllu", type=LocalPath | None, default=None, metavar="FILE", help="For roles and dynamics: a treebank in CoNLL-U."
     )
     parser.add_argument(
         "--parser",
-        type=str | None,
+        type=HubName | None,
         default=None,
         metavar="NAME",
         help="In place of a treebank, for the sentences of --text: a pipeline of spaCy, or module:function for a parser of "
@@ -110,20 +111,20 @@ def analyze_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--text",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         metavar="FILE",
         help="For roles: texts, one on each line, by which tokens are rare (default: the run's training data).",
     )
     parser.add_argument(
-        "--coref", type=str | None, default=None, metavar="FILE", help="For roles: GAP's table, or sentences of WinoBias."
+        "--coref", type=LocalPath | None, default=None, metavar="FILE", help="For roles: GAP's table, or sentences of WinoBias."
     )
     parser.add_argument(
         "--sentences", type=int | None, default=None, help="For roles: the first so many sentences of each file alone."
     )
     parser.add_argument(
         "--show",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         metavar="FILE",
         help="For roles: sentences whose attention is shown, one on each line (default: some of the treebank).",
@@ -137,14 +138,14 @@ def analyze_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--roles",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         metavar="FILE",
         help="For survival, disagreement, closing and changes: roles.csv of the same model (default: that in --run_dir).",
     )
     parser.add_argument(
         "--before",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         metavar="FILE",
         help="For changes: roles.csv of the model before, such as the pretrained one's.",
@@ -171,8 +172,8 @@ def sweep_parser() -> ArgumentParser:
         description="Run a W&B sweep file on this machine; the same command again goes on with it.",
         epilog="What follows -- goes to every trial, such as: -- --model.backbone DIR --data.train_file FILE",
     )
-    parser.add_argument("file", type=str, metavar="FILE", help="Sweep file, such as configs/sweeps/lambda.yaml.")
-    parser.add_argument("--run_dir", type=str | None, default=None, help="Where to write (default: runs/sweeps/NAME).")
+    parser.add_argument("file", type=LocalPath, metavar="FILE", help="Sweep file, such as configs/sweeps/lambda.yaml.")
+    parser.add_argument("--run_dir", type=LocalPath | None, default=None, help="Where to write (default: runs/sweeps/NAME).")
     parser.add_argument("--jobs", type=int, default=1, help="Trials at a time; they share the cores.")
     parser.add_argument(
         "--trials", type=int | None, default=None, help="How many; by default run_cap of the file, or the whole grid."
@@ -199,7 +200,9 @@ def export_parser() -> ArgumentParser:
         epilog="--refit, and --ranking with a score that the run did not compare, read the run's data. After a lone -- come "
         "options of fit in place of the run's, such as -- --data.train_file FILE where the data are elsewhere now.",
     )
-    parser.add_argument("run", type=str, metavar="RUN", help="A run directory that fit wrote, or a .ckpt in its checkpoints.")
+    parser.add_argument(
+        "run", type=LocalPath, metavar="RUN", help="A run directory that fit wrote, or a .ckpt in its checkpoints."
+    )
     parser.add_argument(
         "--format",
         type=Format,
@@ -209,7 +212,7 @@ def export_parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--output",
-        type=str | None,
+        type=LocalPath | None,
         default=None,
         help="Directory to write (default: beside RUN, by its name and what is exported, such as RUN-remote-code-9-refit).",
     )
@@ -265,9 +268,11 @@ def convert_parser() -> ArgumentParser:
         description="Make a checkpoint whose heads Transformers 4 pruned load again under Transformers 5.",
     )
     parser.add_argument(
-        "old_dir", type=str, metavar="OLD_DIR", help="Checkpoint of Transformers 4 with pruned_heads in its config.json."
+        "old_dir", type=LocalPath, metavar="OLD_DIR", help="Checkpoint of Transformers 4 with pruned_heads in its config.json."
     )
-    parser.add_argument("--output", type=str | None, default=None, help="Directory to create (default: OLD_DIR-converted).")
+    parser.add_argument(
+        "--output", type=LocalPath | None, default=None, help="Directory to create (default: OLD_DIR-converted)."
+    )
     parser.add_argument(
         "--form",
         type=ConvertedForm,
@@ -283,7 +288,7 @@ def convert_parser() -> ArgumentParser:
 def translate_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m training translate", description="Translate a file with one or more systems.")
     _add_systems(parser)
-    parser.add_argument("--reference", type=str | None, default=None, help="Its translation, for BLEU and chrF.")
+    parser.add_argument("--reference", type=LocalPath | None, default=None, help="Its translation, for BLEU and chrF.")
     parser.add_argument("--beams", type=int, default=4, help="1 for greedy decoding.")
     parser.add_argument("--length_penalty", type=float, default=1.0, help="Power of the length that divides a beam's score.")
     parser.add_argument(
@@ -298,7 +303,7 @@ def translate_parser() -> ArgumentParser:
     )
     parser.add_argument("--samples", type=int, default=1000, help="Of the bootstrap.")
     parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
-    parser.add_argument("--output", type=str | None, default=None, help="Folder to write translations and scores into.")
+    parser.add_argument("--output", type=LocalPath | None, default=None, help="Folder to write translations and scores into.")
     return parser
 
 
@@ -310,16 +315,18 @@ def speed_parser() -> ArgumentParser:
     parser.add_argument("--tokens", type=int, default=32, help="Tokens that every translation has.")
     parser.add_argument("--repeats", type=int, default=10, help="Timed batches of each system and batch size.")
     parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
-    parser.add_argument("--output", type=str | None, default=None, help="csv file to write.")
+    parser.add_argument("--output", type=LocalPath | None, default=None, help="csv file to write.")
     return parser
 
 
 def _add_systems(parser: ArgumentParser) -> None:
     """The options of every command that translates."""
     parser.add_argument(
-        "systems", type=str, nargs="+", metavar="SYSTEM", help="Folders of models or runs; the first is the baseline."
+        "systems", type=LocalPath, nargs="+", metavar="SYSTEM", help="Folders of models or runs; the first is the baseline."
     )
-    parser.add_argument("--source", type=str, required=True, help="Text file with a sentence on each line; .gz is unpacked.")
+    parser.add_argument(
+        "--source", type=LocalPath, required=True, help="Text file with a sentence on each line; .gz is unpacked."
+    )
     parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
     for side in ("source", "target"):
         text = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."

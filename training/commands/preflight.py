@@ -23,8 +23,6 @@ from training.config.data import TOKENIZER_FILES, Documents, Glue, Images, Paral
 from training.config.launcher import alone
 from training.data.files import (
     check_beginning,
-    check_classes,
-    check_numbers,
     check_there,
     choose_columns,
     no_padding,
@@ -32,6 +30,7 @@ from training.data.files import (
 )
 from training.data.headers import check_label_headers
 from training.data.image_folders import check_image_classes, read_folder
+from training.data.labels import check_classes, check_numbers
 from training.data.tagged_files import check_tags, read_tagged
 from training.runs.lock import refuse_busy
 from training.runs.progress import is_first_process

@@ -24,6 +24,7 @@ from training.cli.ending import stdout
 from training.cli.line import CommandLine
 from training.config import Source
 from training.config.checks import check_positive
+from training.config.paths import HubName
 from training.data.batches import SplitBatches
 from training.data.languages import language_token, set_languages
 from training.data.parallel_text import read_aligned, read_lines
@@ -101,7 +102,7 @@ def load_system(
     if not (path / "config.json").is_file():
         raise GateError(f"{folder!r} holds no model: it has no config.json; give a folder of a model or a run directory")
     tokenizer = read_tokenizer(str(path))
-    model = load_encoder_decoder(Source(str(path))).eval()
+    model = load_encoder_decoder(Source(HubName(path))).eval()
     set_languages(tokenizer, source=source_language, target=target_language)
     if target_language is not None:
         begin_with_(model, tokenizer, language_token(tokenizer, target_language))

@@ -18,6 +18,7 @@ from gates.errors import GateError
 from gates.options import GateFamily
 from gates.surgery.masks import read_mask
 from training.config import PrunerOptions
+from training.config.paths import local_path
 from training.scoring.own_score import own_score
 from training.scoring.scorers import SCORERS
 from training.stats.numbers import slug
@@ -153,6 +154,8 @@ class Method:
                 raise GateError(f"the method {name!r} has the modifier {modifier!r}; expected some of {', '.join(MODIFIERS)}")
         if len(set(modifiers)) < len(modifiers):
             raise GateError(f"the method {name!r} names a modifier twice; give each once")
+        if base.startswith(GIVEN):
+            base = GIVEN + local_path(base.removeprefix(GIVEN))
         method = cls(base, frozenset(modifiers))
         if method.is_given:
             read_mask(base.removeprefix(GIVEN))  # raises

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
 from training.config.data_base import DataOptions, Generated, MoreTests, check_rows, check_text_seed
+from training.config.paths import HubName, LocalPath
 from training.truth.programs import PROGRAMS
 
 ClassMetric = Literal["accuracy", "f1", "binary_f1", "matthews"]
@@ -79,10 +80,10 @@ class SentenceFiles(MoreTests, SentenceOptions):
 
     metrics: ClassVar[tuple[str, ...]] = (*get_args(ClassMetric), *get_args(RatingMetric))
 
-    train_file: str | None = None
-    test_file: str | None = None
-    select_file: str | None = None
-    more_tests: dict[str, str] | None = None
+    train_file: LocalPath | None = None
+    test_file: LocalPath | None = None
+    select_file: LocalPath | None = None
+    more_tests: dict[str, LocalPath] | None = None
     text_column: str | None = None
     label_column: str | None = None
     pair_column: str | None = None
@@ -90,8 +91,8 @@ class SentenceFiles(MoreTests, SentenceOptions):
     check_header: bool = True
     quoting: bool | None = None
     select_fraction: float = 0.1
-    tokenizer: str | None = None
-    dataset: str | None = None
+    tokenizer: HubName | None = None
+    dataset: HubName | None = None
     subset: str | None = None
     train_split: str = "train"
     select_split: str | None = None

@@ -12,6 +12,7 @@ from gates.errors import GateError
 from gates.latency.table import EXPECTED, parse_time
 from gates.options import NO_KIND
 from training.config.model import BudgetOption, PriceOption, Time
+from training.config.paths import LocalPath
 from training.config.run import LARGEST_SEED
 from training.config.stages import STAGES
 from training.config.yaml_text import load_yaml
@@ -45,7 +46,7 @@ class ComparisonOptions:
     seeds: Listed = "0,1,2"
     stages: Listed = "post hoc,retrained"
     prices: Listed | None = None
-    experiments: str | None = None
+    experiments: LocalPath | None = None
     all_methods: list[str] = field(init=False, repr=False, default_factory=list)
     all_budgets: list[BudgetOption] = field(init=False, repr=False, default_factory=list)
     all_seeds: list[int] = field(init=False, repr=False, default_factory=list)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1, at_most
+from training.config.paths import LocalPath
 from training.config.run import LARGEST_SEED
 
 MORE = "test_"
@@ -74,7 +75,7 @@ class MoreTests(FilesOrHub):
     """
 
     metrics: ClassVar[tuple[str, ...]]
-    more_tests: dict[str, str] | None
+    more_tests: dict[str, LocalPath] | None
 
     def check_source(self) -> None:
         """Raises :class:`GateError` unless there is one source with all that it needs, and for a name of a further test file

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
 from training.config.data_base import DataOptions, Generated, MoreTests, check_rows, check_text_seed
+from training.config.paths import HubName, LocalPath
 from training.config.translation import Subwords
 
 DocumentsAre = Literal["blank_line", "line", "file"]
@@ -32,7 +33,7 @@ class DocumentOptions(DataOptions):
     eval_batch_size: int = 16
     score_rows: int = 256
     packing: bool = True
-    tokenizer: str | None = None
+    tokenizer: HubName | None = None
     subwords: Subwords = "bpe"
     vocab_size: int = 8000
 
@@ -74,14 +75,14 @@ class Documents(MoreTests, DocumentOptions):
     reader: ClassVar[str] = "training.data.streamed_documents:documents_data"
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "byte_perplexity", "accuracy", "loss")
 
-    train_file: str | None = None
-    test_file: str | None = None
-    select_file: str | None = None
-    more_tests: dict[str, str] | None = None
+    train_file: LocalPath | None = None
+    test_file: LocalPath | None = None
+    select_file: LocalPath | None = None
+    more_tests: dict[str, LocalPath] | None = None
     documents: DocumentsAre = "blank_line"
     text_column: str | None = None
     select_fraction: float = 0.05
-    dataset: str | None = None
+    dataset: HubName | None = None
     subset: str | None = None
     train_split: str = "train"
     select_split: str | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from gates.errors import GateError
 from training.config.classification import Ratings, SentenceOptions, Text
 from training.config.data_base import check_share
+from training.config.paths import HubName
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 COLUMNS = {
@@ -45,9 +46,9 @@ class Glue(SentenceOptions):
     subset: GlueTask = "sst2"
     metric: Literal["accuracy", "f1", "binary_f1", "matthews", "pearson", "spearman"] | None = None
     mismatched: bool = False
-    dataset: str = "nyu-mll/glue"
+    dataset: HubName = field(default=HubName("nyu-mll/glue"))
     select_fraction: float = 0.1
-    tokenizer: str | None = None
+    tokenizer: HubName | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from gates.errors import GateError
 from training.config.checks import at_least_1, at_most
 from training.config.classification import ClassificationOptions
 from training.config.data_base import WithSplits, check_share
+from training.config.paths import HubName, LocalPath
 
 LARGEST_SIDE = 4096
 """Pixels."""
@@ -35,14 +36,14 @@ class Images(WithSplits, ClassificationOptions):
 
     reader: ClassVar[str] = "training.data.images:ImagesData"
 
-    train_folder: str | None = None
-    test_folder: str | None = None
-    select_folder: str | None = None
+    train_folder: LocalPath | None = None
+    test_folder: LocalPath | None = None
+    select_folder: LocalPath | None = None
     image_column: str | None = None
     label_column: str | None = None
     image_size: int | None = None
     select_fraction: float = 0.1
-    dataset: str | None = None
+    dataset: HubName | None = None
     subset: str | None = None
     train_split: str = "train"
     select_split: str | None = None

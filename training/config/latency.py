@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from training.config.checks import at_least_1
+from training.config.paths import LocalPath
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class LatencyOptions:
         length: tokens of each example (default: those of that batch).
     """
 
-    output: str = "latency.json"
+    output: LocalPath = field(default=LocalPath("latency.json"))
     batch_size: int | None = None
     length: int | None = None
 

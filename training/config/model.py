@@ -14,6 +14,7 @@ from gates.errors import GateError
 from gates.latency.table import TimeLimit, parse_time
 from gates.options import LEAST_PASSES, NO_KIND, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from training.config.checks import above_0, at_least_0, at_most
+from training.config.paths import HubName, LocalPath
 
 
 class Time(str):
@@ -61,7 +62,7 @@ class Source:
             learned, which stay in float32: for models that do not fit otherwise.
     """
 
-    backbone: str | None = None
+    backbone: HubName | None = None
     from_scratch: dict[str, Any] | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
@@ -125,7 +126,7 @@ class Gating:
     """
 
     budget: GivenBudget | None = 0.25
-    latency_table: str | None = None
+    latency_table: LocalPath | None = None
     price: PriceOption | None = None
     gate: GateFamily = "hard-concrete"
     unit: Unit = "head"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gates.errors import GateError
 from training.config.checks import above_0, at_least_1, is_text
+from training.config.paths import LocalPath
 
 Existing = Literal["refuse", "resume", "overwrite"]
 LARGEST_SEED = 2**32 - 1
@@ -28,11 +29,11 @@ class RunOptions:
         save_every: optimiser steps between checkpoints.
     """
 
-    run_dir: str | None = None
+    run_dir: LocalPath | None = None
     existing: Existing = "refuse"
     name: str = "run"
     seed: int = 0
-    ckpt_path: str | None = None
+    ckpt_path: LocalPath | None = None
     save_every: int = 200
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from training.config.classification import SentenceOptions
 from training.config.data_base import FilesOrHub
+from training.config.paths import HubName, LocalPath
 
 TagMetric = Literal["token_accuracy", "entity_f1"]
 
@@ -39,16 +40,16 @@ class Tags(FilesOrHub, SentenceOptions):
 
     reader: ClassVar[str] = "training.data.tags:TagsData"
 
-    train_file: str | None = None
-    test_file: str | None = None
-    select_file: str | None = None
+    train_file: LocalPath | None = None
+    test_file: LocalPath | None = None
+    select_file: LocalPath | None = None
     words_column: str | None = None
     tags_column: str | None = None
     metric: TagMetric = "token_accuracy"
     skip_long_sentences: bool = False
     select_fraction: float = 0.1
-    tokenizer: str | None = None
-    dataset: str | None = None
+    tokenizer: HubName | None = None
+    dataset: HubName | None = None
     subset: str | None = None
     train_split: str = "train"
     select_split: str | None = None

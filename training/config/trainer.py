@@ -7,6 +7,7 @@ from typing import Literal
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1, at_most
+from training.config.paths import LocalPath
 
 MOST_DEVICES = 4096
 """Of a machine, and machines: Lightning makes a list of them."""
@@ -84,7 +85,7 @@ class TrainerOptions:
     fast_dev_run: int | bool = False
     sync_batchnorm: bool = False
     use_distributed_sampler: bool = False
-    default_root_dir: str | None = None
+    default_root_dir: LocalPath | None = None
     plugins: list[str] | str | None = None
 
     def __post_init__(self) -> None:

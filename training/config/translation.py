@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1
 from training.config.data_base import DataOptions, Generated, WithSplits, check_rows, check_share, check_text_seed
+from training.config.paths import HubName, LocalPath
 
 Subwords = Literal["bpe", "unigram"]
 SentenceLoss = Literal["mean", "sum"]
@@ -44,7 +45,7 @@ class TranslationOptions(DataOptions):
     batch_tokens: int = 4096
     max_ratio: float = 3.0
     skip_unfit_pairs: bool = False
-    tokenizer: str | None = None
+    tokenizer: HubName | None = None
     subwords: Subwords = "bpe"
     vocab_size: int = 8000
     source_prefix: str = ""
@@ -107,22 +108,22 @@ class ParallelText(WithSplits, TranslationOptions):
 
     reader: ClassVar[str] = "training.data.parallel_text:ParallelTextData"
 
-    train_source: str | None = None
-    train_target: str | None = None
-    select_source: str | None = None
-    select_target: str | None = None
-    test_source: str | None = None
-    test_target: str | None = None
-    train_file: str | None = None
-    select_file: str | None = None
-    test_file: str | None = None
+    train_source: LocalPath | None = None
+    train_target: LocalPath | None = None
+    select_source: LocalPath | None = None
+    select_target: LocalPath | None = None
+    test_source: LocalPath | None = None
+    test_target: LocalPath | None = None
+    train_file: LocalPath | None = None
+    select_file: LocalPath | None = None
+    test_file: LocalPath | None = None
     columns: list[str] | None = None
     check_header: bool = True
     source_column: str = "source"
     target_column: str = "target"
     select_fraction: float = 0.02
     skip_empty: bool = False
-    dataset: str | None = None
+    dataset: HubName | None = None
     subset: str | None = None
     train_split: str = "train"
     select_split: str | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gates.errors import GateError
 from training.config.classification import POSITIVE
 from training.config.data import ClassificationOptions
-from training.data.files import check_classes
+from training.data.labels import check_classes
 from training.data.sentences import SentenceData
 from training.tasks import Classification
 

@@ -57,7 +57,7 @@ class TextBlocks(TaskData):
 
     def __init__(self, options: DocumentOptions) -> None:
         super().__init__(options)
-        self.tokenizer_name = options.tokenizer
+        self.tokenizer_name: str | None = options.tokenizer
 
     @property
     def score_batch_size(self) -> int:

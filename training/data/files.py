@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +22,6 @@ from training.data.extent import MOST_COLUMNS, RATIO, UNPACKED, check_unpacked, 
 from training.data.headers import LABEL_COLUMNS, TEXT_COLUMNS, check_header
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
-SHOWN = 8
-"""Classes in a message."""
 LONGEST = 1_000_000
 """Bytes of a line and characters of a text, which a tokenizer takes a second for; models read some thousands."""
 MOST_ROWS = 50_000_000
@@ -94,8 +91,15 @@ def _read_columns(path: Path, columns: list[str] | None, quoting: bool | None) -
             index_col=False,
             encoding="utf-8",
         )
+    width = len(table.columns)
+    if width > 1 and (table.iloc[:, -1] == "").any():  # pandas fills short rows up
+        for line, row in _rows(path, separator, quotes):
+            if len(row) < width and "".join(row).strip():
+                raise GateError(
+                    f"line {line} of {str(path)!r} has {len(row)} fields and the file {width} columns; expected a field for "
+                    "each column, and --data.quoting true where quoted texts have line breaks"
+                )
     if caught:  # rows longer than the header, whose ends pandas has cut
-        width = len(table.columns)
         for line, row in _rows(path, separator, quotes):
             if any(row[width:]):
                 raise GateError(
@@ -145,81 +149,6 @@ def choose_columns(split: str, columns: list[str], options: SentenceFiles) -> di
                 f"--data.{name}_column, or --data.columns if there is no header"
             )
     return found
-
-
-def check_classes(labels: Mapping[str, list[str]]) -> None:
-    """Raises :class:`GateError` for labels that are no classes: in the training split empty ones, one alone, or nearly as many
-    as examples; in the others, labels that the training split has not.
-
-    Args:
-        labels: of the examples of each split, ``train`` among them.
-    """
-    classes, total = sorted(set(labels["train"])), len(labels["train"])
-    if fraction := next((label for label in classes if _is_fraction(label)), None):
-        raise GateError(
-            f"the label column has the number {fraction!r}; expected classes. Numbers to predict are "
-            "--data Ratings; if these are classes, give them names"
-        )
-    if len(classes) > max(2, 0.9 * total):
-        raise GateError(
-            f"the label column has {len(classes)} different values in {total} training examples (such as {classes[0]!r}); "
-            "expected classes; numbers to predict are --data Ratings"
-        )
-    if "" in classes:
-        raise GateError("the training split has an example with an empty label; give every example a class")
-    if len(classes) < 2:
-        raise GateError(f"all training examples have the label {classes[0]!r}; expected at least two classes")
-    for name, values in labels.items():
-        if unknown := sorted(set(values) - set(classes)):
-            raise GateError(
-                f"the {name} split has the label {unknown[0]!r} (example {values.index(unknown[0]) + 1}), which is not among "
-                f"the classes of the training split ({_listed(classes)}); correct the file or the label column"
-            )
-
-
-def check_numbers(labels: Mapping[str, list[str]]) -> dict[str, float]:
-    """The numbers that the labels of all splits are, by label.
-
-    Args:
-        labels: of the examples of each split.
-
-    Raises:
-        GateError: for a label that is no number, and for a split that has one number alone.
-    """
-    numbers: dict[str, float] = {}
-    for split, own in labels.items():
-        for row, label in enumerate(own, 1):
-            if label not in numbers:
-                numbers[label] = _number(label, split, row)
-        if len({numbers[label] for label in own}) < 2:
-            raise GateError(f"all examples of the {split} split have the number {own[0]!r}; expected at least two numbers")
-    return numbers
-
-
-def _number(label: str, split: str, row: int) -> float:
-    try:
-        value = float(label) if label.isascii() and "_" not in label else math.nan  # which Python would read as numbers
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise GateError(
-            f"the {split} split has the label {label!r} (example {row}); expected a number to predict. If these are classes, "
-            "give --data Text"
-        )
-    return value
-
-
-def _is_fraction(label: str) -> bool:
-    """Whether a label is a number with decimals, as measurements have."""
-    try:
-        return not float(label).is_integer() and math.isfinite(float(label))
-    except ValueError:
-        return False
-
-
-def _listed(classes: list[str]) -> str:
-    """The first classes."""
-    return ", ".join(map(repr, classes[:SHOWN])) + (f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else "")
 
 
 def refuse_blank_lines(file: str) -> None:
@@ -332,8 +261,11 @@ def check_columns(path: Path, kind: str, quoting: bool | None) -> None:
 
 
 def check_cells(table: pd.DataFrame, path: Path) -> None:
-    """Raises :class:`GateError` for a text that is too long, as one is behind a quotation mark that nothing closes."""
+    """Raises :class:`GateError` for a text that is too long, as one is behind a quotation mark that nothing closes, and for
+    columns that mix true and false with numbers, which would become one value."""
     for name in table:
+        if table[name].dtype == object and bool in (kinds := set(map(type, table[name].dropna()))) and len(kinds) > 1:
+            raise GateError(f"{str(name)!r} of {str(path)!r} has true or false and other values; write all of one kind")
         if pd.api.types.is_string_dtype(table[name]) and (lengths := table[name].str.len()).max() > LONGEST:
             row = int(lengths.argmax())
             raise GateError(

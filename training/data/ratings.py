@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from training.config.data import Ratings
-from training.data.files import check_numbers
+from training.data.labels import check_numbers
 from training.data.text import SentenceReader
 from training.tasks import Regression
 

@@ -69,7 +69,7 @@ class TranslationData(TaskData):
     def __init__(self, options: TranslationOptions) -> None:
         super().__init__(options)
         make_scorer("bleu", options.bleu_tokenize)  # raises where its package is missing
-        self.tokenizer_name = options.tokenizer
+        self.tokenizer_name: str | None = options.tokenizer
         self.decoding = Decoding(options.beams, options.length_penalty, options.max_length)
         self.texts: dict[str, Pairs] = {}
         self.set_aside = False

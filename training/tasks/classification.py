@@ -122,7 +122,7 @@ class Classification(SentenceTask):
 
     @property
     def label_fields(self) -> dict[str, Any]:
-        return label_names(self.labels)
+        return label_names(self.labels) | {"problem_type": "single_label_classification"}
 
     def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy of every example ``[batch]``, float32, and the logits ``[batch, classes]``."""

@@ -10,6 +10,12 @@ from gates.errors import GateError
 from training.config import Source
 from training.tasks.loading import config_of, load_pretrained
 
+BEHIND_PADDING = (
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "ibert", "xmod",
+    "longformer", "mpnet", "esm", "lilt", "layoutlmv3", "luke", "markuplm",
+)  # fmt: skip
+"""Types of models whose first position is that behind the padding token's number, so that fewer are left for tokens."""
+
 
 def load_encoder_decoder(source: Source) -> PreTrainedModel:
     """The encoder-decoder of a hub name or local folder; see :meth:`training.tasks.base.Task.build`."""
@@ -64,11 +70,28 @@ def check_positions(config: Any, name: str, max_length: int, *, mend: str = "") 
             )
 
 
+def check_longest(config: Any, name: str, longest: int) -> None:
+    """Raises :class:`GateError` if a model of this config, called ``name``, takes fewer tokens than the longest text has."""
+    limit = min((limit for side in ("encoder", "decoder") if (limit := positions(config, side)) is not None), default=longest)
+    if longest > limit:
+        raise GateError(
+            f"the longest text has {longest} tokens, but {name} has {limit} positions; set --data.max_length {limit} or lower"
+        )
+
+
 def positions(config: Any, side: str) -> int | None:
-    """The most tokens that the ``encoder`` or ``decoder`` takes; None where nothing limits them, as in T5."""
+    """The most tokens that the ``encoder`` or ``decoder`` takes; None where no table limits them, as in T5, or with rotary or
+    relative positions alone."""
+    own: Any = getattr(config, side, None)
+    own = own if hasattr(own, "model_type") else config  # two models in one
+    if getattr(own, "rope_parameters", None) or getattr(own, "position_biased_input", True) is False:
+        return None
     stated = (
         getattr(config, f"max_{side}_position_embeddings", None),  # LED
         getattr(config, "max_position_embeddings", None),
-        getattr(getattr(config, side, None), "max_position_embeddings", None),  # two models in one
+        getattr(own, "max_position_embeddings", None),
     )
-    return next((limit for limit in stated if isinstance(limit, int)), None)
+    limit = next((limit for limit in stated if isinstance(limit, int)), None)
+    if limit is not None and own.model_type in BEHIND_PADDING:
+        return limit - 1 - (1 if own.model_type == "mpnet" else own.pad_token_id or 0)
+    return limit

@@ -15,6 +15,7 @@ from training.config import Source
 from training.tasks.base import Batch
 from training.tasks.classification import Classification
 from training.tasks.loading import config_of, from_config, load_pretrained
+from training.tasks.sentences import set_labels_
 
 CHANNELS = 3
 """Red, green and blue."""
@@ -43,8 +44,7 @@ class ImageClassification(Classification):
         config = config_of(source)
         check_images(config, size, repr(source.backbone), "correct its preprocessor_config.json")
         resized = config.num_labels != told["num_labels"]
-        for name, value in told.items():
-            setattr(config, name, value)
+        set_labels_(config, told)
         return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from training.config import Source
 from training.tasks.base import Batch, Task
+from training.tasks.encoder_decoder import check_vocabulary
 from training.tasks.loading import config_of, from_config, load_pretrained
 
 
@@ -40,14 +41,16 @@ class SentenceTask(Task):
                 ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
                 for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
                     setattr(model.config, name, source.from_scratch.get(name, value))
+            check_vocabulary(model, tokenizer, "the new model")
             return model
         config = config_of(source)
         resized = config.num_labels != told["num_labels"]
-        for name, value in told.items():
-            setattr(config, name, value)
+        set_labels_(config, told)
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
-        return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+        model = load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+        check_vocabulary(model, tokenizer, repr(source.backbone))
+        return model
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in batch.items() if name != "labels"}
@@ -57,10 +60,25 @@ class SentenceTask(Task):
         return {"encoder": mask, "decoder": mask, "cross": mask}
 
 
+def set_labels_(config: Any, told: Mapping[str, Any]) -> None:
+    """Let a backbone's config say what the run trains, without what it says of another task.
+
+    Args:
+        config: of the backbone.
+        told: the fields of the labels.
+    """
+    for name, value in told.items():
+        setattr(config, name, value)
+    for name in ("finetuning_task", "task_specific_params", "function_to_apply"):  # which pipelines follow
+        if getattr(config, name, None) is not None:
+            setattr(config, name, None)
+
+
 def label_names(labels: Sequence[str]) -> dict[str, Any]:
     """Config fields of classes by their names, whose positions are their numbers."""
     return {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),
         "label2id": {label: index for index, label in enumerate(labels)},
+        "problem_type": None,
     }

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from transformers import BertConfig, BertForSequenceClassification
 
+from gates.errors import GateError
 from tests.models import build
 from training.config import Source
+from training.data.subwords import of_words
 from training.data.synthetic import build_tokenizer
 from training.pruner.distillation import Teacher, distillation_terms, number_mse
 from training.stats.bootstrap import metric_values, resample_metric
@@ -114,7 +117,7 @@ def test_resamples_without_the_outlier_have_the_correlation_of_the_others():
 
 def test_a_pretrained_encoder_gets_one_output(tmp_path):
     build("bert").save_pretrained(tmp_path)
-    model = Regression().build(Source(str(tmp_path)), build_tokenizer())
+    model = Regression().build(Source(str(tmp_path)), of_words(["a", "b"], max_length=16))
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
     assert model.classifier.out_features == 1
 
@@ -148,3 +151,28 @@ def test_binary_f1_is_a_metric_where_it_is_asked_for():
     task.update(metrics, None, {"labels": targets}, logits)
     assert float(metrics.compute()["binary_f1"]) == pytest.approx(2 * 2 / (3 + 3))
     assert "binary_f1" not in Classification(["no", "yes"]).metrics("test")
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"), [(Classification(["a", "b"]), "single_label_classification"), (Regression(), "regression")]
+)
+@pytest.mark.parametrize("before", ["multi_label_classification", "regression", None])
+def test_a_model_says_what_it_was_trained_for_and_not_what_the_backbone_was(task, wanted, before, tmp_path):
+    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
+    others = {"finetuning_task": "stsb", "task_specific_params": {"text-classification": {"function_to_apply": "none"}}}
+    config = BertConfig(**fields, num_labels=5, problem_type=before, **others)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    model = task.build(Source(str(tmp_path)), of_words(["a", "b"], max_length=16))
+    assert model.config.problem_type == wanted
+    assert model.config.num_labels == len(model.config.id2label) == len(model.config.label2id)
+    assert not getattr(model.config, "finetuning_task", None)
+    assert not getattr(model.config, "task_specific_params", None)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has(tmp_path):
+    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 4}
+    BertForSequenceClassification(BertConfig(**fields)).save_pretrained(tmp_path)
+    tokenizer = of_words(["a", "b"], max_length=16)
+    for task in (Classification(["a", "b"]), Regression()):
+        with pytest.raises(GateError, match=r"the tokenizer has tokens up to number 4, but .* has embeddings of 4"):
+            task.build(Source(str(tmp_path)), tokenizer)

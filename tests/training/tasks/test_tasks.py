@@ -9,6 +9,7 @@ from gates.export.checkpoint import save_pruned
 from gates.surgery.remove import zero_heads_
 from tests.models import build, logits
 from training.config import Source
+from training.data.subwords import of_words
 from training.data.synthetic import build_tokenizer
 from training.tasks import Classification, from_config, stated_labels
 from training.tasks.loading import count_parameters
@@ -17,7 +18,7 @@ BATCH = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones
 
 
 def load(folder, **more):
-    return Classification(["no", "yes"]).build(Source(str(folder), **more), build_tokenizer())
+    return Classification(["no", "yes"]).build(Source(str(folder), **more), of_words(["a", "b"], max_length=16))
 
 
 def test_a_misspelt_field_of_a_new_model_is_named():

@@ -1,0 +1,107 @@
+"""Options that name a place on this machine: the home directory, and addresses of other machines."""
+
+import os
+import re
+from typing import get_args
+
+import pytest
+import yaml
+
+from gates.errors import GateError
+from training.cli.values import hints_of
+from training.commands.evaluate_line import task_names
+from training.commands.table import COMMANDS, read, run_command
+from training.comparison.methods import Method
+from training.config import Setup
+from training.config.paths import HubName, LocalPath, local_path
+
+ELSEWHERE = ["s3://bucket/a", "gs://bucket/a", "hdfs://host/a", "https://host/a", "http://host/a", "file:///a", "s3:/bucket/a"]
+FILES = ["--data.train_file", "train.csv", "--data.test_file", "test.csv"]
+MODEL = ["--model.backbone", "model"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A home directory of its own, and an empty working directory."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("text", ["a", "a/b~", "./~", "$HOME/a", "C:/a", "a:b", "", "/a b/c"])
+def test_other_paths_stay_as_they_are(text):
+    assert local_path(text) == text
+
+
+def test_the_home_directory(home, monkeypatch):
+    assert local_path("~/a") == str(home / "a")
+    assert local_path("~") == str(home)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where no home directory is known
+    with pytest.raises(GateError, match="'~/a' is not on this machine"):
+        local_path("~/a")
+
+
+def test_a_run_directory_in_a_configuration(home):
+    with open("run.yaml", "w") as file:
+        yaml.dump({"run_dir": "~/runs/one", "model": {"backbone": "~/model"}, "trainer": {"default_root_dir": "~/logs"}}, file)
+    options = read("fit", ["--config", "text.yaml", "--config", "run.yaml", *FILES]).options
+    setup = Setup.of(options)
+    assert setup.run.run_dir == str(home / "runs" / "one")
+    assert setup.model.backbone == str(home / "model")
+    assert setup.trainer.default_root_dir == str(home / "logs")
+    assert type(setup.run.run_dir) is str
+
+
+def test_a_home_directory_within_lists_and_names(home):
+    options = read("fit", [*MODEL, *FILES, "--data.more_tests", "{news: ~/news.csv}", "--data.tokenizer=~/tokenizer"]).options
+    assert options.data.init_args.more_tests == {"news": str(home / "news.csv")}
+    assert options.data.init_args.tokenizer == str(home / "tokenizer")
+    assert read("summary", ["~/a", "b"]).options.runs == [str(home / "a"), "b"]
+
+
+def test_a_configuration_in_the_home_directory(home):
+    (home / "mine.yaml").write_text("data: {class_path: Ratings}\nseed: 7\n")
+    options = read("fit", ["--config=text.yaml", "--config=~/mine.yaml", *MODEL, *FILES]).options
+    assert (options.seed, options.data.class_path) == (7, "training.config.classification.Ratings")
+
+
+def test_masks_and_tasks_in_the_home_directory(home):
+    (home / "m.json").write_text('{"0": [1]}')
+    assert Method.parse("mask:~/m.json+refit").base == f"mask:{home / 'm.json'}"
+    assert task_names("~/own.yaml, arc_easy") == [str(home / "own.yaml"), "arc_easy"]
+
+
+@pytest.mark.parametrize("place", [*ELSEWHERE, "~noone-has-this-name/a"])
+@pytest.mark.parametrize(
+    ("command", "arguments", "shown", "expected"),
+    [
+        ("fit", [*MODEL, *FILES, "--run_dir"], "--run_dir", "a path on this machine"),
+        ("fit", [*MODEL, *FILES, "--data.train_file"], "--data.train_file", "a path on this machine"),
+        ("fit", [*FILES, "--model.backbone"], "--model.backbone", "a hub name or a path on this machine"),
+        ("compare", [*MODEL, *FILES, "--experiments"], "--experiments", "a path on this machine"),
+        ("export", ["run", "--output"], "--output", "a path on this machine"),
+        ("sweep", [], "FILE", "a path on this machine"),
+    ],
+)
+def test_a_place_elsewhere_is_refused_before_anything_is_made(place, command, arguments, shown, expected, capsys):
+    assert run_command(command, [*arguments, place]) == 2
+    assert capsys.readouterr().err == f"error: {shown} is {place}, which it does not take; expected {expected}\n"
+    assert os.listdir() == []
+
+
+def test_a_mask_elsewhere():
+    with pytest.raises(GateError, match=r"'s3://b/m\.json' is not on this machine; expected the path"):
+        Method.parse("mask:s3://b/m.json")
+
+
+def test_every_option_that_names_a_place_is_of_such_a_type():
+    """By the ends of the options' names."""
+    names = re.compile(
+        r"(?:^|\.)runs?$|(?:^|[._])(dir|file|folder|output|tokenizer|dataset|backbone|path|table|source|target|json)$"
+    )
+    for command, of_command in COMMANDS.items():
+        for name, hint in hints_of(of_command.parser()).items():
+            if names.search(name):
+                assert {hint, *get_args(hint)} & {LocalPath, HubName}, (command, name, hint)
