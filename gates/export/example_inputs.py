@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
@@ -15,6 +16,7 @@ from gates.export.input_guesses import guesses
 from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
+from gates.hooks.own_method import Use
 from gates.hooks.sharded import is_sharded
 from gates.sites import find_attention
 
@@ -101,7 +103,7 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     except GateError:  # no heads are left, or none is known
         sites = []
     missing = {site.name for site in sites}
-    hooks = [handle for site in sites for handle in call_output(site.module)]
+    hooks: list[RemovableHandle | Use] = [handle for site in sites for handle in call_output(site.module)]
     hooks += [
         site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name)) for site in sites
     ]

@@ -107,9 +107,8 @@ def _projected(module: Any, inputs: tuple[Tensor, ...], weights: tuple[Any, ...]
     """Call PyTorch's function with the identity for the output projection, and the projection on what it returns."""
     identity = torch.eye(module.embed_dim, dtype=inputs[0].dtype, device=inputs[0].device)
     sizes = (module.embed_dim, module.num_heads)
-    heads, matrix = functional.multi_head_attention_forward(
-        *inputs, *sizes, *weights, module.dropout, identity, None, training=module.training, **more
-    )
+    attention: Callable[..., tuple[Tensor, Tensor | None]] = functional.multi_head_attention_forward
+    heads, matrix = attention(*inputs, *sizes, *weights, module.dropout, identity, None, training=module.training, **more)
     return module.out_proj(heads), matrix
 
 

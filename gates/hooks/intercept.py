@@ -148,7 +148,7 @@ def _reading(function: Any, arounds: Sequence[Callable[..., Any]]) -> Callable[.
         return MethodType(_reading(function.__func__, arounds), function.__self__)
     inner = inspect.unwrap(function)
     if not isinstance(inner, FunctionType) or INTERFACE not in inner.__globals__:
-        return function  # type: ignore[no-any-return]
+        return function
     names = {**inner.__globals__, INTERFACE: _Interface(inner.__globals__[INTERFACE], arounds)}
     same = FunctionType(inner.__code__, names, inner.__name__, inner.__defaults__, inner.__closure__)
     same.__kwdefaults__ = inner.__kwdefaults__

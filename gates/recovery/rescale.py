@@ -16,14 +16,9 @@ from torch import Tensor
 
 from gates.budget import check_mask
 from gates.head_gates import HeadGates
-<<<<<<< HEAD
 from gates.hooks.intercept import alone, observe_head_outputs, observing
-from gates.recovery.least_squares import ProjectionMoments, valid_positions
-=======
-from gates.hooks.intercept import observe_head_outputs, observing
 from gates.hooks.valid import Valid, valid_by_site, valid_positions
 from gates.recovery.least_squares import ProjectionMoments
->>>>>>> refit
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
@@ -71,13 +66,8 @@ def rescaled_gates(
     values = mask.to(gates.mask, copy=True)
     dense = torch.ones_like(values)
     firsts = [sum(gates.sizes[:index]) for index in range(len(gates.sizes))]
-<<<<<<< HEAD
     with alone(gates.model), gates.attached(), observing(gates.model, gates.sites):
-        for site, size, first in zip(gates.sites, gates.sizes, firsts, strict=True):
-=======
-    with gates.attached(), observing(gates.model, gates.sites):
         for index, (site, size, first) in enumerate(zip(gates.sites, gates.sizes, firsts, strict=True)):
->>>>>>> refit
             kept = mask[first : first + size]
             if not bool((kept > 0).any()):
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
@@ -16,6 +17,7 @@ from gates.export.example_inputs import example_inputs
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
+from gates.hooks.own_method import Use
 from gates.sites import AttentionSite
 
 Reading = dict[str, list[Tensor]]
@@ -152,7 +154,7 @@ def _read(
         instead: outputs of attention modules that the model goes on with in place of its own; empty for its own.
     """
     reading: Reading = {}
-    handles = [handle for site in sites for handle in call_output(model.get_submodule(site.name))]
+    handles: list[RemovableHandle | Use] = [handle for site in sites for handle in call_output(model.get_submodule(site.name))]
     handles += [
         model.get_submodule(f"{site.name}.{site.layout.output}".lstrip(".")).register_forward_hook(
             partial(_record, reading, instead, site.name)
