@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,10 +21,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from gates.errors import GateError
 from gates.hooks.sharded_trainer import ReplicatedGates, SeededNoise, base_weights, leave_gates_whole_
 from gates.model import GatedModel
-
-CLASSIFIER = re.compile("Classification|MultipleChoice|QuestionAnswering")
-"""Classes that take ``num_items_in_batch`` and mostly ignore it, so that Trainer would not average their loss over
-accumulated batches and processes (Transformers issue 47688); the price would then weigh less than it says."""
 
 
 class GateCallback(TrainerCallback):
@@ -65,13 +60,15 @@ class GatedTrainer(Trainer):
 
     With a budget, the gates come down to it and are fixed at it, and the weights go on training with the heads that are left.
     With a price, training adds the price of the expected number of open gates to the loss; evaluation reports the task's loss
-    alone. Checkpoints hold the base model, as its own class would save it, and the gates beside it; training resumes from
-    them. The log has ``open_heads`` and ``gate_price``, the price that is given or that holds the gates to the budget.
+    alone. ``max_grad_norm`` clips the gradients of the weights and leaves out those of the gates. Checkpoints hold the base
+    model, as its own class would save it, and the gates beside it; training resumes from them. The log has ``open_heads`` and
+    ``gate_price``, the price that is given or that holds the gates to the budget.
 
     For another trainer: ``class GatedSeq2SeqTrainer(GatedTrainer, Seq2SeqTrainer): pass``.
 
     Args:
-        model: gated model.
+        model: gated model; None with ``model_init``.
+        model_init: function that returns a new gated model for each training, in place of ``model``.
         args: everything else, by position or name, is :class:`transformers.Trainer`'s.
         budget: heads to keep: a count, a fraction or one of these per kind; by default that of the model's ``GateConfig``.
         retrain: with a budget, the share of all steps, the last ones, in which the mask is fixed.
@@ -104,8 +101,9 @@ class GatedTrainer(Trainer):
 
     def __init__(
         self,
-        model: GatedModel,
+        model: GatedModel | None = None,
         *args: Any,
+        model_init: Callable[..., GatedModel] | None = None,
         budget: int | float | dict[str, int | float] | None = None,
         retrain: float = 0.4,
         price: float | None = None,
@@ -113,52 +111,92 @@ class GatedTrainer(Trainer):
         gate_learning_rate: float = 0.05,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(model, GatedModel):
-            raise GateError(
-                f"the model is a {type(model).__name__}; expected a GatedModel, as get_gated_model(model) returns it"
-            )
-        if budget is not None:
-            model.set_budget_(budget)
-        held = model.steering is not None and model.steering.holds
-        if held and price is not None:
-            raise GateError(
-                f"a price of {price} and a budget of {model.gate_config.budget} are given, and each would decide how many "
-                "heads stay; leave out one"
-            )
-        price = price if price is not None else 0.0 if held else 0.01
         for name, value, limit in (
             ("retrain", retrain, 1.0),
-            ("price", price, math.inf),
+            ("price", 0.0 if price is None else price, math.inf),
             ("price_ramp", price_ramp, 1.0),
             ("gate_learning_rate", gate_learning_rate, math.inf),
         ):
             if not 0 <= value <= limit or value == math.inf:
                 raise GateError(f"{name} is {value}; expected a number from 0" + (" to 1" if limit == 1 else ""))
+        self._budget, self._given_price = budget, price
+        self.price_ramp = price_ramp
+        self.gate_learning_rate = gate_learning_rate
+        if model is not None:
+            self._check(model)
+        self._built: GatedModel | None = model
         # Trainer looks at the class it is given for labels, columns and the kind of loss: show it the base model's.
-        super().__init__(model.base_model, *args, **kwargs)
+        kwargs["model_init"] = model_init
+        super().__init__(None if model is None else model.base_model, *args, **kwargs)
+        assert self._built is not None
+        model, self._built = self._built, None
         self._set_signature_columns_if_needed()
         if self.args.n_gpu > 1 or self.is_deepspeed_enabled:
             raise GateError(
                 "gates do not follow a model into DataParallel or DeepSpeed; use one device, or one process for each (torchrun "
                 "or accelerate launch), with FSDP2 where the model is to be sharded"
             )
-        if self.is_fsdp_enabled:
-            leave_gates_whole_(self.accelerator.state.fsdp_plugin, model.gates)
-        if not hasattr(model.base_model, "accepts_loss_kwargs") and CLASSIFIER.search(type(model.base_model).__name__):
-            self.model_accepts_loss_kwargs = False
         if self.label_smoother is not None and type(model.base_model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             self.label_smoother = partial(self.label_smoother, shift_labels=True)  # type: ignore[assignment]
-        self.price = price
-        self.price_ramp = price_ramp
-        self.gate_learning_rate = gate_learning_rate
-        # FSDP brings the model to its device when training begins, and leaves out the gates.
-        model.gates.to(self.args.device if self.is_fsdp_enabled else model.base_model.device)
+        self._place_(model)
+        self._scaling_is_known = self._scaling_is_stated = getattr(self, "loss_is_scaled_for_ga", None) is not None
         self.model = self.model_wrapped = self.callback_handler.model = model
         self.add_callback(GateCallback(retrain))
         if self.is_fsdp_enabled:
             self.add_callback(ReplicatedGates())
         elif self.args.world_size > 1:  # Trainer seeds all processes alike
             self.add_callback(SeededNoise())
+
+    def _check(self, model: object) -> None:
+        """Give a model the budget, and set the price; raise :class:`GateError` where they do not fit."""
+        if not isinstance(model, GatedModel):
+            raise GateError(
+                f"the model is a {type(model).__name__}; expected a GatedModel, as get_gated_model(model) returns it"
+            )
+        if self._budget is not None:
+            model.set_budget_(self._budget)
+        held = model.steering is not None and model.steering.holds
+        if held and self._given_price is not None:
+            raise GateError(
+                f"a price of {self._given_price} and a budget of {model.gate_config.budget} are given, and each would decide "
+                "how many heads stay; leave out one"
+            )
+        self.price = self._given_price if self._given_price is not None else 0.0 if held else 0.01
+
+    def _place_(self, model: GatedModel) -> None:
+        """Bring gates to the device. FSDP brings the model there when training begins, and leaves out the gates."""
+        if self.is_fsdp_enabled:
+            leave_gates_whole_(self.accelerator.state.fsdp_plugin, model.gates)
+        model.gates.to(self.args.device if self.is_fsdp_enabled else next(model.base_model.parameters()).device)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """The gated model that ``model_init`` returns, with the budget; its base model while this trainer is built."""
+        model: Any = super().call_model_init(trial)
+        self._check(model)
+        if hasattr(self, "_built") and not hasattr(self, "callback_handler"):
+            self._built = model
+            return model.base_model
+        self._place_(model)
+        self._scaling_is_known = self._scaling_is_stated
+        return model
+
+    def hyperparameter_search(self, hp_space: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's search. ``hp_space`` names arguments of training; ``model_init(trial)`` chooses those of the gates.
+
+        Raises:
+            GateError: for a space that names an argument of this class, which the search would not set.
+        """
+
+        def checked(trial: Any) -> Any:
+            space = hp_space(trial)
+            if own := sorted({"budget", "retrain", "price", "price_ramp", "gate_learning_rate"}.intersection(space)):
+                raise GateError(
+                    f"the search space names {own[0]!r}, which is no field of TrainingArguments; choose a budget in "
+                    "model_init(trial) by GateConfig(budget=...), and make one trainer for each value of the others"
+                )
+            return space
+
+        return super().hyperparameter_search(None if hp_space is None else checked, *args, **kwargs)
 
     @property
     def gate_price(self) -> float:
@@ -177,27 +215,66 @@ class GatedTrainer(Trainer):
         optimizer.add_param_group({"params": [log_alpha], "lr": self.gate_learning_rate, "weight_decay": 0.0})
         return optimizer
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The task's loss, and in training the price of the open gates."""
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        if model.training and self.price and self.model.gates.mode == "stochastic":
-            loss = loss + self.model.penalty(self.gate_price) / self._shares(num_items_in_batch)
-        return (loss, outputs) if return_outputs else loss
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Trainer's step for one micro-batch, and the gradient of the price of the open gates.
 
-    def _shares(self, num_items_in_batch: Tensor | int | None) -> int:
-        """Over how many micro-batches the penalty is spread here: over none, where Trainer will divide the whole loss."""
-        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
-        if is_scaled is None:  # as in Trainer.training_step
-            is_scaled = self.compute_loss_func is not None or (
-                self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        The price has a backward pass of its own, so that it weighs the same whatever computes and scales the task's loss.
+        """
+        if num_items_in_batch is not None and not self._scaling_is_known:
+            self._find_scaling(model, inputs, num_items_in_batch)
+        items = None if getattr(self, "loss_is_scaled_for_ga", None) is False else num_items_in_batch
+        loss = super().training_step(model, inputs, items)
+        if self.price and self.model.gates.mode == "stochastic":
+            penalty = self.model.penalty(self.gate_price) / self.current_gradient_accumulation_steps
+            if penalty.requires_grad:  # a constant in the top-k families
+                self.accelerator.backward(penalty)
+            loss = loss + penalty.detach()
+        return loss
+
+    def _find_scaling(self, model: torch.nn.Module, inputs: dict[str, Any], items: Tensor | int) -> None:
+        """Find out by two evaluations whether the loss is divided by the number of items, as Trainer takes for granted.
+
+        Many models take ``num_items_in_batch`` and ignore it (Transformers issue 47688): classifiers, T5, BART. Trainer would
+        then add up the means of accumulated batches and of processes, and the price would weigh less than it says.
+        """
+        if self.args.gradient_accumulation_steps == 1 and self.args.world_size == 1:
+            return
+        model.eval()
+        device, losses = self.args.device, []
+        for count in (items, 16 * items):
+            noise = torch.random.fork_rng([device] if device.type == "cuda" else [])
+            with torch.no_grad(), noise, self.compute_loss_context_manager():
+                prepared = self._prepare_inputs(dict(inputs))
+                loss: Any = self.compute_loss(model, prepared, num_items_in_batch=count)
+                losses.append(float(loss))
+        if not (math.isfinite(losses[0]) and losses[0]):  # a batch without labels says nothing
+            return
+        self._scaling_is_known = True
+        is_scaled = not math.isclose(*losses, rel_tol=1e-4)
+        if not hasattr(Trainer, "loss_is_scaled_for_ga") and self.compute_loss_func is not None and not is_scaled:
+            raise GateError(
+                "compute_loss_func ignores num_items_in_batch, so accumulated batches would count several times; divide by "
+                "it, or use a newer version of Transformers"
             )
-        return self.current_gradient_accumulation_steps if is_scaled else 1
+        if not is_scaled:
+            self.model_accepts_loss_kwargs = False
+        self.loss_is_scaled_for_ga = is_scaled
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Trainer's accelerator, which leaves the gradients of the gates out when it clips: they have another scale."""
+        super().create_accelerator_and_postprocess()
+        clip = self.accelerator.clip_grad_norm_
+
+        def clip_weights(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            log_alpha = getattr(getattr(self.model, "gates", None), "log_alpha", None)
+            return clip([parameter for parameter in parameters if parameter is not log_alpha], *args, **kwargs)
+
+        self.accelerator.clip_grad_norm_ = clip_weights
+
+    def _mixed_mesh_grad_norm(self, model: torch.nn.Module, max_norm: float) -> Any:
+        return super()._mixed_mesh_grad_norm(self.model.base_model, max_norm)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Trainer's evaluation, which under FSDP needs the model that training has sharded."""

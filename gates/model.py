@@ -30,7 +30,7 @@ from gates.recovery.refit import Refitted, refit_
 from gates.scores.importance import normalise_by_layer
 from gates.steering import check_scores, set_apart_
 from gates.surgery.open_heads import open_heads_as_text, open_heads_by_layer
-from gates.surgery.remove import remove_heads_
+from gates.surgery.remove import remove_heads_, transformers_part
 
 
 def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) -> GatedModel:
@@ -62,7 +62,7 @@ class GatedModel(SharedGates, nn.Module):
     In training mode the gates are drawn anew for each call; in evaluation mode they take their evaluation values.
 
     Args:
-        model: Transformers model, which is wrapped and not copied; it stays in its mode (training or evaluation).
+        model: Transformers model, or a module of one's own around one, which is wrapped and not copied and stays in its mode.
         config: configuration of the gates.
 
     A plain loop that ends with exactly three heads:
@@ -90,7 +90,9 @@ class GatedModel(SharedGates, nn.Module):
         config = config or GateConfig()
         name = config.base_model or getattr(model, "name_or_path", "")
         self.gate_config = replace(config, base_model=name)
-        self.gates = config.gates_for(model).attach()
+        self.gates = config.gates_for(model)
+        transformers_part(model, self.gates.sites)  # raises where heads could not be removed in the end
+        self.gates.attach()
         self.steering = config.steering_for(self.gates)
         self.base_model = model
         self._has_stepped = False
@@ -268,8 +270,7 @@ class GatedModel(SharedGates, nn.Module):
                 :func:`gates.recovery.model_inputs.found_queries`.
             more: ``ridge``, ``dense`` and what else :func:`gates.recovery.refit.refit_` takes.
 
-        Returns:
-            What was refitted, in order.
+        Returns what was refitted, in order.
 
         Raises:
             GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, or what the functions raise.
@@ -307,7 +308,7 @@ class GatedModel(SharedGates, nn.Module):
         self.gates.detach()
         try:
             return remove_heads_(self.base_model, self.gates.to_heads(mask), values=self.gates.to_heads(values), **more)
-        except GateError:
+        except BaseException:
             self.gates.attach()
             raise
 

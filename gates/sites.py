@@ -236,6 +236,11 @@ def is_attention(module: nn.Module) -> bool:
 
 def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> AttentionSite:
     core = module.get_submodule(layout.core)
+    if packed := next((path for path in layout.paths if _is_packed(_linear(module, path))), None):
+        raise GateError(
+            f"{packed!r} of {type(core).__name__} at {name!r} is quantised: its weight is packed to "
+            f"{tuple(_linear(module, packed).weight.shape)}; load the model in 8 bits or more to gate its heads"
+        )
     width = weight_by_output(_linear(module, layout.output)).shape[1]
     head_dim = _head_dim(core, width)
     if head_dim is None:
@@ -284,6 +289,12 @@ def _head_dim(core: nn.Module, width: int) -> int | None:
             if isinstance(heads := getattr(place, name, None), int) and 0 < heads <= width:
                 return width // heads if width % heads == 0 else None
     return None
+
+
+def _is_packed(projection: Projection) -> bool:
+    """Whether a linear layer holds several numbers of its matrix in one, as 4-bit weights do."""
+    sizes = (getattr(projection, "out_features", None), getattr(projection, "in_features", None))
+    return isinstance(projection, nn.Linear) and projection.weight.numel() != 0 and tuple(projection.weight.shape) != sizes
 
 
 def _linear(module: nn.Module, path: str) -> Projection:

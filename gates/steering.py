@@ -12,11 +12,12 @@ own size, so that important and unimportant gates would move alike, and no price
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, distributed
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from gates.budget import Budget
 from gates.errors import GateError
@@ -188,7 +189,7 @@ class BudgetSteering:
 
         Args:
             ramp: how far the schedule has gone, 0 to 1.
-            optimizer: of the gates, which gives them one second moment; see :func:`rate_of_gates_`.
+            optimizer: optimiser of the gates, which gets one second moment for them; see :func:`rate_of_gates_`.
         """
         learned = self.gates.learned
         learned.clamp_()
@@ -219,40 +220,68 @@ class BudgetSteering:
         return self.gates.mask_of(self.gates.log_alpha.detach(), self.budget, minimum_per_layer=self.minimum_per_layer)
 
 
+WRAPPERS = {
+    "AcceleratedOptimizer": "optimizer",
+    "LightningOptimizer": "_optimizer",
+    "_FabricOptimizer": "_optimizer",
+    "_NamedOptimizer": "_optimizer",
+    "ZeroRedundancyOptimizer": "optim",
+}
+"""Optimisers of accelerate, Lightning and PyTorch that hand on their steps, with the attribute of the optimiser inside."""
+
+
 @torch.no_grad()
 def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
-    """Let all gates have one second moment in Adam and its like, and say how far a gradient of 1 moves a gate.
+    """Let all gates have one second moment in Adam, and say how far a steady gradient of 1 moves a gate in one step.
 
     The mean of the squared gradients takes the place of each gate's own after the step; in the step itself a gate's own square
-    still has a part, which fades (a tenth at the tenth step). Plain gradient descent has no moments and stays as it is.
+    still has a part, which fades (a tenth at the tenth step). Plain gradient descent has no second moments. Where processes
+    share the optimiser's state out (ZeRO), one of them has that of the gates, and all learn the rate from it.
 
     Args:
-        optimizer: after a step of it.
+        optimizer: after a step of it; wrappers (:data:`WRAPPERS`) are taken off.
         gates: that it trains; those that are not learned have no part in the mean.
 
     Returns:
-        The learning rate of gates, divided by the root of the second moment where there is one.
+        The learning rate of gates, divided by the root of the second moment in Adam, or by 1 - momentum in SGD. 0 before Adam's
+        first step, which a gradient scaler may skip.
 
     Raises:
-        GateError: for an optimiser that does not train the gates, or divides their gradients in another way than Adam does.
+        GateError: for an optimiser that does not train the gates, or whose steps are not known to be those of Adam or SGD.
     """
-    log_alpha = gates.log_alpha
-    group = next((group for group in optimizer.param_groups if any(one is log_alpha for one in group["params"])), None)
-    if group is None:
+    log_alpha, shares = gates.log_alpha, None
+    while wrapper := next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WRAPPERS), None):
+        shares = optimizer if wrapper == "ZeroRedundancyOptimizer" else shares
+        optimizer = getattr(optimizer, WRAPPERS[wrapper])
+    known = next((kind for kind in (Adam, AdamW, NAdam, SGD) if _steps_as(optimizer, kind)), None)
+    groups = (optimizer if shares is None else shares).param_groups if known else []
+    group = next((group for group in groups if any(one is log_alpha for one in group["params"])), None)
+    if known is not None and group is None:
         raise GateError("the optimiser does not train the gates; make it of parameter_groups(), or of log_alpha too")
-    state = optimizer.state.get(log_alpha, {})
-    if not set(state) - {"step", "momentum_buffer"}:
-        return float(group["lr"])
-    if "exp_avg_sq" not in state or "betas" not in group or "max_exp_avg_sq" in state:
+    if group is None or group.get("amsgrad") or group.get("momentum", 0) >= 1:
         raise GateError(
-            f"the gates are trained by {type(optimizer).__name__}, which divides their gradients in its own way, so that a "
-            "price would not mean the same for all of them; use Adam or AdamW without amsgrad, or SGD"
+            f"the gates are trained by {type(optimizer).__name__}, and how far its steps move them is not known, so that their "
+            "price would be wrong; use torch.optim's Adam, AdamW or NAdam without amsgrad, or SGD with a momentum below 1"
         )
-    second = state["exp_avg_sq"]
-    shared = second.mean() if gates.is_learned is None else second[gates.is_learned].mean()
-    second.fill_(shared)
-    correction = 1 - group["betas"][1] ** float(state["step"])
-    return float(group["lr"] / ((shared / correction).sqrt() + group["eps"]))
+    if known is SGD:
+        return float(group["lr"] * (1 - group["dampening"] * (group["momentum"] > 0)) / (1 - group["momentum"]))
+    rate, state = 0.0, optimizer.state.get(log_alpha)
+    if state:
+        second = state["exp_avg_sq"]
+        shared = second.mean() if gates.is_learned is None else second[gates.is_learned].mean()
+        second.fill_(shared)
+        correction = 1 - group["betas"][1] ** float(state["step"])
+        rate = float(group["lr"] / ((shared / correction).sqrt() + group["eps"]))
+    if shares is not None:
+        highest = log_alpha.new_tensor(rate)
+        distributed.all_reduce(highest, distributed.ReduceOp.MAX, group=shares.process_group)  # type: ignore[attr-defined]
+        rate = float(highest)
+    return rate
+
+
+def _steps_as(optimizer: object, kind: type[Optimizer]) -> bool:
+    """Whether an optimiser is of a class of PyTorch, or of a subclass that has no ``step`` of its own."""
+    return isinstance(optimizer, kind) and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step)
 
 
 def ramped(done: float, length: float) -> float:

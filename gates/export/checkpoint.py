@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeGuard, get_args
+from typing import Any, Literal, Protocol, TypeGuard, cast, get_args
 
 import torch
 import transformers
@@ -93,6 +93,7 @@ def save_pruned(
     """
     directory = Path(directory)
     refuse_taken(directory)
+    own, model = model, as_stock_class(model)
     if form not in get_args(Form):
         raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
     if pad_heads and form != "stock":
@@ -125,7 +126,7 @@ def save_pruned(
         if reloaded.config._attn_implementation != model.config._attn_implementation:
             reloaded.set_attn_implementation(model.config._attn_implementation)
         check_same_weights(cut, reloaded)
-        check_same_outputs(model, reloaded, check_batch, mask if values is None else mask * values)
+        check_same_outputs(own, reloaded, check_batch, mask if values is None else mask * values)
         if measure is not None:
             card = replace(card, cost=measure_cost(model, reloaded, check_batch, batch_sizes=measure))
         text = card_text(
@@ -183,6 +184,34 @@ def copy_in_form(
     return cut, kept
 
 
+def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
+    """A model of one's own subclass as one of the stock class, with the same modules; a model of a stock class as it is.
+
+    Raises:
+        GateError: for a model that is not of Transformers, or has weights that its stock class does not have.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise GateError(
+            f"{type(model).__name__} is no Transformers model, so it cannot be exported; call prune_and_unload(), then save "
+            "the Transformers model in it by save_pretrained, or all of it by torch.save"
+        )
+    kinds = [kind for kind in type(model).__mro__ if getattr(transformers, kind.__name__, None) is kind]
+    if not kinds or kinds[0] is PreTrainedModel or hasattr(transformers, type(model).__name__):
+        return model
+    stock, is_pruned = kinds[0], bool(getattr(model.config, "pruned_attention", None))
+    with torch.device("meta"):
+        known = set((pruned.pruned_class(stock) if is_pruned else stock)(copy.deepcopy(model.config)).state_dict())
+    if further := sorted(set(model.state_dict()) - known):
+        raise GateError(
+            f"{type(model).__name__} has the weight {further[0]!r}, which {stock.__name__} does not have, so it cannot be "
+            "exported; call prune_and_unload() and torch.save"
+        )
+    view = copy.copy(model)
+    vars(view).pop("save_pretrained", None)
+    view.__class__ = pruned.pruned_class(stock) if pruned.is_of(type(model), pruned.Pruned) else stock
+    return view
+
+
 def check_dense(model: PreTrainedModel, form: str) -> None:
     """Raises :class:`GateError` for a model that was pruned before, if only a dense one has the form."""
     if getattr(model.config, "pruned_attention", None):
@@ -229,7 +258,7 @@ def load_pruned(
         raise GateError(f"{str(directory)!r} was saved from {name!r}, a class that Transformers does not have")
     stock = model_class or own
     if hasattr(config, "pruned_attention"):
-        stock = pruned.pruned_class(stock)
+        stock = pruned.pruned_class(cast(Any, stock))
     loaded: tuple[PreTrainedModel, dict[str, set[str]]]
     try:
         loaded = stock.from_pretrained(directory, config=config, use_safetensors=True, output_loading_info=True)  # type: ignore[assignment]

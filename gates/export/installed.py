@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -81,7 +81,9 @@ def loading_both(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         check_pruned_config(config)
         if Path(directory).is_dir():
             verify_checksums(directory)
-        loaded = pruned_class(stock).from_pretrained(directory, *args, config=config, **{"use_safetensors": True, **more})
+        loaded = pruned_class(cast(Any, stock)).from_pretrained(
+            directory, *args, config=config, **{"use_safetensors": True, **more}
+        )
         saves_pruned_shape_(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
 
@@ -89,7 +91,7 @@ def loading_both(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         if not _is_pruned(config):
             return stock._from_config(config, **more)
         check_pruned_config(config)
-        return saves_pruned_shape_(pruned_class(stock)._from_config(config, **more))
+        return saves_pruned_shape_(pruned_class(cast(Any, stock))._from_config(config, **more))
 
     methods = {"from_pretrained": classmethod(from_pretrained), "_from_config": classmethod(from_config)}
     return type(stock.__name__, (stock,), {"__module__": stock.__module__, **methods})

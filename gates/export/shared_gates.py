@@ -14,6 +14,7 @@ from gates.export.card import gate_card
 from gates.export.checkpoint import own_auto_class
 from gates.head_gates import HeadGates
 from gates.surgery.open_heads import open_heads_by_layer
+from gates.surgery.remove import transformers_part
 
 
 class SharedGates:
@@ -35,9 +36,10 @@ class SharedGates:
         The model's own weights are not included; if they were trained too, save them with
         ``gated.base_model.save_pretrained``.
         """
-        auto = own_auto_class(self.base_model)
+        part = transformers_part(self.base_model, self.gates.sites)
+        auto = own_auto_class(part)
         name = self.gate_config.base_model
-        card = gate_card(self.gates, self.base_model, open_heads_by_layer(self.gates), base_model=name, auto=auto)
+        card = gate_card(self.gates, part, open_heads_by_layer(self.gates), base_model=name, auto=auto)
         save_gates(directory, self.gates, self.gate_config, card=card)
 
     def load_gates_(self, directory: str | os.PathLike[str]) -> Self:

@@ -28,12 +28,12 @@ class ReplicatedGates(SeededNoise):
     """Keeps the gates of a sharded model the same in all processes: averages their gradients too."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.begun: HeadGates | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if not self.begun:
+        if self.begun is not model.gates:
             replicate_(model.gates, seed=args.seed)
-        self.begun = True
+        self.begun = model.gates
 
 
 def leave_gates_whole_(plugin: Any, gates: HeadGates) -> None:

@@ -83,7 +83,7 @@ def found_queries(
     left = [site for site in gates.sites if key_of(known, site) is None]
     if not left:
         return known
-    has_two = bool(getattr(gates.model.config, "is_encoder_decoder", False))
+    has_two = bool(getattr(transformers_part(gates.model, gates.sites).config, "is_encoder_decoder", False))
     by_kind = valid_queries(batch, is_encoder_decoder=has_two)
     if _is_text(batch) and len({(site.kind, stack_of(site)) for site in left}) == len({site.kind for site in left}):
         return {**known, **{site.name: by_kind[site.kind] for site in left}}

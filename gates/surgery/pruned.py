@@ -25,6 +25,7 @@ the base model) it has the remaining ``heads`` and ``kv_heads``, and, all by pat
 """
 
 import copy
+import copyreg
 import functools
 import inspect
 import sys
@@ -405,6 +406,13 @@ class Pruned:
         super().__init__(config, *args, **kwargs)
         reshape_(self, config.pruned_attention)
 
+    def __reduce__(self):
+        """By the stock class, since a class that is made at run time cannot be found by its name."""
+        own = type(self)
+        if getattr(sys.modules.get(own.__module__), own.__name__, None) is own:  # one of an exported file
+            return copyreg.__newobj__, (own,), vars(self)
+        return _empty_model, (own.__bases__[-1],), vars(self)
+
     @classmethod
     def is_custom_code(cls):
         """No: its weights are named as those of the stock class, which Transformers renames when it saves and loads them."""
@@ -444,6 +452,12 @@ def lost_weights(model, missing):
     return sorted(name for name in missing if name.removeprefix(f"{model.base_model_prefix}.") in known)
 
 
+def _empty_model(stock):
+    pruned = pruned_class(stock)
+    return pruned.__new__(pruned)
+
+
+@functools.cache
 def pruned_class(stock):
     """A subclass of a stock model class for the shape that a config states.
 

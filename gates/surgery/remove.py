@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -52,8 +52,9 @@ def remove_heads_(
     shared are their own afterwards, where heads went.
 
     Args:
-        model: Transformers model without attached gates, with plain floating-point weights: neither on the meta device or
-            offloaded, nor quantised, nor spread over devices by tensor parallelism or FSDP.
+        model: Transformers model without attached gates, or a module of one's own around one. Its weights must be plain
+            floating-point numbers: neither on the meta device or offloaded, nor quantised, nor spread over devices by tensor
+            parallelism or FSDP.
         mask: 0/1 per head, ``[heads]`` in site order.
         values: gate values to fold into the output projection, ``[heads]``; ones by default.
         example: keyword arguments of a forward pass for the check; random inputs by default, for models whose kind of input is
@@ -76,6 +77,9 @@ def remove_heads_(
     """
     check_merged(model)
     sites = find_attention(model)
+    if (part := transformers_part(model, sites)) is not model:  # in a module of one's own
+        remove_heads_(part, mask, values=values, example=example)
+        return model
     check_removable(sites)
     check_in_memory(model)
     check_plain(sites)
@@ -125,6 +129,22 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
     gates = mask if values is None else mask * _checked_values(values, mask)
     fold_(sites, gates.split([site.heads for site in sites]), list(model.modules()))
     return model
+
+
+def transformers_part(model: nn.Module, sites: Iterable[AttentionSite]) -> PreTrainedModel:
+    """The Transformers model that has all sites: the model itself, or the outermost in a module of one's own around it.
+
+    Raises:
+        GateError: if there is none, so that the heads cannot be removed.
+    """
+    needed = {id(site.module) for site in sites}
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and needed <= {id(module) for module in part.modules()}:
+            return part
+    raise GateError(
+        f"the attention of {type(model).__name__} is not all in one Transformers model, so its heads could not be removed; "
+        "gate its Transformers models one by one"
+    )
 
 
 def check_removable(sites: tuple[AttentionSite, ...]) -> None:

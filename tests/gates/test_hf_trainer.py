@@ -71,7 +71,8 @@ def test_the_price_is_in_the_training_loss_and_not_in_the_evaluation_loss(tmp_pa
         trainer = GatedTrainer(gated, arguments(tmp_path), train_dataset=batch, eval_dataset=batch, price=price, price_ramp=0.0)
         inputs = trainer.data_collator(batch)
         torch.manual_seed(3)
-        training = trainer.compute_loss(gated.train(), inputs).item()
+        trainer.current_gradient_accumulation_steps = 1
+        training = trainer.training_step(gated, inputs).item()
         losses[price] = training, trainer.evaluate()["eval_loss"]
     expected = 5.0 * open_probability(gated.gates.log_alpha).sum().item()
     assert losses[5.0][0] - losses[0.0][0] == pytest.approx(expected, rel=1e-4)
@@ -130,6 +131,188 @@ def test_the_loss_of_a_classifier_is_a_mean_over_accumulated_batches(tmp_path):
         GatedTrainer(gated, settings, train_dataset=examples(64), callbacks=[TaskGradient()]).train()
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+def own_mean(model, inputs):
+    """The loss of a micro-batch as a mean over its labels."""
+    logits = model(**inputs).logits
+    return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), inputs["labels"].view(-1))
+
+
+class OwnLoss(GatedTrainer):
+    """A loss of one's own in place of Trainer's, the mean of a micro-batch."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return own_mean(model, inputs)
+
+
+def mean_of(outputs, labels, num_items_in_batch=None):
+    return torch.nn.functional.cross_entropy(outputs.logits.view(-1, outputs.logits.shape[-1]), labels.view(-1))
+
+
+def sum_of(outputs, labels, num_items_in_batch=None):
+    logits = outputs.logits.view(-1, outputs.logits.shape[-1])
+    total = torch.nn.functional.cross_entropy(logits, labels.view(-1), reduction="sum")
+    return total / (labels.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def gated_of(family):
+    torch.manual_seed(0)
+    if family == "bert":
+        return gated_bert(draw_per="batch")
+    if family == "t5":
+        config = t.T5Config(
+            vocab_size=20, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0
+        )
+        return get_gated_model(t.T5ForConditionalGeneration(config), GateConfig(draw_per="batch"))
+    if family == "bart":
+        config = t.BartConfig(
+            d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=20, decoder_ffn_dim=20, vocab_size=20, max_position_embeddings=16, pad_token_id=0,
+            decoder_start_token_id=1, bos_token_id=1, eos_token_id=2, dropout=0.0,
+        )  # fmt: skip
+        return get_gated_model(t.BartForConditionalGeneration(config), GateConfig(draw_per="batch"))
+    config = t.GPT2Config(
+        n_embd=16, n_layer=1, n_head=4, vocab_size=20, n_positions=16, bos_token_id=1, eos_token_id=1,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return get_gated_model(t.GPT2LMHeadModel(config), GateConfig(draw_per="batch"))
+
+
+def rows_for(family):
+    rows = examples(48)
+    if family == "bert":
+        return rows
+    decoder = {"t5", "bart"}.intersection({family})
+    return [dict.fromkeys(("input_ids", "labels", *("decoder_input_ids" for _ in decoder)), row["input_ids"]) for row in rows]
+
+
+def without_shuffling(kind):
+    """The trainer, with its examples in their order."""
+    return type(
+        kind.__name__,
+        (kind,),
+        {"_get_train_sampler": lambda self, *args: torch.utils.data.SequentialSampler(self.train_dataset)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "more", "smoothing"),
+    [
+        ("bert", GatedTrainer, {}, 0.0),
+        ("t5", GatedTrainer, {}, 0.0),
+        ("bart", GatedTrainer, {}, 0.0),
+        ("gpt2", GatedTrainer, {}, 0.0),
+        ("bert", GatedTrainer, {}, 0.1),
+        ("t5", GatedTrainer, {}, 0.1),
+        ("bert", OwnLoss, {}, 0.0),
+        ("t5", OwnLoss, {}, 0.0),
+        ("t5", GatedTrainer, {"compute_loss_func": mean_of}, 0.0),
+        ("t5", GatedTrainer, {"compute_loss_func": sum_of}, 0.0),
+    ],
+)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_training_is_that_of_a_loop_written_by_hand(tmp_path, family, kind, more, smoothing, accumulation):
+    """Weights and gates after three steps: mean of the micro-batches, price for each step, weights alone clipped."""
+    price, clip, rate, gate_rate = 0.3, 0.05, 0.1, 0.2
+    rows, gated = rows_for(family), gated_of(family)
+    gated.gates.generator = torch.Generator().manual_seed(5)
+    optimizer = torch.optim.SGD(gated.parameter_groups(rate, gate_rate))
+    settings = arguments(
+        tmp_path, max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=accumulation, max_grad_norm=clip,
+        lr_scheduler_type="constant", label_smoothing_factor=smoothing,
+    )  # fmt: skip
+    scheduled = (optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
+    trainer = without_shuffling(kind)(
+        gated, settings, train_dataset=rows, price=price, price_ramp=0.0, optimizers=scheduled, **more
+    )
+    trainer.train()
+
+    other = gated_of(family).train()
+    other.gates.generator = torch.Generator().manual_seed(5)
+    batches = [t.default_data_collator(rows[start : start + 4]) for start in range(0, 48, 4)]
+    for step in range(3):
+        for batch in batches[step * accumulation : (step + 1) * accumulation]:
+            logits = other(**batch).logits.flatten(0, -2)
+            labels = batch["labels"].flatten()
+            if family == "gpt2":
+                logits, labels = logits.view(4, 8, -1)[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+            loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+            (loss / accumulation).backward()
+        (price * open_probability(other.gates.log_alpha).sum()).backward()
+        torch.nn.utils.clip_grad_norm_(other.base_model.parameters(), clip)
+        with torch.no_grad():
+            for parameter in other.base_model.parameters():
+                parameter -= rate * (0 if parameter.grad is None else parameter.grad)
+            other.gates.log_alpha.sub_(gate_rate * other.gates.log_alpha.grad)
+        other.zero_grad()
+    torch.testing.assert_close(gated.gates.log_alpha, other.gates.log_alpha, rtol=1e-4, atol=1e-6)
+    for (name, found), (_, expected) in zip(gated.named_parameters(), other.named_parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_the_budget_has_the_same_price_however_strongly_weights_are_clipped(tmp_path):
+    prices = []
+    for clip in (0.0, 1e-3, 1e3):
+        gated = gated_bert(budget=3, ramp=1.0)
+        for parameter in gated.base_model.parameters():
+            parameter.requires_grad_(False)
+        gated.classifier.weight.requires_grad_(True)
+        settings = arguments(tmp_path, max_grad_norm=clip, learning_rate=0.0)
+        GatedTrainer(gated, settings, train_dataset=examples(32), retrain=0.0).train()
+        prices.append(gated.steering.price[0])
+    assert prices[1:] == pytest.approx([prices[0]] * 2, rel=1e-4)
+    assert prices[0] > 0
+
+
+def test_each_training_has_a_new_model(tmp_path):
+    made = []
+
+    def model_init():
+        made.append(gated_bert(draw_per="batch"))
+        return made[-1]
+
+    trainer = GatedTrainer(args=arguments(tmp_path), model_init=model_init, train_dataset=examples(32), budget=3)
+    for count in (2, 3):
+        trainer.train()
+        assert len(made) == count
+        assert trainer.model is made[-1]
+        assert int(made[-1].mask().sum()) == 3
+        assert made[-1].gates.mode == "masked"
+    assert torch.equal(made[1].gates.log_alpha, made[2].gates.log_alpha)
+    fresh = gated_bert()
+    assert not torch.equal(made[1].classifier.weight, fresh.classifier.weight)
+    with pytest.raises(GateError, match="expected a GatedModel"):
+        GatedTrainer(args=arguments(tmp_path), model_init=lambda: gated_bert().unload())
+
+
+def test_a_hyperparameter_search_has_a_gated_model_for_each_trial(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kept = []
+
+    def model_init(trial):
+        return gated_bert(budget=3 if trial is None else trial.suggest_int("heads", 2, 5))
+
+    def objective(metrics):
+        kept.append(int(trainer.model.mask().sum()))
+        return metrics["eval_loss"]
+
+    trainer = GatedTrainer(
+        args=arguments(tmp_path), model_init=model_init, train_dataset=examples(32), eval_dataset=examples(8)
+    )
+    best = trainer.hyperparameter_search(
+        lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)},
+        n_trials=3,
+        backend="optuna",
+        compute_objective=objective,
+        study_name="of a test",
+    )
+    assert len(kept) == 3
+    assert all(2 <= count <= 5 for count in kept)
+    assert best.hyperparameters["heads"] in kept
+    with pytest.raises(GateError, match="names 'price', which is no field of TrainingArguments"):
+        trainer.hyperparameter_search(lambda trial: {"price": 0.1}, n_trials=1, backend="optuna")
 
 
 def test_the_price_rises_over_its_warm_up(tmp_path):

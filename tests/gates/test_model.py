@@ -2,8 +2,10 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 from gates.errors import GateError
+from gates.export.checkpoint import load_pruned
 from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.head_gates import HeadGates
 from gates.model import GateConfig, GatedModel, get_gated_model
@@ -381,3 +383,95 @@ def test_scores_and_loaded_gates_need_no_step(tmp_path):
     other = get_gated_model(build("bert"), GateConfig(budget=3))
     other.load_state_dict(state)
     assert torch.equal(other.fix_mask_(), gated.gates.mask)
+
+
+# -- modules of one's own around a model -------------------------------------------------------------------------
+
+
+class Wrapper(torch.nn.Module):
+    """A module of one's own with two parts, as SentenceTransformer has them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
+        transformer = torch.nn.Module()
+        transformer.auto_model = transformers.BertModel(transformers.BertConfig(**size))
+        self.parts = torch.nn.ModuleList([transformer, torch.nn.Linear(32, 2)])
+
+    def forward(self, input_ids):
+        return self.parts[1](self.parts[0].auto_model(input_ids).last_hidden_state.mean(1))
+
+
+WRAPPED_MASK = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])
+WRAPPED_IDS = torch.arange(12).view(2, 6)
+
+
+def test_a_module_of_ones_own_is_trained_and_pruned(tmp_path):
+    gated = get_gated_model(Wrapper().train(), GateConfig(budget=4, ramp=1.0))
+    optimizer = torch.optim.AdamW(gated.parameter_groups(1e-3))
+    for step in range(2):
+        gated(WRAPPED_IDS).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        gated.step_((step + 1) / 2, optimizer)
+    gated.fix_mask_()
+    gated.eval().save_pretrained(tmp_path / "gates")
+    gated.refit_([{"input_ids": WRAPPED_IDS}] * 2)
+    expected = gated(WRAPPED_IDS)
+    pruned = gated.prune_and_unload()
+    assert type(pruned) is Wrapper
+    inner = pruned.parts[0].auto_model
+    assert sum(shape["heads"] for shape in inner.config.pruned_attention.values()) == 4
+    torch.testing.assert_close(pruned(WRAPPED_IDS), expected)
+    inner.save_pretrained(tmp_path / "inner")
+    again = load_pruned(tmp_path / "inner")
+    torch.testing.assert_close(again(WRAPPED_IDS)[0], inner(WRAPPED_IDS)[0])
+
+
+def test_a_module_of_ones_own_is_not_exported_and_stays_gated():
+    gated = get_gated_model(Wrapper().eval()).set_mask_(WRAPPED_MASK)
+    expected = gated(WRAPPED_IDS)
+    with pytest.raises(GateError, match="Wrapper is no Transformers model, so it cannot be exported"):
+        gated.save_pruned("unused")
+    assert gated.gates.is_attached
+    assert torch.equal(gated(WRAPPED_IDS), expected)
+
+
+def test_attention_of_several_models_or_of_none_is_refused_before_training():
+    two = torch.nn.ModuleList([Wrapper(), Wrapper()])
+    with pytest.raises(GateError, match="is not all in one Transformers model"):
+        get_gated_model(two)
+    assert not any(module._forward_pre_hooks for module in two.modules())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, GateError])
+def test_pruning_that_fails_in_any_way_leaves_the_gates_on(monkeypatch, error):
+    def fails(*args, **kwargs):
+        raise error
+
+    gated = get_gated_model(Wrapper().eval()).set_mask_(WRAPPED_MASK)
+    expected = gated(WRAPPED_IDS)
+    monkeypatch.setattr("gates.model.remove_heads_", fails)
+    with pytest.raises(error):
+        gated.prune_and_unload()
+    assert torch.equal(gated(WRAPPED_IDS), expected)
+
+
+class Linear4bit(torch.nn.Linear):
+    """Two numbers in a byte, as bitsandbytes keeps them."""
+
+    def __init__(self, linear):
+        super().__init__(linear.in_features, linear.out_features)
+        packed = torch.zeros(linear.weight.numel() // 2, 1, dtype=torch.uint8)
+        self.weight = torch.nn.Parameter(packed, requires_grad=False)
+
+
+def test_a_model_in_4_bits_is_refused_as_quantised():
+    model = Wrapper().parts[0].auto_model
+    for layer in model.encoder.layer:
+        layer.attention.output.dense = Linear4bit(layer.attention.output.dense)
+    with pytest.raises(
+        GateError, match=r"'output.dense' of BertAttention at .* is quantised: its weight is packed to \(512, 1\)"
+    ):
+        get_gated_model(model)

@@ -1,6 +1,10 @@
 """A budget for gates, in a model without training: against the formulas."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from gates.latency.table import TimeLimit
 from gates.model import GateConfig, get_gated_model
 from gates.options import TOP_K_FAMILIES
 from gates.scores.importance import normalise_by_layer
-from gates.steering import BudgetSchedule, BudgetSteering, ramped, set_apart_
+from gates.steering import BudgetSchedule, BudgetSteering, ramped, rate_of_gates_, set_apart_
 from tests.gates.latency.tables import table_of
 from tests.models import build, inputs
 
@@ -258,16 +262,242 @@ def test_while_the_learning_rate_is_0_the_price_is_the_one_before():
     assert float(gates.open_probability().detach().sum()) == pytest.approx(sum(steering.goals(0.5)), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "make", [torch.optim.RMSprop, torch.optim.Adagrad, lambda parameters: torch.optim.AdamW(parameters, amsgrad=True)]
-)
-def test_optimisers_that_divide_gradients_otherwise_are_refused(make):
+def price_after_steps(wrap, make=None, *, steps=3, gradients=None):
+    """The price, and log_alpha, after some steps with gradients of about 0.02 and a budget."""
     gates, steering = steered()
+    inner = (make or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.0)))([gates.log_alpha])
+    optimizer = wrap(inner)
+    for step in range(steps):
+        gates.log_alpha.grad = 0.02 * torch.linspace(0.5, 1.5, 8) if gradients is None else gradients[step].clone()
+        optimizer.step()
+        steering.step_((step + 1) / 10, optimizer)
+    return steering.price[0], gates.log_alpha.detach().clone()
+
+
+private = pytest.mark.filterwarnings("ignore:.*")  # of optimisers that are private, experimental or old
+"""For tests with optimisers that warn when they are imported."""
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def accelerated(optimizer):
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.Accelerator(cpu=True).prepare_optimizer(optimizer, device_placement=False)
+
+
+def lightning(optimizer):
+    from pytorch_lightning.core.optimizer import LightningOptimizer
+
+    wrapped = LightningOptimizer(optimizer)
+    wrapped.step = optimizer.step  # its own needs a trainer
+    return wrapped
+
+
+def fabric(optimizer):
+    from lightning_fabric.strategies import SingleDeviceStrategy
+    from lightning_fabric.wrappers import _FabricOptimizer
+
+    return _FabricOptimizer(optimizer, SingleDeviceStrategy())
+
+
+def sharded(optimizer):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    settings = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+    parameters = optimizer.param_groups[0]["params"]
+    return ZeroRedundancyOptimizer(parameters, type(optimizer), **settings)
+
+
+def named(optimizer):
+    from torch.distributed.optim import _NamedOptimizer
+
+    (parameter,) = optimizer.param_groups[0]["params"]
+    settings = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+    return _NamedOptimizer({"log_alpha": parameter}.items(), type(optimizer), **settings)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        accelerated,
+        lightning,
+        fabric,
+        sharded,
+        named,
+        lambda one: accelerated(sharded(one)),
+        lambda one: lightning(sharded(one)),
+    ],
+)
+@private
+def test_the_price_is_the_same_whatever_wraps_the_optimiser(wrap, one_process):
+    expected, log_alpha = price_after_steps(lambda optimizer: optimizer)
+    price, found = price_after_steps(wrap)
+    assert price == pytest.approx(expected, rel=1e-5)
+    assert expected > 0
+    torch.testing.assert_close(found, log_alpha)
+
+
+def adam_with(**more):
+    return lambda parameters: torch.optim.Adam(parameters, lr=0.05, **more)
+
+
+class OwnName(torch.optim.AdamW):
+    """A subclass that takes PyTorch's steps."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        adam_with(foreach=True),
+        adam_with(fused=True),
+        adam_with(capturable=False, differentiable=False),
+        lambda parameters: OwnName(parameters, lr=torch.tensor(0.05), weight_decay=0.0),
+    ],
+)
+def test_every_adam_of_pytorch_has_the_same_price(make):
+    assert price_after_steps(lambda one: one, make)[0] == pytest.approx(price_after_steps(lambda one: one)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3, dampening=0.5),  # which acts on a momentum alone
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.8),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.8, nesterov=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.8, dampening=0.5),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.3),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.3, weight_decay=0.0),
+        lambda parameters: torch.optim.NAdam(parameters, lr=0.3),
+    ],
+)
+def test_the_rate_is_how_far_a_steady_gradient_moves_a_gate(make):
+    """Measured on the optimiser itself: the distance of the last of many steps, for each unit of the gradient."""
+    gates, _ = steered()
     optimizer = make([gates.log_alpha])
-    gates.log_alpha.grad = torch.ones(8)
+    for _ in range(400):
+        before = gates.log_alpha.detach().clone()
+        gates.log_alpha.grad = torch.full((8,), 0.01)
+        optimizer.step()
+    moved = (before - gates.log_alpha.detach()).mean() / 0.01
+    assert rate_of_gates_(optimizer, gates) == pytest.approx(float(moved), rel=1e-2)
+
+
+class OwnStep(torch.optim.AdamW):
+    """As in a library that keeps its state in another form."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"step": 1, "state1": parameter.grad, "state2": parameter.grad**2}
+                parameter.sub_(group["lr"] * parameter.grad.sign())
+
+
+def closed(optimizer):
+    """An optimiser that needs a closure."""
+    step = optimizer.step
+    optimizer.step = lambda: step(lambda: torch.ones(()))
+    return optimizer
+
+
+def local(optimizer):
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    averager = PeriodicModelAverager(period=2, warmup_steps=0)
+    return PostLocalSGDOptimizer(optimizer, averager)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrap"),
+    [
+        (torch.optim.RMSprop, None),
+        (torch.optim.Adagrad, None),
+        (torch.optim.RAdam, None),
+        (torch.optim.Adamax, None),
+        (torch.optim.ASGD, None),
+        (torch.optim.Rprop, None),
+        (torch.optim.LBFGS, closed),
+        (OwnStep, None),
+        (lambda parameters: torch.optim.AdamW(parameters, amsgrad=True), None),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=1.0), None),
+        (torch.optim.RMSprop, accelerated),
+        (torch.optim.AdamW, local),
+    ],
+)
+@private
+def test_optimisers_whose_steps_are_not_known_are_refused(make, wrap, one_process):
+    gates, steering = steered()
+    optimizer = (wrap or (lambda one: one))(make([torch.nn.Parameter(torch.ones(8)), gates.log_alpha]))
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones(8)
     optimizer.step()
-    with pytest.raises(GateError, match="divides their gradients in its own way"):
+    before = gates.log_alpha.detach().clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+    with pytest.raises(GateError, match="how far its steps move them is not known"):
         steering.step_(0.5, optimizer)
+    assert torch.equal(gates.log_alpha.detach(), before)
+
+
+@private
+def test_an_optimiser_of_other_parameters_is_refused(one_process):
+    other = torch.nn.Parameter(torch.ones(8, 8))
+    _, steering = steered()
+    for optimizer in (torch.optim.SGD([other], lr=0.1), sharded(torch.optim.AdamW([other]))):
+        with pytest.raises(GateError, match="the optimiser does not train the gates"):
+            steering.step_(0.5, optimizer)
+    with pytest.raises(GateError, match="trained by Muon"):
+        steering.step_(0.5, torch.optim.Muon([other]))
+
+
+def test_a_step_that_a_gradient_scaler_skips_leaves_the_price():
+    gates, steering = steered()
+    optimizer = torch.optim.AdamW([gates.log_alpha], lr=0.05)
+    steering.step_(0.1, optimizer)
+    assert steering.price == [0.0]
+    assert float(gates.open_probability().detach().sum()) == pytest.approx(sum(steering.goals(ramped(0.1, 1.0))), abs=1e-3)
+
+
+PROCESS = """
+import os, sys
+import torch
+from torch import distributed
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from tests.gates.test_steering import steered
+
+distributed.init_process_group("gloo")
+others = [torch.nn.Parameter(torch.ones(100)) for _ in range(3)]
+gates, steering = steered()
+optimizer = ZeroRedundancyOptimizer([gates.log_alpha, *others], torch.optim.AdamW, lr=0.05, weight_decay=0.0)
+for step in range(3):
+    gates.log_alpha.grad = 0.02 * torch.linspace(0.5, 1.5, 8)
+    for other in others:
+        other.grad = torch.ones_like(other)
+    optimizer.step()
+    steering.step_((step + 1) / 10, optimizer)
+has_state = bool(optimizer.optim.state.get(gates.log_alpha))
+torch.save([steering.price[0], gates.log_alpha.detach(), has_state], f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_out_the_state_of_adam_have_one_price(tmp_path):
+    (tmp_path / "process.py").write_text(PROCESS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "process.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *launch, str(tmp_path)], check=True, capture_output=True, env=environment, cwd=tmp_path)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    price, log_alpha = price_after_steps(lambda optimizer: optimizer)
+    assert sorted(has_state for *_, has_state in found) == [False, True]
+    for other_price, other, _ in found:
+        assert other_price == pytest.approx(price, rel=1e-5)
+        torch.testing.assert_close(other, log_alpha)
 
 
 def test_a_time_is_come_to_in_a_straight_line_and_the_mask_is_within_it():

@@ -1,6 +1,10 @@
+import copy
 import json
+import os
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -336,3 +340,112 @@ def test_without_a_batch_the_comparison_is_on_random_inputs(tmp_path, monkeypatc
     with pytest.raises(GateError, match="differs"):
         save_pruned(build("bert"), tmp_path / "out", random_mask("bert"), tokenizer=None)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- pickles and subclasses --------------------------------------------------------------------------------------
+
+FRESH = """
+import sys, torch
+model, batch, expected = torch.load(sys.argv[1], weights_only=False)
+with torch.no_grad():
+    torch.testing.assert_close(model.eval()(**batch)[0], expected)
+model.save_pretrained(sys.argv[2])
+"""
+PICKLED = sorted(FAMILIES)
+
+
+def first_output(model, batch):
+    with torch.no_grad():
+        return model.eval()(**batch)[0]
+
+
+def pruned_anew(name, tmp_path):
+    """A model without some heads, one layer without any, loaded from its export; or a skip."""
+    model = build(name).eval()
+    mask = torch.ones(sum(site.heads for site in find_attention(model)))
+    mask[: find_attention(model)[0].heads] = 0
+    try:
+        return load_pruned(save_pruned(model, tmp_path / name, mask, tokenizer=None))
+    except GateError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_a_loaded_model_can_be_pickled_copied_and_saved_by_pytorch(tmp_path, name):
+    model, batch = pruned_anew(name, tmp_path), inputs(name)
+    expected = first_output(model, batch)
+    torch.save(model, tmp_path / "model.pt")
+    copies = [
+        pickle.loads(pickle.dumps(model)),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(copy.deepcopy(model))),
+    ]
+    for number, other in enumerate(copies):
+        assert type(other) is type(model)
+        torch.testing.assert_close(first_output(other, batch), expected)
+        other.save_pretrained(tmp_path / str(number))
+        torch.testing.assert_close(first_output(load_pruned(tmp_path / str(number)), batch), expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_a_pickle_is_read_in_a_fresh_process(tmp_path, name):
+    model, batch = pruned_anew(name, tmp_path), inputs(name)
+    torch.save((model, batch, first_output(model, batch)), tmp_path / "model.pt")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), str(tmp_path / "again")]
+    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=tmp_path)
+    torch.testing.assert_close(first_output(load_pruned(tmp_path / "again"), batch), first_output(model, batch))
+
+
+class OwnBert(transformers.BertForSequenceClassification):
+    """A subclass that computes what its stock class computes."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class LargerBert(OwnBert):
+    """A subclass with a weight of its own."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+
+class OtherBert(OwnBert):
+    """A subclass that computes something else."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 2 * output.logits + 1
+        return output
+
+
+def own_bert(kind):
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}
+    return kind(transformers.BertConfig(**size)).eval()
+
+
+@pytest.mark.parametrize("form", ["pruned", "masked"])
+def test_a_subclass_is_exported_as_its_stock_class_and_loaded_as_either(tmp_path, form):
+    model, batch = own_bert(OwnBert), {"input_ids": torch.arange(12).view(2, 6)}
+    mask = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0])
+    path = save_pruned(model, tmp_path / "export", mask, form=form, tokenizer=None)
+    assert type(model) is OwnBert
+    loaded, own = load_pruned(path), load_pruned(path, model_class=OwnBert)
+    assert loaded.config.architectures == ["BertForSequenceClassification"]
+    assert isinstance(own, OwnBert)
+    torch.testing.assert_close(first_output(own, batch), first_output(loaded, batch))
+    again = load_pruned(save_pruned(own, tmp_path / "again", None if form == "pruned" else mask, tokenizer=None))
+    torch.testing.assert_close(first_output(again, batch), first_output(loaded, batch))
+
+
+def test_a_subclass_that_is_more_than_its_stock_class_is_refused(tmp_path):
+    mask = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])
+    with pytest.raises(GateError, match="LargerBert has the weight 'scale', which BertForSequenceClassification does not have"):
+        save_pruned(own_bert(LargerBert), tmp_path / "export", mask, tokenizer=None)
+    with pytest.raises(GateError, match="differ"):
+        save_pruned(own_bert(OtherBert), tmp_path / "export", mask, tokenizer=None)
+    assert not (tmp_path / "export").exists()
