@@ -29,7 +29,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.config import WandbOptions
-from training.runs.progress import is_first_process
+from training.runs.launched import is_first_process
 from training.runs.stored import damaged, read_text
 
 PACKAGES = (
