@@ -107,7 +107,7 @@ def write_config(folder: Path) -> str:
 
 
 def run_fit(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``python -m training.fit`` in a process of its own. It has no deadline: on a busy machine it takes as long as it takes."""
+    """``python -m training.fit`` in a process of its own. Without a deadline, since machines may be busy."""
     return subprocess.run(
         [sys.executable, "-m", "training.fit", *arguments],
         capture_output=True,

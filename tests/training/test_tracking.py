@@ -186,7 +186,6 @@ def test_an_offline_run_asks_for_no_server(tmp_path):
             capture_output=True,
             text=True,
             env=kept | proxies | {"WANDB_MODE": "offline"},
-            timeout=120,
         )
         proxy.shutdown()
     assert (done.returncode, done.stdout) == (0, "reports on itself: false\nlooks up 127.0.0.1\n")
