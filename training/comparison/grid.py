@@ -62,7 +62,7 @@ from training.runs.lock import LOCK, only_writer
 from training.runs.ray_cluster import connected
 from training.runs.run_directory import CONFIG, LATENCY, METRICS, UNFINISHED, RunDirectory, remove_partials
 from training.runs.stored import read_table
-from training.runs.tracking import reachable
+from training.runs.tracking import lost_in_wandb, reachable
 from training.scoring.scorers import SCORERS, Scorer
 from training.setup import make_trainer, open_data, quiet_libraries, start_launched
 from training.truth.tables import as_markdown
@@ -184,13 +184,14 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
         (run.path / UNFINISHED).unlink()
         contents = report(run)
-        send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
         console = stdout()
         show_summary(console, contents)
         if said := without_facts(setup, seeds, results):
             console.print(said, soft_wrap=True)
         for name in ("report.html", "verdict.md", "comparison.csv"):
             console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
+        with lost_in_wandb():  # last, so that nothing else is lost
+            send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
     return run
 
 

@@ -35,7 +35,7 @@ from training.runs import processes, progress
 from training.runs.finished import is_finished, mark_finished, unmark_finished
 from training.runs.resuming import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.run_directory import RunDirectory, claimed
-from training.runs.tracking import make_logger, reachable
+from training.runs.tracking import lost_in_wandb, make_logger, reachable
 from training.setup import make_pruner, make_trainer, open_data, quiet_libraries, start_launched
 
 
@@ -153,7 +153,8 @@ def train_and_compare(
             command=line.command,
             more={"run": described},
         )
-        if wandb_logger is not None:
-            send_run(wandb_logger, run, results, described)
         show_run(stdout(), run, results, described, own)
         mark_finished(run)
+        if wandb_logger is not None:
+            with lost_in_wandb():  # last, so that nothing else is lost
+                send_run(wandb_logger, run, results, described)

@@ -18,7 +18,7 @@
     export/            the pruned model
     checksums.json     of the tables, masks and texts, see :mod:`training.runs.checksums`
     finished.json      written last of all, see :mod:`training.runs.finished`
-    wandb/             W&B's own files
+    wandb/             W&B's own files, without a home directory its caches too
     .lock              while a process writes here, see :mod:`training.runs.lock`
 """
 
