@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import hypothesis  # noqa: F401 (its plugins look at what refers to them, which is not seen of what is frozen)
+import pytest
 
 ROOT = Path(__file__).parents[1]
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: no test waits for what cannot be reached
@@ -24,3 +25,19 @@ def pytest_collection_finish():
     """What is imported by now stays: collections of garbage need not go over it again and again."""
     gc.collect()
     gc.freeze()
+
+
+_failed: dict[Exception, str] = {}
+"""What a fixture raised, with the test that it failed first."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """A fixture that fails is one error: that of the first test. Others that need it are skipped, and name that test."""
+    try:
+        return (yield)
+    except Exception as error:  # pytest keeps it, and raises it again for each of them
+        if error in _failed:
+            pytest.skip(f"it needs what failed for {_failed[error]}")
+        _failed[error] = item.nodeid
+        raise

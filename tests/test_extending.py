@@ -34,9 +34,7 @@ def run(folder, program, *arguments):
     assert program == "head-gates"
     code = "import sys; from training.__main__ import main; sys.path.remove(''); sys.exit(main(sys.argv[1:]))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from training.pruner.checkpoints import WholeCheckpoints
 from training.pruner.module import HeadPruner
 from training.pruner.stage_progress import StageProgress
 from training.runs import processes, progress
+from training.runs.launched import is_first_process, launched
 from training.tasks import read_config, stated_labels
 from training.tasks.encoder_decoder import check_longest
 from training.tasks.loading import base_model_name
@@ -118,21 +120,49 @@ def make_trainer(
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
     plugins = [setup.trainer.plugins] if isinstance(setup.trainer.plugins, str) else setup.trainer.plugins or []
+    world = launched(os.environ)
+    options = setup.trainer if world is None else world.fitted(setup.trainer)
     with warnings.catch_warnings(), mended_settings():
         warnings.simplefilter("ignore")
-        return pl.Trainer(
+        trainer = pl.Trainer(
             **{
-                **asdict(setup.trainer),
+                **asdict(options),
                 **overrides,
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
-                "plugins": [*plugins, WholeCheckpoints(identity)],
+                "plugins": [*plugins, WholeCheckpoints(identity), processes.environment_of(world)],
                 "logger": logger,
                 "callbacks": [*averaging, *callbacks, StageProgress()],
                 "enable_checkpointing": False,  # LastGoodCheckpoint does it
                 "enable_progress_bar": False,  # StageProgress shows what is done
             }
         )
+    if world is None and trainer.world_size == 1 and not is_first_process(os.environ):
+        raise GateError(
+            "RANK, LOCAL_RANK or NODE_RANK is above 0, but this process trains alone; use torchrun or srun, or unset them"
+        )
+    if world is not None and trainer.world_size != world.size:
+        raise GateError(
+            f"--trainer.strategy {setup.trainer.strategy} trains in {trainer.world_size} process, but {world.launcher} started "
+            f"{world.size}; use --trainer.strategy ddp"
+        )
+    return trainer
+
+
+def start_launched(setup: Setup, resolved: str) -> None:
+    """Let the processes that a launcher started meet, so that one of them decides for all from the beginning.
+
+    Args:
+        setup: The options of the run or comparison.
+        resolved: All options, as YAML.
+
+    Raises:
+        GateError: If the processes do not fit the trainer's options, or were given different options.
+    """
+    world = launched(os.environ)
+    if world is not None and world.size > 1:
+        processes.start(make_trainer(setup))
+        processes.check_agree((resolved, os.environ.get("WANDB_RUN_ID")), "options, or different runs of a sweep")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ PROCESSES.set_forkserver_preload(["tests.training.stops", __name__])
 
 SURVIVED, CLEAR, TRACEBACK, SILENT, HANG = "survived", "clear error", "traceback", "silent", "hang"
 OUTCOMES = (SURVIVED, CLEAR, TRACEBACK, SILENT, HANG)
-LONGEST = 60
+LONGEST = 1200
 """Seconds for one case in this process."""
 TIMES = int(os.environ.get("HEAD_GATES_CAMPAIGN", "1"))
 """How many times as many cases: more of the random ones, and every other one with other chances."""

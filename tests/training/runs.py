@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,25 +106,35 @@ def write_config(folder: Path) -> str:
     return str(path)
 
 
-def run_fit(*arguments: str, cwd: Path, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``python -m training.fit`` in a process of its own."""
+def run_fit(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python -m training.fit`` in a process of its own. Without a deadline, since machines may be busy."""
     return subprocess.run(
         [sys.executable, "-m", "training.fit", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=timeout,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"} | environment,
     )
 
 
 def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that is made once for all tests that only read it, in whatever file and worker they are."""
+    """Return a folder that is made once for all tests that read it, in any file and worker.
+
+    If making it fails, that is the error of the test that made it; the others are skipped and name it.
+    """
     root = factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    done, failed = folder.with_suffix(".done"), folder.with_suffix(".failed")
     with FileLock(f"{folder}.lock"):
-        if not folder.with_suffix(".done").exists():
+        if failed.exists():
+            pytest.skip(f"the shared run {name!r} failed, see the error of {failed.read_text()}")
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that was killed
             folder.mkdir()
-            make(folder)
-            folder.with_suffix(".done").touch()
+            try:
+                make(folder)
+            except BaseException:
+                failed.write_text(os.environ.get("PYTEST_CURRENT_TEST", "another test"))
+                raise
+            done.touch()
     return folder

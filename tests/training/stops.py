@@ -16,7 +16,7 @@ from training.commands.table import run_command
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
-LONGEST = 120
+LONGEST = 1800
 """Seconds for one run."""
 
 

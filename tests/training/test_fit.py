@@ -151,7 +151,7 @@ def test_the_export_reproduces_the_logged_test_accuracy_without_this_project(ful
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     command = [sys.executable, "-c", REPRODUCE, str(run / "export"), str(tmp_path / "rows.json")]
     environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     logged = json.loads((run / "metrics.json").read_text())["run"]["result"]["test_accuracy"]
     assert float(done.stdout) == pytest.approx(logged, abs=1e-6)
@@ -266,9 +266,8 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
     config = write_config(tmp_path)
     arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.finetune", "3", "--wandb.mode", "auto"]
     process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        if (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
-            break
+    while not (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+        assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -333,7 +332,7 @@ def test_killed_in_its_comparison_it_goes_on_there(tmp_path, full_run, monkeypat
     arguments = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--compare", "full"]
     arguments += ["--curve", "[0.5, 0.25]"]
     command = [sys.executable, "-c", KILLED, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert (tmp_path / "run" / "checkpoints" / "final.ckpt").is_file()
     assert not (tmp_path / "run" / "comparison.csv").exists()
@@ -391,15 +390,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
-    for _ in range(1200):
-        if (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
-            break
+    while not (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+        assert process.poll() is None
         time.sleep(0.1)
     errors = ""
     for _ in range(4):  # Python drops an interrupt that comes while an object is being deleted; a user would try again
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=300)
             break
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1] == "stopped; go on with --existing resume"

@@ -18,7 +18,7 @@ from training.runs.going_on import check_same_comparison
 from training.runs.lock import LOCK, only_writer, refuse_busy
 from training.runs.run_directory import RunDirectory
 
-LONGEST = 120
+LONGEST = 1800
 """Seconds that no test here takes."""
 
 

@@ -1,13 +1,13 @@
 """Stages of work in plain lines and in bars."""
 
 import io
-import os
 
 import pytest
 from rich.console import Console
 
 from training.runs import progress
-from training.runs.progress import Display, LiveBars, PlainLines, duration, is_first_process
+from training.runs.launched import VARIABLES
+from training.runs.progress import Display, LiveBars, PlainLines, duration
 
 
 class Clock:
@@ -152,14 +152,13 @@ def test_a_pipe_gets_no_control_characters(capfd):
 
 @pytest.mark.parametrize(
     ("environment", "first"),
-    [({}, True), ({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False), ({"RANK": "3", "LOCAL_RANK": "0"}, False)],
+    [({}, True), ({"LOCAL_RANK": "0"}, True), ({"LOCAL_RANK": "1"}, False)],
 )
 def test_the_first_process_alone_tells(environment, first, monkeypatch, capfd):
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert is_first_process(os.environ) == first
     with progress.displayed(), progress.stage("prune"):
         pass
     assert capfd.readouterr().err == "prune\n" * first

@@ -186,8 +186,35 @@ def test_an_offline_run_asks_for_no_server(tmp_path):
             capture_output=True,
             text=True,
             env=kept | proxies | {"WANDB_MODE": "offline"},
-            timeout=120,
         )
         proxy.shutdown()
     assert (done.returncode, done.stdout) == (0, "reports on itself: false\nlooks up 127.0.0.1\n")
     assert proxy.asked == ["http://the-end.invalid/"]
+
+
+@pytest.mark.parametrize("home", ["file", "missing"])
+def test_without_a_home_directory_folders_of_wandb_are_in_the_run(home, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.delenv(f"WANDB_{name}_DIR", raising=False)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "own"))
+    with tracking.environment_of_wandb(tmp_path / "run"):
+        folders = {name: os.environ[f"WANDB_{name}_DIR"] for name in ("CACHE", "CONFIG", "DATA")}
+    inside = tmp_path / "run" / "wandb"
+    assert folders == {"CACHE": str(inside / "cache"), "CONFIG": str(tmp_path / "own"), "DATA": str(inside / "data")}
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_what_wandb_does_not_take_costs_no_table(command, tmp_path, monkeypatch, capsys):
+    def fails(*_):
+        raise PermissionError(13, "Permission denied", "/nonexistent")
+
+    module, name = {"fit": ("run", "send_run"), "compare": ("grid", "send_comparison")}[command]
+    monkeypatch.setattr(f"training.comparison.{module}.{name}", fails)
+    run = tmp_path / "run"
+    arguments = ["--config", write_config(tmp_path), "--run_dir", str(run), "--wandb.mode", "offline"]
+    arguments += ["--methods", "his", "--budgets", "3", "--seeds", "0", "--stages", "post hoc"] if command == "compare" else []
+    assert run_command(command, arguments) == 0
+    assert (run / ("finished.json" if command == "fit" else "report.html")).is_file()
+    assert "warning: W&B did not get all results ([Errno 13] Permission denied" in capsys.readouterr().err

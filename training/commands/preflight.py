@@ -32,8 +32,8 @@ from training.data.headers import check_label_headers
 from training.data.image_folders import check_image_classes, read_folder
 from training.data.labels import check_classes, check_numbers
 from training.data.tagged_files import check_tags, read_tagged
+from training.runs.launched import check_alone, is_first_process, launched
 from training.runs.lock import refuse_busy
-from training.runs.progress import is_first_process
 from training.runs.ray_cluster import check_ray
 from training.runs.run_directory import RunDirectory
 
@@ -52,8 +52,9 @@ DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 def check_run(line: CommandLine) -> None:
     """Raises :class:`GateError` for options, a model or files that cannot be used."""
-    if getattr(line.options, "list_methods", False) or not is_first_process(os.environ):
-        return
+    world = launched(os.environ)
+    if getattr(line.options, "list_methods", False) or (world is None and not is_first_process(os.environ)):
+        return  # the process that started this one has checked
     setup = Setup.of(line.options)
     budgets: list[BudgetOption | None] = [setup.model.budget]
     methods = setup.end.retrained or []
@@ -68,9 +69,12 @@ def check_run(line: CommandLine) -> None:
         check_used(setup, line.given, set(IN_COMPARISONS) - ({"--model.distil_temperature"} if distils else set()))
     else:
         check_used(setup, line.given)
-        RunDirectory.claim(setup.run.run_dir, setup.run.name, setup.run.existing)
-    if setup.run.run_dir is not None:
+        if world is None:  # otherwise the first process claims it for all
+            RunDirectory.claim(setup.run.run_dir, setup.run.name, setup.run.existing)
+    if world is None and setup.run.run_dir is not None:
         refuse_busy(Path(setup.run.run_dir))
+    if world is not None:
+        world.fitted(setup.trainer)  # raises
     check_accelerator(setup.trainer.accelerator)
     if setup.model.latency_table is not None:
         setup.within(LatencyTable.read(setup.model.latency_table))  # raises
@@ -100,6 +104,7 @@ def check_launcher(options: LauncherOptions, setup: Setup, given: Sequence[str])
     """Raises :class:`GateError` for a cluster of Ray that cannot be had, and for options of one where none is asked for."""
     if options.launcher == "ray":
         alone(setup)  # raises
+        check_alone("--launcher ray", os.environ)
         check_ray(options)
         return
     for argument in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from training.commands.evaluate_parser import evaluate_parser
 from training.config.data import KINDS
 from training.config.latency import LatencyOptions
 from training.runs import progress
+from training.runs.launched import check_alone
 from training.runs.own_code import import_from_here
 
 AGAIN = "the same command goes on where it was"
@@ -45,6 +47,7 @@ class Command:
         hidden: options that it takes from configurations without using them.
         check: ``module:function`` that gets the line too, before anything heavy is imported.
         takes_rest: whether it passes on what follows a lone ``--``.
+        trains_together: Whether several processes can do it together.
         passes_on: beginnings of options that are read by the work itself.
     """
 
@@ -56,6 +59,7 @@ class Command:
     hidden: Collection[str] = ()
     check: str | None = None
     takes_rest: bool = False
+    trains_together: bool = False
     passes_on: Collection[str] = ()
 
     @property
@@ -71,6 +75,7 @@ COMMANDS = {
         "training.comparison.run:fit",
         "nothing was written; start again",
         groups=GROUPS,
+        trains_together=True,
         check="training.commands.preflight:check_run",
     ),
     "compare": Command(
@@ -80,6 +85,7 @@ COMMANDS = {
         AGAIN,
         groups=(*COMPARISON_GROUPS, *GROUPS),
         hidden=OF_A_RUN,
+        trains_together=True,
         check="training.commands.preflight:check_run",
     ),
     "report": Command(
@@ -171,10 +177,18 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> int:
     if asked := _asked(name, command, given):
         return finish(lambda: asked, print, when_stopped=NOTHING)
     import_from_here()  # data and scores of the user's own
-    return finish(lambda: read(name, given), lambda line: _work(command, line), when_stopped=command.when_stopped)
+    return finish(lambda: read(name, given), lambda line: work_on(name, line), when_stopped=command.when_stopped)
 
 
-def _work(command: Command, line: CommandLine) -> object:
+def work_on(name: str, line: CommandLine) -> object:
+    """Do the work of a command.
+
+    Raises:
+        GateError: If several processes were started for a command of one, or its options cannot be used.
+    """
+    command = COMMANDS[name]
+    if not command.trains_together:
+        check_alone(name, os.environ)
     if command.check is not None:
         load(command.check)(line)
     if not command.trains:

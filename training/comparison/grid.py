@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,13 +57,14 @@ from training.report.picture_files import check_own_folder, remove_pictures
 from training.report.reading import read_contents
 from training.runs import processes, progress
 from training.runs.going_on import check_same_comparison, goes_on
+from training.runs.launched import is_first_process
 from training.runs.lock import LOCK, only_writer
 from training.runs.ray_cluster import connected
 from training.runs.run_directory import CONFIG, LATENCY, METRICS, UNFINISHED, RunDirectory, remove_partials
 from training.runs.stored import read_table
-from training.runs.tracking import reachable
+from training.runs.tracking import lost_in_wandb, reachable
 from training.scoring.scorers import SCORERS, Scorer
-from training.setup import make_trainer, open_data, quiet_libraries
+from training.setup import make_trainer, open_data, quiet_libraries, start_launched
 from training.truth.tables import as_markdown
 
 
@@ -76,6 +77,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
         return None
     parts, launcher = data_of(config.data).parts, group_of(LauncherOptions, config)
     cluster = connected(launcher, config.trainer.accelerator) if launcher.launcher == "ray" else nullcontext()
+    start_launched(Setup.of(config), line.parser.dump(config, skip_unset=False))
     with claimed(config.run_dir or f"runs/{config.name}-comparison") as run, cluster:
         return compare_parts(line, run, parts) if parts else compare_on_one(line, run)
 
@@ -148,7 +150,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         searches={**searches, "distil": distil, "prices": options.all_prices},
     )
     resolved = line.parser.dump(config, skip_unset=False)
-    wandb_options = reachable(setup.wandb)  # before hours of work
+    wandb_options = processes.in_first(lambda: reachable(setup.wandb))  # before hours of work
     check_own_folder(run.path / FIGURES)  # before hours of work too
     check_same_comparison(run, resolved)
     if any(isinstance(budget, str) for budget in budgets):
@@ -182,13 +184,14 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
         (run.path / UNFINISHED).unlink()
         contents = report(run)
-        send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
         console = stdout()
         show_summary(console, contents)
         if said := without_facts(setup, seeds, results):
             console.print(said, soft_wrap=True)
         for name in ("report.html", "verdict.md", "comparison.csv"):
             console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
+        with lost_in_wandb():  # last, so that nothing else is lost
+            send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
     return run
 
 
@@ -231,18 +234,25 @@ def _keeps_experiments(folder: Path) -> bool:
 
 @contextmanager
 def claimed(path: str) -> Iterator[RunDirectory]:
+    """The directory that the first process has claimed, in all of them; see :func:`claimed_by_one`."""
+    with ExitStack() as held:
+        yield processes.in_first(lambda: held.enter_context(claimed_by_one(path)))
+
+
+@contextmanager
+def claimed_by_one(path: str) -> Iterator[RunDirectory]:
     """The directory, into which nobody else writes in the ``with`` block: new, empty, or that of a comparison, which goes on.
 
     Raises:
         GateError: if it holds something else, or another process is at work there.
     """
     folder = Path(path)
-    with only_writer(folder) if progress.is_first_process(os.environ) else nullcontext():
+    with only_writer(folder) if is_first_process(os.environ) else nullcontext():
         held = {path.name for path in folder.iterdir() if not is_partial(path)} if folder.is_dir() else set()
         is_comparison = _keeps_experiments(folder / "experiments") or held & {"masks.json", UNFINISHED}
         if "checkpoints" in held or (held - {CONFIG, LATENCY, LOCK} and not is_comparison):
             raise GateError(f"{path!r} holds something else than a comparison; give another --run_dir")
-        if progress.is_first_process(os.environ):
+        if is_first_process(os.environ):
             remove_partials(folder)
         yield RunDirectory(folder)
 

@@ -23,6 +23,7 @@ from training.comparison.selection import MaskSelector
 from training.comparison.tasks import Task, do, tasks_of
 from training.config import LauncherOptions
 from training.runs import progress
+from training.runs.launched import VARIABLES
 from training.runs.own_code import folders_fingerprint, import_from_here
 from training.runs.ray_cluster import gpus_per_task
 from training.runs.tracking import versions
@@ -150,6 +151,8 @@ def take_place(terms: Terms) -> None:
                 f"{here} has {name} {version}, but this one {terms.software.get(name)}, so results could differ; install the "
                 "same on both"
             )
+    for name in VARIABLES:
+        os.environ.pop(name, None)  # those of the launcher that started Ray
     import_from_here()
     torch.set_num_threads(terms.threads)
     if not terms.on_gpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import yaml
@@ -34,8 +35,8 @@ from training.runs import processes, progress
 from training.runs.finished import is_finished, mark_finished, unmark_finished
 from training.runs.resuming import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.run_directory import RunDirectory, claimed
-from training.runs.tracking import make_logger, reachable
-from training.setup import make_pruner, make_trainer, open_data, quiet_libraries
+from training.runs.tracking import lost_in_wandb, make_logger, reachable
+from training.setup import make_pruner, make_trainer, open_data, quiet_libraries, start_launched
 
 
 def fit(line: CommandLine) -> RunDirectory:
@@ -53,7 +54,10 @@ def fit(line: CommandLine) -> RunDirectory:
     kept = line.options.clone()
     kept.existing = "refuse"  # of this call alone: a run that is started from the file replaces nothing unasked
     resolved = line.parser.dump(kept, skip_unset=False)
-    with claimed(setup.run) as (run, first):
+    start_launched(setup, resolved)
+    with ExitStack() as held:
+        run, first = processes.in_first(lambda: held.enter_context(claimed(setup.run)))
+        first = first and processes.is_first()
         if run.resumes:
             check_same_options(run, resolved)
             if is_finished(run, resolved):
@@ -63,7 +67,7 @@ def fit(line: CommandLine) -> RunDirectory:
                         soft_wrap=True,
                     )
                 return run
-        setup = replace(setup, wandb=reachable(setup.wandb))  # before there is anything to lose
+        setup = replace(setup, wandb=processes.in_first(lambda: reachable(setup.wandb)))  # before there is anything to lose
         again = "" if setup.run.run_dir is not None else f"--run_dir {shlex.quote(str(run.path))} "
         with advised(lambda: f"go on with {again}--existing resume" if run.holds(resolved) else None):
             train_and_compare(line, setup, own, asked, run, resolved, first=first)
@@ -96,6 +100,7 @@ def train_and_compare(
         began = began_with(setup, identity_of_dense(setup, pruner, data, processes=trainer.world_size))
         check_same_inputs(run, began)
         check_own_checkpoints(run, identity_of(began))
+    processes.wait_for_all()  # the others may still read what lies there
     if first:
         unmark_finished(run)
         run.create(resolved)
@@ -148,7 +153,8 @@ def train_and_compare(
             command=line.command,
             more={"run": described},
         )
-        if wandb_logger is not None:
-            send_run(wandb_logger, run, results, described)
         show_run(stdout(), run, results, described, own)
         mark_finished(run)
+        if wandb_logger is not None:
+            with lost_in_wandb():  # last, so that nothing else is lost
+                send_run(wandb_logger, run, results, described)

@@ -5,15 +5,25 @@ Lightning starts the others when a trainer first trains or evaluates; until then
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.plugins.environments import (
+    ClusterEnvironment,
+    KubeflowEnvironment,
+    LightningEnvironment,
+    LSFEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import distributed
 
 from gates.errors import GateError
+from training.runs.launched import World
 
 T = TypeVar("T")
 
@@ -25,7 +35,10 @@ def start(trainer: pl.Trainer) -> None:
         GateError: for a strategy whose processes end with each training.
     """
     strategy = trainer.strategy
-    if trainer.world_size == 1 or world_size() > 1:
+    if trainer.world_size == 1:
+        return
+    if world_size() > 1:
+        wait_for_all()
         return
     if strategy.launcher is None:
         strategy.setup_environment()
@@ -36,6 +49,35 @@ def start(trainer: pl.Trainer) -> None:
             f"--trainer.strategy starts new processes for every training ({type(strategy.launcher).__name__}), but a "
             "comparison needs some that stay; use --trainer.strategy ddp"
         )
+
+
+class Tasks(SLURMEnvironment):
+    """SLURM's tasks, whatever option of SLURM says how many there are: the trainer's devices follow them."""
+
+    @staticmethod
+    def _validate_srun_variables() -> None:
+        pass  # --ntasks instead of --ntasks-per-node
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        pass
+
+
+def environment_of(world: World | None) -> ClusterEnvironment:
+    """Return Lightning's view of the processes that a launcher started; it starts its own if none did.
+
+    Raises:
+        GateError: If the environment of LSF is incomplete.
+    """
+    if world is None or world.size == 1:
+        return LightningEnvironment()
+    if world.launcher == "srun":
+        return Tasks()
+    if world.launcher == "jsrun":
+        try:
+            return LSFEnvironment()
+        except (ValueError, KeyError, IndexError) as error:
+            raise GateError(f"LSF does not say which machines take part ({error}); see LSB_DJOB_RANKFILE") from error
+    return TorchElasticEnvironment() if "LOCAL_RANK" in os.environ else KubeflowEnvironment()
 
 
 def world_size() -> int:
@@ -74,6 +116,12 @@ def in_first(work: Callable[[], T]) -> T:
     if told[1] is not None:
         raise GateError(told[1])
     return told[0]
+
+
+def check_agree(value: object, what: str) -> None:
+    """Raise :class:`GateError` in all processes if they were given different values."""
+    if len(set(map(str, gathered(value)))) > 1:
+        raise GateError(f"the processes of this job were given different {what}; give all of them the same")
 
 
 def wait_for_all() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO, TypeVar
@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
+
+from training.runs.launched import is_first_process
 
 T = TypeVar("T")
 INTERVAL = 30.0
@@ -314,12 +316,6 @@ def displayed(*, visible: bool = True) -> Iterator[None]:
 def hide() -> None:
     """Show nothing more within the present :func:`displayed`."""
     _current.set(Display())
-
-
-def is_first_process(environment: Mapping[str, str]) -> bool:
-    """Whether a process is the first of those that were started together, by the variables that Lightning goes by too."""
-    ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-    return all(int(environment.get(rank, 0)) == 0 for rank in ranks)
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,7 @@
     export/            the pruned model
     checksums.json     of the tables, masks and texts, see :mod:`training.runs.checksums`
     finished.json      written last of all, see :mod:`training.runs.finished`
-    wandb/             W&B's own files
+    wandb/             W&B's own files, without a home directory its caches too
     .lock              while a process writes here, see :mod:`training.runs.lock`
 """
 
@@ -41,8 +41,8 @@ from training.config import Existing, RunOptions
 from training.config.run import check_name
 from training.config.yaml_text import read_yaml
 from training.runs.checksums import remove_checksums
+from training.runs.launched import is_first_process
 from training.runs.lock import LOCK, is_abandoned, only_writer, refuse_file
-from training.runs.progress import is_first_process
 from training.runs.stored import parsed_table, read_json, read_text
 
 CONFIG = "config.yaml"

@@ -29,7 +29,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from gates.errors import GateError, first_line
 from gates.files import replacing
 from training.config import WandbOptions
-from training.runs.progress import is_first_process
+from training.runs.launched import is_first_process
 from training.runs.stored import damaged, read_text
 
 PACKAGES = (
@@ -118,7 +118,25 @@ def resolved_mode(options: WandbOptions) -> Literal["online", "offline", "disabl
 
 
 @contextmanager
-def environment_of_wandb() -> Iterator[None]:
+def lost_in_wandb() -> Iterator[None]:
+    """Warn in one sentence of what W&B does not take in a ``with`` block; results are on the disk and stay complete."""
+    try:
+        yield
+    except (OSError, wandb.errors.Error, GateError) as error:
+        reason = first_line(error).rstrip(".")
+        print(f"warning: W&B did not get all results ({reason}); those in the directory are complete", file=sys.stderr)
+
+
+def has_home() -> bool:
+    """Return whether there is a home directory that can be written to."""
+    try:
+        return Path.home().is_dir() and os.access(Path.home(), os.W_OK | os.X_OK)
+    except RuntimeError:  # a user without an entry and without HOME
+        return False
+
+
+@contextmanager
+def environment_of_wandb(run_path: Path | None = None) -> Iterator[None]:
     """W&B's complaints about its environment variables as one sentence; empty ones are as if they were not set, and the client
     tells neither us nor its makers anything unasked.
 
@@ -127,6 +145,9 @@ def environment_of_wandb() -> Iterator[None]:
     """
     for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
         del os.environ[name]
+    if run_path is not None and not has_home():
+        for name in ("CACHE", "CONFIG", "DATA"):  # staged artifacts are there, which wandb sync sends
+            os.environ.setdefault(f"WANDB_{name}_DIR", str(run_path.absolute() / "wandb" / name.lower()))
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of the client itself, for which offline runs look up a server
     try:
@@ -169,7 +190,7 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
     mode = resolved_mode(options)
     if mode == "disabled":
         return None
-    with environment_of_wandb():
+    with environment_of_wandb(run_path):
 
         def begin(mode: Literal["online", "offline"]) -> wandb.Run:
             return wandb.init(

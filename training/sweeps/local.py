@@ -62,7 +62,7 @@ class Job:
     trial: optuna.Trial
     process: subprocess.Popen[bytes]
     slot: int
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,10 @@ class LocalSweep:
                     return
                 time.sleep(0.2)
                 for job in list(running):
-                    late = self.timeout_minutes is not None and time.monotonic() - job.started > 60 * self.timeout_minutes
-                    if late or job.process.poll() is not None:
+                    ended = job.process.poll() is not None
+                    passed = time.monotonic() - job.started
+                    late = not ended and self.timeout_minutes is not None and passed > 60 * self.timeout_minutes
+                    if late or ended:
                         if late:
                             end([job.process])
                         running.remove(job)

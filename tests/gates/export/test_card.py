@@ -72,7 +72,7 @@ def run(folder, directories):
         "PYTHONPATH": ROOT,
     }
     command = [sys.executable, "-c", PROCESS, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=home, cwd=folder, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, env=home, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "said.json").read_text())
 

@@ -158,8 +158,8 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-m", "training", "compare", *arguments], env=environment)
     experiments = tmp_path / "run" / "experiments"
-    deadline = time.monotonic() + 240
-    while len(list(experiments.glob("[!.]*"))) < 5 and time.monotonic() < deadline:
+    while len(list(experiments.glob("[!.]*"))) < 5:
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -201,7 +201,7 @@ def test_two_processes_end_with_complete_tables(finished, tmp_path):
     def start(name, *more):
         arguments = command(tmp_path / name, config, *methods, *stages, *more)
         process = [sys.executable, "-m", "training", "compare", *arguments]
-        done = subprocess.run(process, capture_output=True, text=True, env=environment, timeout=500)
+        done = subprocess.run(process, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return pd.read_csv(tmp_path / name / "comparison.csv"), done
 
@@ -233,7 +233,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
     arguments = command(tmp_path / "two", config, "--methods", ",".join(methods), "--budgets", "3", "--seeds", "0")
     arguments += ["--stages", ",".join(stages), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     process, environment = [sys.executable, "-m", "training", "compare", *arguments], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(process, capture_output=True, text=True, env=environment, timeout=500)
+    done = subprocess.run(process, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     table = pd.read_csv(tmp_path / "two" / "comparison.csv")
     own = table[table["method"] != "dense"]

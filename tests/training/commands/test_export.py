@@ -304,7 +304,7 @@ def test_the_snippet_of_a_runs_export_runs(run, tmp_path):
     code = re.search(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE).group(1)
     (tmp_path / "snippet.py").write_text(code.replace("path/to/this/directory", str(run / "export")))
     home = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, env=home, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, env=home, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in transformers.AutoConfig.from_pretrained(run / "export").id2label.values()
 
@@ -420,9 +420,7 @@ def test_damaged_files_of_a_run(run, tmp_path, capsys):
 
 def test_the_command_in_a_process_of_its_own(run, tmp_path, capfd):
     command = [sys.executable, "-m", "training", "export", str(run), "--format", "masked", "--output", "out", "--measure", "[]"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stderr) == (0, "exporting, reloading and checking\n")
     capfd.readouterr()
     assert call(run, tmp_path / "out", "--format", "masked") == 2

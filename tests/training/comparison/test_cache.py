@@ -67,7 +67,7 @@ def test_killed_work_finds_its_files_again(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
 
     process = forked(cache.get_or_make, {"x": 1}, make)
-    process.join(120)
+    process.join()
     assert process.exitcode == -signal.SIGKILL
     assert cache.get({"x": 1}) is None
     found = cache.get_or_make({"x": 1}, lambda folder: {"found": (folder / "last.ckpt").read_text()})
@@ -94,7 +94,7 @@ def test_of_two_processes_one_makes_the_experiment_and_both_have_it(tmp_path):
     time.sleep(0.3)  # for it to come to the lock
     (tmp_path / "go on").touch()
     for process in (first, second):
-        process.join(120)
+        process.join()
     assert [(tmp_path / f"{name}.has").read_text() for name in ("first", "second")] == ["first", "first"]
     assert not (tmp_path / "second.makes").exists()
     assert len(list((tmp_path / "experiments").iterdir())) == 1  # no lock is left
@@ -119,14 +119,12 @@ def test_a_folder_is_renamed_when_all_processes_of_a_training_are_done_with_it(t
         torch.distributed.destroy_process_group()
 
     for process in [forked(work, rank) for rank in range(2)]:
-        process.join(120)
+        process.join()
     assert [(tmp_path / f"{rank}.has").read_text() for rank in range(2)] == ["trained", "trained"]
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 120
     while not path.exists():
-        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

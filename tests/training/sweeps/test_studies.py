@@ -52,9 +52,9 @@ def test_two_machines_do_every_trial_once(tmp_path):
         for place in places
     ]
     try:
-        wait_for(lambda: all(len(list(place.glob("trials/*/config.yaml"))) == 2 for place in places), 120)
+        wait_for(lambda: all(len(list(place.glob("trials/*/config.yaml"))) == 2 for place in places), *machines)
         gate.touch()
-        assert [machine.wait(120) for machine in machines] == [0, 0]
+        assert [machine.wait() for machine in machines] == [0, 0]
     finally:
         for machine in machines:
             machine.kill()
