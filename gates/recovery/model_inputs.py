@@ -23,6 +23,7 @@ from gates.hooks.intercept import observe_head_outputs, readable_implementation
 from gates.hooks.observe import Measure, watched_attention
 from gates.hooks.valid import Valid, key_of, stack_of
 from gates.scores.attention_blocks import bias_blocks
+from gates.surgery.remove import transformers_part
 
 GivenQueries = Callable[[Mapping[str, Tensor]], Valid] | None
 IGNORED = -100
