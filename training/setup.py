@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
@@ -111,12 +112,14 @@ def make_trainer(
     what its checkpoints are of."""
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
+    apple = setup.trainer.accelerator == "auto" and torch.backends.mps.is_available() and not torch.cuda.is_available()
     plugins = [setup.trainer.plugins] if isinstance(setup.trainer.plugins, str) else setup.trainer.plugins or []
     with warnings.catch_warnings(), mended_settings():
         warnings.simplefilter("ignore")
         return pl.Trainer(
             **{
                 **asdict(setup.trainer),
+                **({"accelerator": "cpu"} if apple else {}),  # Lightning would take MPS, which has no float64
                 **overrides,
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from gates.export.input_guesses import guesses
 from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
+from gates.hooks.generators import kept_generators
 from gates.hooks.sharded import is_sharded
 from gates.sites import find_attention
 
@@ -50,7 +49,7 @@ def example_inputs(
             "give some as check_batch"
         )
     reasons: list[str] = []
-    with _at_rest(model):
+    with torch.no_grad(), kept_generators(model), evaluating(model):
         for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):
             inputs = of_dtype({name: tensor.to(model.device) for name, tensor in found.items()}, model.dtype)
             try:
@@ -115,11 +114,3 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
     if not isinstance(output, Tensor):
         raise TypeError(f"its first output is a {type(output).__name__}, no tensor")
     return sorted(missing)
-
-
-@contextmanager
-def _at_rest(model: PreTrainedModel) -> Iterator[None]:
-    """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
-    devices = {tensor.device for tensor in itertools.islice(model.parameters(), 1) if tensor.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), evaluating(model):
-        yield

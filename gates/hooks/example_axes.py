@@ -12,6 +12,7 @@ from transformers import Cache
 from gates.errors import GateError
 from gates.hooks.evaluating import evaluating
 from gates.hooks.examples import ExampleAxis, axes_of, locate, only_axis, replaced
+from gates.hooks.generators import kept_generators
 from gates.hooks.sharded import is_sharded
 
 Reached = dict[tuple[int, torch.Size], Tensor]
@@ -104,8 +105,7 @@ class ExampleAxes:
             finally:
                 self._seen = None  # also where a model does not take the others' inputs
 
-        devices = {parameter.device for parameter in self._model.parameters() if parameter.device.type == "cuda"}
-        with evaluating(self._model), torch.random.fork_rng(devices):
+        with evaluating(self._model), kept_generators(self._model):
             try:
                 before = heads_with(None)
 
