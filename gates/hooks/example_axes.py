@@ -87,7 +87,7 @@ class ExampleAxes:
             )
         return axis
 
-    @torch.compiler.disable(reason="run the model once on such a batch before it is compiled as one graph")
+    @torch.compiler.disable  # without a reason, which PyTorch 2.7 does not take
     @torch.no_grad()
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
         """Put some examples into the place of others, and see which rows change."""

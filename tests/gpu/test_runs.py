@@ -11,7 +11,7 @@ from training.commands.table import run_command
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Lightning and the card
 METHODS = (
-    "learned", "learned+refit", "learned+swap", "his", "his+refit", "obs+refit", "taylor-batch", "fisher", "dsp", "shapley",
+    "learned", "learned+refit", "learned+swap", "his", "his+refit", "obs+refit", "taylor-weights", "fisher", "dsp", "shapley",
     "flap", "hies", "entropy-low-first", "leave-one-out", "random",
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ def test_a_run_learns_in_every_precision(precision, on_device, tmp_path):
 )
 def test_language_models_and_translators_are_pruned(kind, precision, on_device, tmp_path):
     config = kind.write_config(tmp_path)
-    folder = run(on_device, "fit", config, tmp_path / "run", "--trainer.precision", precision, "--compare", "quick")
+    folder = run(on_device, "fit", config, tmp_path / "run", "--trainer.precision", precision, "--compare", "posthoc")
     assert pd.read_csv(folder / "comparison.csv")["test_loss"].notna().all()
 
 
@@ -60,7 +60,7 @@ def test_a_killed_run_ends_in_the_table_of_an_unbroken_one(on_device, tmp_path):
     for name, moment in (("unbroken", None), ("killed", Moment("training.pruner.module:HeadPruner.training_step", call=21))):
         folder = tmp_path / name
         folder.mkdir()
-        given = ["--config", runs.write_config(folder), "--run_dir", "run", *on_device, "--compare", "quick"]
+        given = ["--config", runs.write_config(folder), "--run_dir", "run", *on_device, "--compare", "posthoc"]
         code, said = fit(given, folder, moment)
         assert code == (0 if moment is None else -signal.SIGKILL), said
         if moment is not None:
