@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install fit test test-all check docs clean
+.PHONY: install fit test test-all test-oldest check docs clean
 
 install: $(READY)  ## set up alone
 
@@ -16,6 +16,13 @@ test: $(READY)  ## set up, then the tests
 
 test-all: $(READY)  ## the slow tests too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+OLDEST := .venv-oldest
+test-oldest: pins = $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+)",.*/\1~=\2.0/p' pyproject.toml)
+test-oldest:  ## the library and short runs on the oldest PyTorch and Transformers that pyproject.toml allows
+	test -d $(OLDEST) || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --editable . $(pins) accelerate peft "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "scikit-learn>=1.4" onnx onnxscript
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -m "not slow" tests/gates tests/training/test_fit.py tests/training/test_fit_causal_lm.py tests/training/test_fit_translation.py
 
 check: $(READY)  ## style, types and imports
 	$(BIN)/ruff check .
@@ -34,4 +41,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) site .pytest_cache .mypy_cache .ruff_cache

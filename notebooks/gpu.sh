@@ -3,6 +3,7 @@
 #
 #   notebooks/gpu.sh PART OUT DATA [MODEL] [OPTION...]
 #
+#   tests      the tests that need a GPU; DATA is not read
 #   fit        the embedded example by training.fit, in bfloat16: that everything runs on the device at all
 #   sst2       full SST-2 (DATA/sst2) with a local encoder MODEL, such as all-MiniLM-L6-v2: 5 seeds, 18, 9 and 4 heads of 72
 #   encoder    Multi30k (DATA/multi30k) at the width of Voita et al. 2019: 10 of the 48 encoder heads
@@ -16,7 +17,7 @@
 # and the command in metrics.json. Where the machine lacks packages, WHEELS names a folder of wheels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [[ $# -lt 3 ]]; then sed -n '2,16p' "$0" >&2; exit 2; fi
+if [[ $# -lt 3 ]]; then sed -n '2,17p' "$0" >&2; exit 2; fi
 part=$1 out=$2 data=$3 model=
 shift 3
 if [[ $# -gt 0 && $1 != --* ]]; then model=$1; shift; fi
@@ -38,7 +39,13 @@ wide=(--data.batch_tokens 4096 --model.from_scratch.d_model 512 --model.from_scr
 scores=obs,his,hies,entropy-low-first,entropy-high-first,random
 five=(--seeds 0,1,2,3,4)
 stages=(--stages "post hoc,retrained from dense")
+on=${ACCELERATOR:-cuda}
+tested() {  # on the device of the parts
+  HEAD_GATES_GPU_TESTS_ON=${on/gpu/cuda} timeout --signal=INT --kill-after=30 "${minutes}m" \
+    "$python" -m pytest -q -m gpu -p no:cacheprovider -W ignore::DeprecationWarning "$@"
+}
 case $part in
+  tests) tested "$@"; exit ;;
   fit) command=(training.fit --config configs/default.yaml --existing resume) ;;
   sst2)
     command=(training compare --config configs/sst2_minilm_local.yaml --model.backbone "$model" --data.columns null
@@ -70,7 +77,7 @@ case $part in
     command=(training benchmark --device "${device/gpu/cuda}" ${model:+--model "$model"})
     common=(--run_dir "$out/$part")
     ;;
-  *) echo "unknown part '$part'; expected fit, sst2, encoder, all, gpt, groups or benchmark" >&2; exit 2 ;;
+  *) echo "unknown part '$part'; expected tests, fit, sst2, encoder, all, gpt, groups or benchmark" >&2; exit 2 ;;
 esac
 [[ $part == fit && ! -e $out/$part/config.yaml ]] && command=("${command[@]/resume/refuse}")
 timeout --signal=INT --kill-after=30 "${minutes}m" "$python" -m "${command[@]}" "${common[@]}" "$@" || ended=$?

@@ -21,6 +21,13 @@ def pytest_sessionstart():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """With ``-m gpu`` only the tests for a GPU are imported: machines with a GPU may lack what the others need."""
+    own = ROOT / "tests" / "gpu"
+    other = not collection_path.is_relative_to(own) and not own.is_relative_to(collection_path)
+    return True if other and config.option.markexpr == "gpu" else None
+
+
 def pytest_collection_finish():
     """What is imported by now stays: collections of garbage need not go over it again and again."""
     gc.collect()

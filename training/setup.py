@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
@@ -119,6 +120,7 @@ def make_trainer(
     what its checkpoints are of."""
     weights = setup.weights
     averaging = [AverageWeights(weights.average_last, weights.average_every)] if weights.average_last > 1 else []
+    apple = setup.trainer.accelerator == "auto" and torch.backends.mps.is_available() and not torch.cuda.is_available()
     plugins = [setup.trainer.plugins] if isinstance(setup.trainer.plugins, str) else setup.trainer.plugins or []
     world = launched(os.environ)
     options = setup.trainer if world is None else world.fitted(setup.trainer)
@@ -127,6 +129,7 @@ def make_trainer(
         trainer = pl.Trainer(
             **{
                 **asdict(options),
+                **({"accelerator": "cpu"} if apple else {}),  # Lightning would take MPS, which has no float64
                 **overrides,
                 "max_epochs": 1,  # the loader holds every epoch of the run
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it

@@ -187,7 +187,7 @@ def measure_latency(
 
 
 def hardware(device: torch.device) -> str:
-    """The processor's name, with the number of threads, or the accelerator's."""
+    """Return the processor's name with the number of threads, or the accelerator's name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
@@ -195,21 +195,26 @@ def hardware(device: torch.device) -> str:
     if cpu_info.is_file():
         lines = (line.partition(":") for line in cpu_info.read_text(encoding="utf-8").splitlines())
         name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), name)
+    if device.type == "mps":
+        return f"{name}, its GPU (MPS)"
     threads = torch.get_num_threads()
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _timed(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> float:
-    _wait(device)
+    wait_for(device)
     start = time.perf_counter()
     model(**batch)
-    _wait(device)
+    wait_for(device)
     return time.perf_counter() - start
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all its work. A CPU has done it when the call returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def _device(model: nn.Module) -> torch.device:

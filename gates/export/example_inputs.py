@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ from gates.export.input_guesses import guesses
 from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
+from gates.hooks.generators import kept_generators
 from gates.hooks.own_method import Use
 from gates.hooks.sharded import is_sharded
 from gates.sites import find_attention
@@ -122,6 +122,5 @@ def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]
 @contextmanager
 def at_rest(model: PreTrainedModel) -> Iterator[None]:
     """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
-    devices = {tensor.device for tensor in itertools.islice(model.parameters(), 1) if tensor.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), evaluating(model):
+    with torch.no_grad(), kept_generators(model), evaluating(model):
         yield

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
+from gates.hooks.generators import kept_generators
 
 TOLERANCE = 1e-4
 """Largest difference of outputs in float32, relative to the largest output; float rounding only."""
@@ -64,9 +65,7 @@ def relative_difference(one: PreTrainedModel, other: PreTrainedModel, inputs: Ma
     outputs = []
     for model in (one, other):
         placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-        devices = [model.device] if model.device.type == "cuda" else []
-        with evaluating(model), torch.random.fork_rng(devices):
-            torch.manual_seed(0)
+        with evaluating(model), kept_generators(model, seed=0):
             output = model(**placed)[0]
             while isinstance(output, (tuple, list)):  # feature maps
                 output = output[-1]

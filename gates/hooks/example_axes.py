@@ -14,6 +14,7 @@ from gates.errors import GateError
 from gates.hooks.evaluating import evaluation_copy
 from gates.hooks.examples import ExampleAxis, axes_of, locate, only_axis, replaced
 from gates.hooks.functional import calling_outputs
+from gates.hooks.generators import kept_generators
 from gates.hooks.sharded import is_sharded
 from gates.sites import AttentionSite
 
@@ -87,7 +88,7 @@ class ExampleAxes:
             )
         return axis
 
-    @torch.compiler.disable(reason="run the model once on such a batch before it is compiled as one graph")
+    @torch.compiler.disable  # without a reason, which PyTorch 2.7 does not take
     @torch.no_grad()
     def _ask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], examples: int) -> None:
         """Put some examples into the place of others in a copy of a module without gates, and see which rows change."""
@@ -107,8 +108,7 @@ class ExampleAxes:
             alone.forward(*own, **named)
             return dict(seen)
 
-        devices = {parameter.device for parameter in self._model.parameters() if parameter.device.type == "cuda"}
-        with calling_outputs(alone), torch.random.fork_rng(devices):
+        with calling_outputs(alone), kept_generators(self._model):
             for index, site in enumerate(self._sites):
                 if site.output in inside:
                     inside[site.output].register_forward_pre_hook(partial(see, index))

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.hooks.evaluating import evaluating
+from gates.hooks.generators import kept_generators
 from gates.sites import AttentionSite, is_attention, is_linear, kind_of, layer_of, matched_sites, unknown_attention
 from gates.surgery.layouts import Layout
 
@@ -147,8 +148,7 @@ def _has_heads(dense: Tensor, closed: Sequence[Tensor | None]) -> bool:
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], core: nn.Module, seen: _Seen) -> dict[str, Tensor]:
     """One forward pass; what each linear layer was given in its first call, by its path in the model."""
     given: dict[str, Tensor] = {}
-    torch.manual_seed(0)
-    with ExitStack() as stack:
+    with kept_generators(model, seed=0), ExitStack() as stack:
         stack.callback(core.register_forward_pre_hook(lambda own, _: seen.running.append(own)).remove)
         stack.callback(core.register_forward_hook(lambda *_: _left(seen), always_call=True).remove)
         for path, part in model.named_modules():

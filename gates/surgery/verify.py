@@ -17,6 +17,7 @@ from gates.export.example_inputs import example_inputs
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
+from gates.hooks.generators import kept_generators
 from gates.hooks.own_method import Use
 from gates.sites import AttentionSite
 
@@ -89,7 +90,6 @@ class _Check:
         self.sites = gated.sites
         self.tolerances = {site.name: _tolerance(site.module) for site in self.sites}
         self.inputs = _inputs(model, example)
-        self.random = _random_states(model.device)
         with gated.attached(), gated.use(gates.to(gated.mask)):
             try:
                 self.expected = self._read(model, {})
@@ -116,7 +116,7 @@ class _Check:
                 )
 
     def _read(self, model: PreTrainedModel, instead: Reading) -> Reading:
-        return _read(model, self.sites, self.inputs, self.random, instead)
+        return _read(model, self.sites, self.inputs, instead)
 
 
 @contextmanager
@@ -142,15 +142,12 @@ def undone_on_error(model: PreTrainedModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _read(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Mapping[str, Any], random: list[Tensor], instead: Reading
-) -> Reading:
-    """One forward pass in evaluation mode, from given states of the random number generators.
+def _read(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Mapping[str, Any], instead: Reading) -> Reading:
+    """Run one forward pass in evaluation mode, always with the same random numbers.
 
     Args:
         model, inputs: model that runs, and what it runs on.
         sites: attention modules whose outputs are read.
-        random: as :func:`_random_states` gives them.
         instead: outputs of attention modules that the model goes on with in place of its own; empty for its own.
     """
     reading: Reading = {}
@@ -161,16 +158,8 @@ def _read(
         )
         for site in sites
     ]
-    device = model.device
     try:
-        with (
-            evaluating(model),
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            torch.autocast(device.type, enabled=False),
-        ):
-            torch.set_rng_state(random[0])
-            for state in random[1:]:
-                torch.cuda.set_rng_state(state, device)
+        with evaluating(model), kept_generators(model, seed=0), torch.autocast(model.device.type, enabled=False):
             for number, tensor in enumerate(_tensors(model(**inputs))):
                 reading[f"output {number}"] = [_rows(tensor)]
     finally:
@@ -204,10 +193,6 @@ def _tensors(output: Any) -> Iterator[Tensor]:
                 yield from _tensors(value)
     elif isinstance(output, tuple) and output:
         yield from _tensors(output[0])
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _inputs(model: PreTrainedModel, example: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -182,6 +182,7 @@ def test_the_options_of_a_run_check_themselves(options, settings, message):
         ({"val_check_interval": 0.0}, "--trainer.val_check_interval is 0.0"),
         ({"check_val_every_n_epoch": 5}, "--trainer.check_val_every_n_epoch is 5, but a run is one epoch"),
         ({"num_sanity_val_steps": -5}, "--trainer.num_sanity_val_steps is -5"),
+        ({"accelerator": "mps"}, "--trainer.accelerator is mps, which has no float64"),
         ({"strategy": "fsdp"}, "--trainer.strategy is fsdp, which spreads a model over devices"),
         ({"precision": "half"}, "--trainer.precision is 'half'; expected one of 32-true, 64-true, bf16-mixed, 16-mixed"),
         ({"precision": "bf16-true"}, "--trainer.precision is bf16-true, in which small steps of weights are lost"),

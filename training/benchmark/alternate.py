@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -133,7 +134,7 @@ def stopwatch_of(device: torch.device, *, processor_time: bool = False) -> Stopw
     """Milliseconds of a piece of work: by events on the stream of a GPU; elsewhere by the clock, or the time that processors
     worked for this process, all threads together."""
     if device.type == "cuda":
-        return _by_events
+        return partial(_by_events, device)
     return stopwatch_by(time.process_time if processor_time else time.perf_counter)
 
 
@@ -148,11 +149,12 @@ def stopwatch_by(clock: Callable[[], float]) -> Stopwatch:
     return by_clock
 
 
-def _by_events(work: Work) -> float:
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
+def _by_events(device: torch.device, work: Work) -> float:
+    with torch.cuda.device(device):  # events belong to the current device
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
     return float(start.elapsed_time(end))

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from gates.export.cost import count_parameters, hardware
+from gates.export.cost import count_parameters, hardware, wait_for
 from gates.files import replacing
 from training.cli.ending import stdout
 from training.cli.line import CommandLine
@@ -127,19 +126,14 @@ def measure(
 
 
 def _timed(model: PreTrainedModel, batch: Mapping[str, Tensor], *, beams: int, tokens: int) -> float:
-    _wait(model.device)
+    wait_for(model.device)
     start = time.perf_counter()
     ids = generate(
         model, batch["input_ids"], batch["attention_mask"], Decoding(beams, max_length=tokens), beams=beams, exactly=tokens
     )
-    _wait(model.device)
+    wait_for(model.device)
     assert ids.shape[1] == tokens + 1, "the start token and as many tokens as asked for"
     return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from gates.hooks.generators import kept_generators
 from training.comparison.identity import shape_of
 from training.config import PrunerOptions, ScratchTraining
 from training.pruner.module import HeadPruner
@@ -50,12 +51,8 @@ def scratch_options(options: PrunerOptions, scratch: ScratchTraining, model: Pre
 @torch.no_grad()
 def new_weights_(pruner: HeadPruner, seed: int) -> None:
     """Give the backbone the weights of a new model of its class and config, drawn from a seed."""
-    generator_state = torch.get_rng_state()
-    try:
-        torch.manual_seed(seed)
+    with kept_generators(pruner.backbone, seed):
         new = type(pruner.backbone)(copy.deepcopy(pruner.backbone.config))
-    finally:
-        torch.set_rng_state(generator_state)
     own = pruner.backbone.state_dict()
     for name, tensor in new.state_dict().items():
         own[name].copy_(tensor)

@@ -29,7 +29,8 @@ class TrainerOptions:
     Types are stated in the order in which a value is tried: for numbers of batches 1 is a batch and 1.0 is all of them.
 
     Args:
-        accelerator: ``cpu``, ``gpu``, ``mps``, or ``auto`` for the best that is there.
+        accelerator: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one. Apple's GPUs (``mps``) have no float64, which
+            prices and scores need, so ``auto`` is ``cpu`` there.
         devices: how many devices, or which ones, such as 2 or [0,3].
         precision: of arithmetic, such as ``32-true``, ``bf16-mixed`` or ``16-mixed`` (default: 32-true).
         strategy: how several devices work together, such as ``ddp``.
@@ -92,6 +93,8 @@ class TrainerOptions:
         at_least_1(self, "num_nodes", "accumulate_grad_batches", "log_every_n_steps", prefix="--trainer.")
         at_least_0(self, "gradient_clip_val", prefix="--trainer.")
         at_most(self, MOST_DEVICES, "num_nodes", *["devices"] * isinstance(self.devices, int), prefix="--trainer.")
+        if self.accelerator == "mps":
+            raise GateError("--trainer.accelerator is mps, which has no float64 for prices and scores; give cpu")
         if self.strategy.startswith(SHARDING):
             raise GateError(
                 f"--trainer.strategy is {self.strategy}, which spreads a model over devices, but here each holds a "

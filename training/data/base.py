@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 import xxhash
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -211,6 +210,6 @@ class TaskData(pl.LightningDataModule, ABC):
             batch_sampler=batches,
             collate_fn=self.collate(split),
             num_workers=self.options.num_workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             persistent_workers=False,
         )

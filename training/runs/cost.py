@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gates.export.cost import wait_for
 from gates.head_gates import HeadGates
 from training.runs import processes
 from training.runs.examples_passed import ExampleCounter
@@ -123,8 +124,7 @@ class Meter:
         return self.cost.as_row()
 
     def _read(self) -> Cost:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         seconds, peak, counter = time.perf_counter() - self.start, _peak(self.device), self.counter
         if counter is None:
             return self.before.then(Cost(seconds, peak, forward_examples=None, backward_examples=None))
@@ -148,6 +148,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
+        torch.cuda.init()  # before the first tensor is there, PyTorch knows no device whose peak it could reset
         torch.cuda.reset_peak_memory_stats(device)
     elif RESET.exists():
         try:

@@ -24,7 +24,9 @@ def test_the_probe_finds_what_the_table_says(name, monkeypatch):
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     expected = [(site.name, site.layout.output, site.kind, site.heads, site.head_dim) for site in find_attention(model)]
     monkeypatch.setattr("gates.sites._match", lambda module: None)
+    state = torch.get_rng_state()
     found = probe_attention(model, batch)
+    assert torch.equal(torch.get_rng_state(), state)
     assert [(site.name, site.layout.output, site.kind, site.heads, site.head_dim) for site in found] == expected
     assert {site.gate_only for site in found} == {PROBED}
 

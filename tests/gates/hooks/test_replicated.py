@@ -55,7 +55,7 @@ def train(kind, rank, world, *, shard_first=False, checkpointed=False, stops_at=
     attention = [part for part in model.modules() if type(part).__name__ in ("BertSelfAttention", "LlamaAttention")]
     runs = counted(attention)
     if checkpointed:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     if world > 1 and shard_first:
         shard_(model, world)
     gated = get_gated_model(model, GateConfig(budget=BUDGET, initial_log_alpha=0.0, draw_per="batch")).train()

@@ -1,0 +1,122 @@
+"""Peak memory and time on accelerators, by stand-ins that refuse what PyTorch refuses."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gates.export.cost import hardware, wait_for
+from tests.training.runs import make_data
+from training.benchmark.alternate import stopwatch_of
+from training.config.trainer import TrainerOptions
+from training.runs.cost import measured
+from training.setup import make_trainer
+
+
+class Cuda:
+    """Two GPUs, as much of ``torch.cuda`` as the project calls. No device has a peak before CUDA is initialised."""
+
+    def __init__(self):
+        self.calls, self.initialised, self.current = [], False, 0
+        self.peaks = [3 * 2**20, 5 * 2**20]
+
+    def init(self):
+        self.initialised = True
+
+    def reset_peak_memory_stats(self, device=None):
+        if not self.initialised:
+            raise RuntimeError("invalid argument to reset_peak_memory_stats")
+        self.calls.append(("reset", self.index(device)))
+
+    def max_memory_allocated(self, device=None):
+        return self.peaks[self.index(device)] if self.initialised else 0
+
+    def synchronize(self, device=None):
+        self.init()
+        self.calls.append(("synchronize", self.index(device)))
+
+    def get_device_name(self, device=None):
+        return f"GPU {self.index(device)}"
+
+    def device(self, device):
+        return _Current(self, self.index(device))
+
+    def index(self, device):
+        return self.current if device is None or device.index is None else device.index
+
+    def Event(self, enable_timing):  # noqa: N802
+        self.calls.append(("event", self.current))
+        return SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 1.0)
+
+
+class _Current:
+    def __init__(self, cuda, index):
+        self.cuda, self.index = cuda, index
+
+    def __enter__(self):
+        self.before, self.cuda.current = self.cuda.current, self.index
+
+    def __exit__(self, *error):
+        self.cuda.current = self.before
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    found = Cuda()
+    for name in (
+        "init",
+        "reset_peak_memory_stats",
+        "max_memory_allocated",
+        "synchronize",
+        "get_device_name",
+        "device",
+        "Event",
+    ):
+        monkeypatch.setattr(torch.cuda, name, getattr(found, name))
+    return found
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_the_peak_of_a_gpu_is_measured_before_anything_has_used_it(cuda, device, index):
+    with measured(torch.device(device), None) as meter:
+        assert cuda.calls == [("reset", index)]
+    assert meter.cost.peak_memory_mb == (3.0, 5.0)[index]
+    assert cuda.calls == [("reset", index), ("synchronize", index)]
+
+
+def test_events_are_made_on_the_device_that_is_timed(cuda):
+    assert stopwatch_of(torch.device("cuda:1"))(lambda: cuda.calls.append(("work", cuda.current))) == 1.0
+    assert cuda.calls[1:] == [("event", 1), ("event", 1), ("work", 1)]
+    assert cuda.current == 0
+
+
+def test_apples_gpus_are_waited_for_and_named(cuda, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: calls.append("mps"))
+    for device in ("cpu", "mps", "cuda:1"):
+        wait_for(torch.device(device))
+    assert (calls, cuda.calls) == (["mps"], [("synchronize", 1)])
+    assert "thread" in hardware(torch.device("cpu"))
+    assert hardware(torch.device("mps")).endswith("its GPU (MPS)")
+    assert hardware(torch.device("cuda:1")) == "GPU 1"
+
+
+def test_auto_is_the_cpu_where_lightning_would_take_mps(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr("pytorch_lightning.accelerators.mps.MPSAccelerator.is_available", lambda: True)
+    setup: Any = SimpleNamespace(trainer=TrainerOptions(), weights=SimpleNamespace(average_last=1))
+    assert make_trainer(setup).strategy.root_device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda:1", True)])
+def test_batches_are_pinned_for_a_gpu_alone(monkeypatch, device, pinned):
+    """Pinning initialises CUDA, also on a machine whose GPU the run does not use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    data = make_data()
+    assert data._split_loader("select", 4).pin_memory is False
+    data.trainer = SimpleNamespace(
+        global_rank=0, world_size=1, strategy=SimpleNamespace(root_device=torch.device(device)), lightning_module=None
+    )
+    assert data._split_loader("select", 4).pin_memory is pinned
