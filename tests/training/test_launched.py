@@ -188,7 +188,9 @@ def started(command, folder, **environment):
 def two_tasks(folder, *command):
     """Run a command as two tasks of SLURM; returns their exit codes with what they said."""
     job = BATCH | {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": str(random.randrange(10_000))}
-    tasks = [started([sys.executable, "-m", *command], folder, **job, SLURM_PROCID=n, SLURM_LOCALID=n) for n in ("0", "1")]
+    tasks = [
+        started([sys.executable, "-m", *command], folder, **(job | {"SLURM_PROCID": n, "SLURM_LOCALID": n})) for n in ("0", "1")
+    ]
     said = [task.communicate() for task in tasks]
     return [(task.returncode, *text) for task, text in zip(tasks, said, strict=True)]
 
