@@ -9,7 +9,7 @@ The kind of a site follows without running the model: see :mod:`gates.hooks.kind
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,6 +102,18 @@ def is_linear(module: nn.Module) -> bool:
 def weight_by_output(projection: Projection) -> Tensor:
     """A projection's weight as ``[out, in]``, whichever way its class stores it (a view)."""
     return projection.weight.T if isinstance(projection, Conv1D) else projection.weight
+
+
+def join_sites(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate values of all sites along the last axis, on the device of the first: sites may be on several devices.
+
+    Args:
+        parts: The values of each site, ``[..., heads of the site]``.
+
+    >>> join_sites([torch.ones(2), torch.zeros(1)]).tolist()
+    [1.0, 1.0, 0.0]
+    """
+    return torch.cat([part.to(parts[0].device) for part in parts], dim=-1)
 
 
 def find_attention(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, ...]:

@@ -65,7 +65,7 @@ class MeanHeadOutput(HeadMetric):
 
     def _add(self, site: int, rows: Tensor) -> None:
         """Add valid queries of one site, ``[queries, heads * head_dim]``."""
-        getattr(self, self._names[site]).add_(rows.sum(0))
+        getattr(self, self._names[site]).add_(rows.sum(0).to(self.count.device))  # sites may be on several devices
         self.count[site] += len(rows)
 
     def compute(self) -> list[Tensor]:

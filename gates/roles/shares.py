@@ -126,6 +126,7 @@ class SentenceShares(HeadMetric):
             counts: of its heads.
             weights: of the examples, ``[batch, 1 + replicates]``, see :func:`sentence_weights`.
         """
+        weights = weights.to(self.hits.device)  # sites may be on several devices
         self.hits.split(self._sizes, dim=1)[site].add_(_weighted(weights, counts.hits))
         if site in self._leading:  # the other sites of its kind have the same
             self.chances[:, self._kinds[site]].add_(_weighted(weights, counts.chances))
@@ -152,7 +153,7 @@ class SentenceShares(HeadMetric):
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
     """Sums over a batch ``[batch, ...]`` for each of the weights ``[batch, rows]``, ``[rows, ...]``."""
-    return torch.tensordot(weights.T, values.to(weights.dtype), dims=1)
+    return torch.tensordot(weights.T, values.to(weights), dims=1)
 
 
 def _spread(replicates: Tensor) -> Tensor:

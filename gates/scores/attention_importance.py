@@ -20,7 +20,7 @@ from gates.hooks.examples import collect
 from gates.hooks.intercept import attention_matrices, sparse_site
 from gates.scores.gradients import examples_by_losses
 from gates.scores.importance import requiring_gradients
-from gates.sites import AttentionSite
+from gates.sites import AttentionSite, join_sites
 
 
 def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
@@ -88,4 +88,4 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
     scores: dict[int, Tensor] = {}
     for (position, _), rows in zip(taken, reduced, strict=True):
         scores[position] = scores.get(position, 0) + rows
-    return torch.cat([scores[position] for position in range(len(sites))], dim=-1)
+    return join_sites([scores[position] for position in range(len(sites))])

@@ -79,12 +79,12 @@ class AttentionMetric(HeadMetric):
         counted = visible.expand(values.shape[0], 1, values.shape[2]) >= self.least_keys
         if valid is not None:
             check_valid(valid, counted[:, 0].shape)
-            counted = counted & valid.bool().unsqueeze(1)
+            counted = counted & valid.bool().unsqueeze(1).to(counted.device)
         total, count = _mean_update(self.normalised(values, visible), counted)
-        self.total.split(self._sizes)[site].add_(total)
-        self.count[site] += count
+        self.total.split(self._sizes)[site].add_(total.to(self.total.device))  # sites may be on several devices
+        self.count[site] += count.to(self.count.device)
 
     def compute(self) -> Tensor:
         """Mean of the measure, ``[heads]``."""
         sizes = torch.tensor(self._sizes, device=self.count.device)
-        return _mean_compute(self.total, self.count.repeat_interleave(sizes))
+        return _mean_compute(self.total, self.count.repeat_interleave(sizes, output_size=self.total.numel()))

@@ -28,7 +28,7 @@ from gates.hooks.intercept import alone, observing
 from gates.hooks.metric import HeadMetric
 from gates.hooks.valid import valid_positions
 from gates.scores.taylor import output_weights
-from gates.sites import weight_by_output
+from gates.sites import join_sites, weight_by_output
 
 RIDGE = 0.01
 """Price of changed weights, in units of the mean second moment of an input; keeps heads that follow from others apart."""
@@ -202,4 +202,4 @@ def brain_surgeon_scores(gates: HeadGates, moments: Sequence[OutputMoments], *, 
         cost = of_site.gg / of_site.positions
         weight = weight_by_output(site.output).detach()
         scores.append(removal_errors(weight, second / of_site.examples, cost / 2, size, ridge=ridge))
-    return torch.cat(scores)
+    return join_sites(scores)

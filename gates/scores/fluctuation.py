@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gates.head_gates import HeadGates
 from gates.hooks.replacement import MeanHeadOutput
-from gates.sites import AttentionSite, weight_by_output
+from gates.sites import AttentionSite, join_sites, weight_by_output
 from gates.surgery.adapters import check_merged
 
 
@@ -41,7 +41,7 @@ class HeadOutputVariance(MeanHeadOutput):
 
     def _add(self, site: int, rows: Tensor) -> None:
         super()._add(site, rows)
-        getattr(self, self._squares[site]).add_(rows.square().sum(0))
+        getattr(self, self._squares[site]).add_(rows.square().sum(0).to(self.count.device))
 
     def compute(self) -> list[Tensor]:
         """For each site, the variances ``[heads * head_dim]``, float64."""
@@ -67,7 +67,7 @@ def fluctuation(gates: HeadGates, variances: Sequence[Tensor]) -> Tensor:
     for site, size, variance in zip(gates.sites, gates.sizes, variances, strict=True):
         features = variance * weight_by_output(site.output).detach().to(variance).square().sum(0)
         scores.append(_standardised(features).unflatten(0, (size, -1)).mean(-1))
-    return torch.cat(scores)
+    return join_sites(scores)
 
 
 def _standardised(values: Tensor) -> Tensor:

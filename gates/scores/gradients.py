@@ -20,6 +20,7 @@ from gates.head_gates import HeadGates
 from gates.hooks.example_axes import ExampleAxes
 from gates.hooks.examples import MIXED, ExampleAxis, axes_of, collect, locate
 from gates.hooks.intercept import alone, observing
+from gates.sites import join_sites
 
 Place = tuple[int, torch.Size]
 """A site and the shape of its heads, ``[..., heads * head_dim]``."""
@@ -60,7 +61,7 @@ class GateGradients:
         by_site: dict[int, Tensor] = {}
         for site, part in zip(self.sites, parts, strict=True):  # a module that runs on several shapes has several parts
             by_site[site] = by_site[site] + part.float() if site in by_site else part.float()
-        return torch.cat([by_site[site] for site in sorted(by_site)], dim=-1)
+        return join_sites([by_site[site] for site in sorted(by_site)])
 
 
 def gate_gradients(

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gates.head_gates import HeadGates
 from gates.hooks.metric import HeadMetric
-from gates.sites import weight_by_output
+from gates.sites import join_sites, weight_by_output
 from gates.surgery.adapters import check_merged
 
 
@@ -44,7 +44,7 @@ def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bo
         by_output = gradient.T if isinstance(site.output, Conv1D) else gradient
         products = weight_by_output(site.output).detach().double() * by_output.double()
         scores.append((products.abs() if absolute else products).sum(0).unflatten(0, (size, -1)).sum(-1))
-    return torch.cat(scores)
+    return join_sites(scores)
 
 
 class MeanGradients(HeadMetric):

@@ -312,3 +312,10 @@ def test_the_measure_of_a_half_precision_matrix_takes_its_zeros():
     metric = AttentionEntropy(find_attention(build("bert")))
     for dtype in (torch.float16, torch.bfloat16):
         assert metric.from_matrix(weights.to(dtype)).flatten().tolist() == pytest.approx([math.log(2), 0], abs=1e-2)
+
+
+def test_sites_on_another_device_add_to_the_same_score():
+    """The meta device stands in for the second GPU of a model with a device map."""
+    entropy = AttentionEntropy(find_attention(build("bert"))).to("meta")
+    entropy.update(0, torch.rand(2, 4, 3), torch.full((1, 1, 1), 3), valid=torch.ones(2, 3))
+    assert entropy.compute().device.type == "meta"
