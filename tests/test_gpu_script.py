@@ -75,9 +75,9 @@ def test_options_of_a_part_are_those_of_its_command(part, machine, monkeypatch):
 
 def test_the_tests_run_on_the_device_of_the_parts(machine):
     (machine / "says").write_text('#!/bin/sh\nprintf \'%s\\n\' "$HEAD_GATES_GPU_TESTS_ON" "$@"\n')
-    done = started(machine, "tests", "-x")
+    done = started(machine, "tests", "--maxfail=1")
     assert done.stdout.split()[:6] == ["cpu", "-m", "pytest", "-q", "-m", "gpu"], done.stderr
-    assert done.stdout.split()[-1] == "-x"
+    assert done.stdout.split()[-1] == "--maxfail=1"
 
 
 def test_texts_of_another_kind_are_judged_where_they_are(machine, monkeypatch):
