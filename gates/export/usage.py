@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ SENTENCE = "The attention heads that are left do the work."
 QUESTION = "What do the heads do?"
 TEXT_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
 """What a tokenizer gives; beside other inputs, a text has tokens that stand for them."""
+TRIAL_PASSES = 4
+"""Forward passes that a trial of two tokens may take. Two are usual; a diffusion model takes dozens."""
 
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
@@ -97,16 +101,40 @@ def _is_text(example: Mapping[str, Tensor] | None) -> bool:
 
 
 def _generates(model: PreTrainedModel, example: Mapping[str, Tensor]) -> bool:
-    """Whether a model writes from these inputs: some need a start token, or inputs that their forward pass does without."""
+    """Whether a model generates two tokens from these inputs in at most :data:`TRIAL_PASSES` forward passes.
+
+    Some models need a start token, or inputs that their forward pass does without. Diffusion models take too many passes.
+    """
     if not model.can_generate():
         return False
     given = {name: tensor for name, tensor in example.items() if name != "decoder_input_ids"}
     try:
         with at_rest(model):
-            model.generate(**given, max_new_tokens=2)  # type: ignore[operator]
+            with _counted_calls(model) as calls:
+                model(**example)
+            with _counted_calls(model, limit=TRIAL_PASSES * len(calls)):
+                model.generate(**given, max_new_tokens=2)  # type: ignore[operator]
     except Exception:  # models refuse in many ways
         return False
     return True
+
+
+@contextmanager
+def _counted_calls(model: PreTrainedModel, limit: float = math.inf) -> Iterator[list[None]]:
+    """Yield a list that grows by one with each call of a module; a call beyond the limit raises :class:`GateError`."""
+    calls: list[None] = []
+
+    def count(*_: object) -> None:
+        if len(calls) >= limit:
+            raise GateError(f"{type(model).__name__} calls its modules more than {limit} times; expected fewer")
+        calls.append(None)
+
+    hooks = [module.register_forward_pre_hook(count) for module in model.modules()]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _shown(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor], *, reads_text: bool) -> list[str]:
@@ -114,11 +142,12 @@ def _shown(model: PreTrainedModel, auto: str, example: Mapping[str, Tensor], *, 
     with at_rest(model):
         outputs = model(**example)
     first, place = outputs[0], "outputs[0]"
+    names = outputs.keys() if isinstance(outputs, Mapping) else ()
     while isinstance(first, (tuple, list)):  # feature maps
         first, place = first[0], f"{place}[0]"
     plain = [f"print({place}.shape)"]
-    if "logits" not in outputs:
-        answers = "QuestionAnswering" in auto and "start_logits" in outputs and "end_logits" in outputs and reads_text
+    if "logits" not in names:
+        answers = "QuestionAnswering" in auto and "start_logits" in names and "end_logits" in names and reads_text
         return (
             plain
             if not answers

@@ -52,7 +52,10 @@ def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
     for name, auto in vars(modeling_auto).items():
         mapping = getattr(auto, "_model_mapping", None)
         if name.startswith("Auto") and mapping is not None and type(model.config) in mapping:
-            stock = mapping[type(model.config)]
+            try:
+                stock = mapping[type(model.config)]
+            except ValueError:  # Transformers lists a class that it does not export (VoxtralRealtimeTextModel)
+                continue
             choice = stock if isinstance(stock, tuple) else (stock,)
             stock = next((known for known in choice if known.__name__ == type(model).__name__), choice[0])
             if inspect.isclass(stock) and issubclass(stock, PreTrainedModel) and stock.__module__.startswith("transformers."):

@@ -1,14 +1,15 @@
-"""The checks of one model type: gates of one change nothing, closed heads are closed, scores are the derivatives, and what is
-removed, saved and loaded again computes what the gated model did."""
+"""The checks of one model type: gates of one change nothing, closed heads are closed, scores are the derivatives, what is
+removed, saved and loaded again computes what the gated model did, and the code of its model card runs."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import io
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
-from gates.export.checkpoint import load_pruned, save_pruned
+from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
 from gates.export.example_inputs import example_inputs
 from gates.export.reloaded import of_dtype
+from gates.export.usage import prediction
 from gates.head_gates import HeadGates
 from gates.hooks.probe import seen_kinds
 from gates.hooks.probed_sites import PROBED, probe_attention
@@ -122,6 +124,7 @@ def check_model(model_type: str, model: PreTrainedModel) -> TypeRow:
     if any(site.layout.gate_only == PROBED for site in sites):
         return row("gated", heads=heads, scores=scores, removed=f"no: {PROBED}")
     try:
+        check_code(whole)
         removed = _removed(whole, inputs)
     except GateError as error:
         removed = f"no: {TEMPORARY.sub('its export', first_line(error))}"
@@ -292,6 +295,22 @@ def _removed(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str:
         found = outputs(loaded, inputs)
     check_equal(found, expected, dtype, "removing and loading", tolerance=REMOVAL)
     return "yes"
+
+
+def check_code(model: PreTrainedModel) -> None:
+    """Run the lines of a model card that predict, if there are any.
+
+    Raises:
+        AssertionError: if they raise an error or print nothing.
+    """
+    code, printed = prediction(model, own_auto_class(model)), io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            exec("\n".join(code), {"model": model, "torch": torch})
+    except Exception as error:
+        raise AssertionError(f"the code of its model card fails: {type(error).__name__}: {first_line(error)}") from error
+    if code and not printed.getvalue():
+        raise AssertionError("the code of its model card prints nothing")
 
 
 @contextmanager

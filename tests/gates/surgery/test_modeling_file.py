@@ -8,9 +8,12 @@ import transformers
 
 from gates.errors import GateError
 from gates.export.checkpoint import ModelCard, load_pruned, save_pruned
+from gates.sites import find_attention
 from gates.surgery import pruned
+from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_
 from tests.models import build, inputs, logits, random_mask
+from training.coverage.types import tiny_models
 
 HOSTILE = 'evil"\'\n"""; __import__("os").system("boom") #'
 
@@ -57,3 +60,12 @@ def test_plain_save_pretrained_of_a_pruned_model_keeps_its_shape(tmp_path):
         torch.testing.assert_close(logits(load_pruned(directory).eval(), batch), expected, atol=3e-6, rtol=1e-5)
     assert type(cut) is transformers.LlamaForCausalLM
     assert not hasattr(cut.config, "auto_map")
+
+
+def test_a_class_that_transformers_lists_and_does_not_export_is_refused_in_one_sentence(tmp_path):
+    model = next(tiny_models("voxtral_realtime_text"))
+    mask = torch.ones(sum(site.heads for site in find_attention(model)))
+    mask[0] = 0
+    assert "AutoModel" not in auto_classes(model)
+    with pytest.raises(GateError, match=type(model).__name__):
+        save_pruned(model, tmp_path / "out", mask, tokenizer=None)

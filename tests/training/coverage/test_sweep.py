@@ -61,6 +61,13 @@ def test_a_wrong_removal_is_a_failure(monkeypatch):
     assert check_type("distilbert").outcome == "FAILED"
 
 
+def test_code_of_a_model_card_that_fails_is_a_failure(monkeypatch):
+    monkeypatch.setattr(every_type, "prediction", lambda *_: ["print(model())"])
+    row = check_type("distilbert")
+    assert row.outcome == "FAILED"
+    assert row.reason.startswith("AssertionError: the code of its model card fails: ValueError: ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", USED)
 def test_what_people_use_is_gated_removed_and_reloaded(name):
