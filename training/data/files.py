@@ -198,8 +198,8 @@ def refuse_broken_quotes(file: str, quoting: bool | None) -> None:
                 opened = opened or line
     if broken and not opened:
         raise GateError(
-            f"line {broken} of {file!r} begins a field in quotation marks, which ends in a later line; set --data.quoting true, "
-            "or false if every line is an example"
+            f"line {broken} of {file!r} begins a field in quotation marks, which ends in a later line; set "
+            "--data.quoting true, or false if every line is an example"
         )
 
 
