@@ -34,6 +34,20 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture
+def registered(monkeypatch):
+    """Leave the Auto classes as :func:`gates.register` does, for one test."""
+    from transformers.models.auto import auto_factory, modeling_auto
+
+    import gates
+
+    for auto in vars(modeling_auto).values():
+        if isinstance(auto, type) and getattr(auto, "_model_mapping", None) is not None:
+            monkeypatch.setattr(auto, "_model_mapping", auto._model_mapping)
+    monkeypatch.setattr(auto_factory, "hf_api", lambda: type("Api", (), {"repo_exists": lambda *_: True}))
+    gates.register()
+
+
 _failed: dict[Exception, str] = {}
 """What a fixture raised, with the test that it failed first."""
 

@@ -77,10 +77,16 @@ def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
         raise GateError(
             f"{own} is not a class that Transformers offers by its name, so it cannot be exported; use form='masked'"
         )
-    if own not in {stock.__name__ for stock in stock_classes.values()}:
+    known = {stock.__name__ for stock in stock_classes.values()}
+    if own not in known and (base := next((kind.__name__ for kind in type(model).__mro__ if kind.__name__ in known), None)):
+        raise GateError(
+            f"{own} is a subclass of one's own, which save_pretrained cannot write in pruned form; call "
+            f"gates.save_pruned(model, directory), which writes it as {base} if it computes the same"
+        )
+    if own not in known:
         raise GateError(
             f"{own} is not a class that an Auto class of Transformers loads, so it cannot be exported in pruned form; "
-            "use form='masked' or one of " + ", ".join(sorted({stock.__name__ for stock in stock_classes.values()}))
+            "use form='masked' or one of " + ", ".join(sorted(known))
         )
     lines = [Path(inspect.getfile(pruned)).read_text(encoding="utf-8")]
     for stock in sorted(set(stock_classes.values()), key=lambda stock: stock.__name__):

@@ -14,9 +14,11 @@ import pandas as pd
 import pytest
 import pytorch_lightning as pl
 import torch
+import transformers
 import yaml
 
 from gates.errors import GateError
+from gates.export.checkpoint import load_pruned
 from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
@@ -806,6 +808,43 @@ def tiny_backbone(folder: Path, *, decoder: bool) -> str:
     model.save_pretrained(folder / "backbone")
     tokenizer.save_pretrained(folder / "backbone")
     return str(folder / "backbone")
+
+
+def test_a_pipeline_answers_with_the_probabilities_of_the_task_that_was_trained(tmp_path, registered):
+    """Not with those of the backbone's own task."""
+    backbone = Path(tiny_backbone(tmp_path, decoder=False))
+    stated = json.loads((backbone / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
+    (backbone / "config.json").write_text(json.dumps(stated))
+    files = [
+        part for split in ("train", "test") for part in (f"--data.{split}_file", text_file(tmp_path, f"{split}.tsv", GOOD))
+    ]
+    small = {"model.budget": 2, "model.finetune": 1, "model.prune": 1, "model.retrain": 0, "data.batch_size": 4,
+             "compare": "none", "wandb.mode": "disabled", "trainer.accelerator": "cpu"}  # fmt: skip
+    given = [part for name, value in small.items() for part in (f"--{name}", str(value))]
+    assert main(["--model.backbone", str(backbone), *files, *given, "--run_dir", str(tmp_path / "run")]) == 0
+    export = tmp_path / "run" / "export"
+    (answers,) = transformers.pipeline("text-classification", model=str(export), top_k=None)(["the fox"])
+    batch = transformers.AutoTokenizer.from_pretrained(export)(["the fox"], return_tensors="pt")
+    model = load_pruned(export).eval()
+    with torch.no_grad():
+        expected = model(**batch).logits[0].softmax(-1)
+    found = {answer["label"]: answer["score"] for answer in answers}
+    assert found == pytest.approx({name: float(expected[number]) for number, name in model.config.id2label.items()}, abs=1e-6)
+    assert sum(found.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_text_beyond_the_positions_of_the_model_is_one_sentence(tmp_path, kind, capsys):
+    """RoBERTa counts from behind the padding's number, so that one of its positions is never taken."""
+    long = text_file(tmp_path, "long.tsv", GOOD + "fox " * 30 + "\t1\n")
+    model = {"model_type": kind, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16,
+             "max_position_embeddings": 20}  # fmt: skip
+    given = [*local_data(tmp_path, long), "--model.from_scratch", json.dumps(model), "--model.budget", "2"]
+    assert main([*given, "--wandb.mode", "disabled", "--run_dir", str(tmp_path / "run")]) == 2
+    limit = 20 if kind == "bert" else 19
+    error = capsys.readouterr().err
+    assert f"error: the longest text has 32 tokens, but {kind!r} has {limit} positions; set --data.max_length {limit}" in error
+    assert "Traceback" not in error
 
 
 def test_print_config_and_help(capsys):

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from gates import load_pruned
 from training.commands.table import run_command
@@ -86,3 +87,15 @@ def test_the_export_predicts_a_number(run):
     model = load_pruned(run / "export")
     assert isinstance(model, AutoModelForSequenceClassification._model_mapping[type(model.config)])
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+
+
+def test_a_pipeline_gives_the_number_that_the_model_predicts(run, registered):
+    model = load_pruned(run / "export")
+    texts = [{"text": "fox king", "text_pair": "fox sees"}, {"text": "basil", "text_pair": "sees king"}]
+    answers = pipeline("text-classification", model=str(run / "export"))(texts)
+    batch = AutoTokenizer.from_pretrained(run / "export")(
+        *zip(*map(dict.values, texts), strict=True), padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        expected = model.eval()(**batch).logits[:, 0].tolist()
+    assert [answer["score"] for answer in answers] == pytest.approx(expected, abs=1e-5)

@@ -114,3 +114,15 @@ def test_wrong_files_end_a_command_with_one_sentence(tmp_path, capsys, name, tex
     assert said in error
     assert "Traceback" not in error
     assert not folder.exists()
+
+
+def test_words_beyond_the_positions_of_the_model_end_a_command_with_one_sentence(tmp_path, capsys):
+    (tmp_path / "a.conll").write_text("the O\nking B-X\n\n" * 20 + "fox B-X\n" * 30 + "\n")
+    build_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    model = json.dumps({**MODEL, "max_position_embeddings": 16})
+    given = ["--data", "Tags", "--data.tokenizer", str(tmp_path / "tokenizer"), "--model.from_scratch", model]
+    given += [part for split in ("train", "test") for part in (f"--data.{split}_file", str(tmp_path / "a.conll"))]
+    assert main([*given, "--model.budget", "3", "--wandb.mode", "disabled", "--run_dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "error: the longest text has 32 tokens, but 'bert' has 16 positions; set --data.max_length 16 or lower\n" in error
+    assert "Traceback" not in error

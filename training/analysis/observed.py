@@ -20,7 +20,7 @@ from training.config import Source
 from training.config.paths import HubName
 from training.data.base import TaskData
 from training.runs.run_directory import CONFIG
-from training.tasks.encoder_decoder import positions
+from training.tasks.encoder_decoder import check_vocabulary, positions
 from training.tasks.loading import load_pretrained, read_config, read_tokenizer
 
 NUMBER = re.compile(r"\d+$")
@@ -125,4 +125,5 @@ def observe_folder(path: str) -> ObservedModel:
     backbone = load_pretrained(AutoModel, Source(HubName(path)), config, what=what).eval()
     if "input_ids" not in backbone.main_input_name:
         raise GateError(f"{type(backbone).__name__} in {path!r} reads no text; give a model of texts")
+    check_vocabulary(backbone, tokenizer, repr(path))
     return ObservedModel(backbone, find_attention(backbone), tokenizer, torch.device("cpu"))

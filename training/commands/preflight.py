@@ -27,6 +27,7 @@ from training.data.files import (
     choose_columns,
     no_padding,
     read_table,
+    refuse_broken_quotes,
 )
 from training.data.headers import check_label_headers
 from training.data.image_folders import check_image_classes, read_folder
@@ -214,6 +215,7 @@ def check_text(options: SentenceFiles) -> None:
     labels, tables, columns = {}, {}, {}
     for split, file in options.files.items():
         tables[split] = table = read_table(file, options.columns, options.quoting, checked=options.check_header)
+        refuse_broken_quotes(file, options.quoting)
         chosen = choose_columns(split, [str(name) for name in table.columns], options)
         columns[split] = chosen["label"]
         if len(table) == 0:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from gates.errors import GateError
 from training.config.data import SentenceFiles, Text
 from training.data.classification import ClassificationData
-from training.data.files import choose_columns, no_padding, read_table
+from training.data.files import choose_columns, no_padding, read_table, refuse_broken_quotes
 from training.data.hashing import cache_of
 from training.data.headers import check_label_headers
 from training.data.sentences import SentenceData
@@ -54,6 +54,8 @@ class SentenceReader(SentenceData):
             name: read_table(file, options.columns, options.quoting, checked=options.check_header)
             for name, file in options.files.items()
         }
+        for file in options.files.values():
+            refuse_broken_quotes(file, options.quoting)
         if options.columns is not None and options.check_header:
             labels = {name: choose_columns(name, list(table.columns), options)["label"] for name, table in tables.items()}
             check_label_headers(tables, labels, options.files)

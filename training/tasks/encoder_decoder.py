@@ -86,12 +86,15 @@ def positions(config: Any, side: str) -> int | None:
     own = own if hasattr(own, "model_type") else config  # two models in one
     if getattr(own, "rope_parameters", None) or getattr(own, "position_biased_input", True) is False:
         return None
+    if getattr(own, "position_embedding_type", None) == "rotary":  # ESM
+        return None
     stated = (
         getattr(config, f"max_{side}_position_embeddings", None),  # LED
         getattr(config, "max_position_embeddings", None),
         getattr(own, "max_position_embeddings", None),
+        getattr(own, "max_seq_len", None),  # MPT, whose ALiBi is a table
     )
-    limit = next((limit for limit in stated if isinstance(limit, int)), None)
+    limit = next((limit for limit in stated if isinstance(limit, int) and limit > 0), None)  # XLNet states -1
     if limit is not None and own.model_type in BEHIND_PADDING:
         return limit - 1 - (1 if own.model_type == "mpnet" else own.pad_token_id or 0)
     return limit

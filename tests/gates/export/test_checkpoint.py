@@ -442,6 +442,17 @@ def test_a_subclass_is_exported_as_its_stock_class_and_loaded_as_either(tmp_path
     torch.testing.assert_close(first_output(again, batch), first_output(loaded, batch))
 
 
+def test_a_pruned_subclass_is_saved_by_the_function_that_its_save_pretrained_names(tmp_path):
+    model, batch = own_bert(OwnBert), {"input_ids": torch.arange(12).view(2, 6)}
+    expected = first_output(remove_heads_(model, torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 0])), batch)
+    message = r"OwnBert is a subclass.*call gates\.save_pruned\(model, directory\), which writes it as BertForSequenceClass"
+    with pytest.raises(GateError, match=message):
+        model.save_pretrained(tmp_path / "refused")
+    assert not list(tmp_path.rglob("*.*"))
+    loaded = load_pruned(save_pruned(model, tmp_path / "export"))
+    torch.testing.assert_close(first_output(loaded, batch), expected)
+
+
 def test_a_subclass_that_is_more_than_its_stock_class_is_refused(tmp_path):
     mask = torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])
     with pytest.raises(GateError, match="LargerBert has the weight 'scale', which BertForSequenceClassification does not have"):

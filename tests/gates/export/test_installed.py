@@ -1,6 +1,5 @@
 """Pruned models load through Auto classes by the installed package, without code from their directory."""
 
-import inspect
 import json
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import sys
 import pytest
 import torch
 import transformers
-from transformers.models.auto import auto_factory, modeling_auto
 
 import gates
 from gates.errors import GateError
@@ -36,16 +34,6 @@ for folder in sys.argv[1:]:
     print([site.heads for site in gates.find_attention(model)])
 print("transformers_modules" in " ".join(sys.modules))
 """
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """The Auto classes as :func:`gates.register` leaves them, for one test."""
-    for auto in vars(modeling_auto).values():
-        if inspect.isclass(auto) and getattr(auto, "_model_mapping", None) is not None:
-            monkeypatch.setattr(auto, "_model_mapping", auto._model_mapping)
-    monkeypatch.setattr(auto_factory, "hf_api", lambda: type("Api", (), {"repo_exists": lambda *_: True}))
-    gates.register()
 
 
 def uneven_mask(architecture):

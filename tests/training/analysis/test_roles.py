@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,6 +196,17 @@ def test_bad_input_is_one_sentence(folder, tmp_path, capsys, arguments, message)
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_tokenizer_larger_than_the_model_is_one_sentence(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path / "model")
+    more = word_tokenizer([*WORDS, *(f"x{number}" for number in range(30))], max_length=12)
+    more.save_pretrained(tmp_path / "model")
+    trees = write_treebank(tmp_path, WORDS)
+    assert call(tmp_path / "model", tmp_path / "out", "--experiments", "roles", "--conllu", trees) == 2
+    error = capsys.readouterr().err
+    assert f"error: the tokenizer has tokens up to number {len(more) - 1}, but '{tmp_path}/model' has embeddings of" in error
     assert error.count("\n") == 1
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from gates.errors import GateError
-from training.data.files import read_table
+from training.commands.table import run_command
+from training.data.files import read_table, refuse_blank_lines, refuse_broken_quotes
 from training.data.labels import check_classes
 
 
@@ -34,6 +35,50 @@ def test_a_line_break_in_quotes_adds_no_row(tmp_path):
     with pytest.raises(GateError, match=r"line 4 of '.*' has 1 fields and the file 2 columns.*--data\.quoting true"):
         read_table(str(file))
     assert read_table(str(file), quoting=True)["label"].tolist() == ["yes", "no", "yes"]
+
+
+@pytest.mark.parametrize("rows", ['1\t"a\n2\tb"', '1\t"a ""b"" c\n2\td\n1\te"""'])
+def test_a_line_break_in_quotes_whose_halves_are_whole_rows(tmp_path, rows):
+    file = tmp_path / "a.tsv"
+    file.write_text(f"label\ttext\n1\tx\n{rows}\n")
+    with pytest.raises(GateError, match=r"line 3 of '.*' begins a field in quotation marks.*--data\.quoting true, or false"):
+        refuse_broken_quotes(str(file), None)
+    refuse_broken_quotes(str(file), True)
+    refuse_broken_quotes(str(file), False)
+    (tmp_path / "a.csv").write_text(file.read_text().replace("\t", ","))
+    refuse_broken_quotes(str(tmp_path / "a.csv"), None)
+
+
+def test_a_broken_quote_ends_the_command_with_one_sentence(tmp_path, capsys):
+    (tmp_path / "a.tsv").write_text('label\ttext\n1\t"a\n2\tb"\n')
+    given = [part for split in ("train", "test") for part in (f"--data.{split}_file", str(tmp_path / "a.tsv"))]
+    assert run_command("fit", [*given, "--model.backbone", "x", "--run_dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: line 2 of ")
+    assert "set --data.quoting true" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '1\t"never closed\n2\tb',
+        '1\t"whole"\n2\t"so ""it"" is"',
+        '1\t"a quotation\n2\tof two "rows"\n1\tend"',
+        '1\t"a quotation\n2\tof two rows"\n1\tthe "good" one',
+        '1\tends with an inch"\n2\t"begins',
+    ],
+)
+def test_quotation_marks_of_texts_are_left_alone(tmp_path, rows):
+    file = tmp_path / "a.tsv"
+    file.write_text(f"label\ttext\n{rows}\n")
+    refuse_broken_quotes(str(file), None)
+
+
+def test_a_text_longer_than_a_field_of_csv_is_no_broken_quote(tmp_path):
+    (tmp_path / "a.tsv").write_text(f"label\ttext\n1\t{'x ' * 100_000}\n")
+    refuse_broken_quotes(str(tmp_path / "a.tsv"), None)
+    refuse_blank_lines(str(tmp_path / "a.tsv"))
 
 
 def test_a_mark_of_order_line_ends_and_blank_lines_add_nothing(tmp_path):
