@@ -20,7 +20,7 @@ from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.families.by_name import learned_gates
 from gates.families.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
-from gates.hooks.calls import Calls, Values, is_backward
+from gates.hooks.calls import Calls, Part, is_backward
 from gates.hooks.evaluating import evaluating
 from gates.hooks.example_axes import ExampleAxes
 from gates.hooks.examples import count_examples
@@ -133,8 +133,8 @@ class HeadGates(nn.Module):
         self.generator: torch.Generator | None = None
         self._hooks = OutputHooks(model, self.sites)
         self.example_axes = ExampleAxes(model, self.sites)
-        self._override: Sequence[Tensor] | None = None
-        self._calls = Calls()
+        self._override: Tensor | None = None
+        self._calls = Calls(self.sizes)
         self._leaves: Leaves | None = None
         self.has_drawn = False  # whether the gates were drawn for training
         self.to(_device_of(self.sites))
@@ -288,7 +288,7 @@ class HeadGates(nn.Module):
         if values.dim() not in (1, 2) or values.shape[-1] != self.size:
             raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
         before = self._override
-        self._override = values.split(self.sizes, dim=-1)
+        self._override = values
         try:
             yield
         finally:
@@ -315,10 +315,10 @@ class HeadGates(nn.Module):
 
     def _before_call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _refuse_head_masks(kwargs, f"{self.size} {self.unit}s")
-        self._calls.begin(name, lambda: self._values_of_call(module, args, kwargs), (module, args, kwargs))
+        self._calls.begin(Part(name, module), lambda: self._values_of_call(module, args, kwargs), (args, kwargs))
 
     def _after_call(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._calls.end(name, output)
+        self._calls.end(Part(name, module), output)
 
     def _gated(self, index: int, heads: Tensor) -> Tensor:
         """Return a site's concatenated heads times their gates; the same tensor, if all of these are one."""
@@ -330,26 +330,27 @@ class HeadGates(nn.Module):
             )
         values = call.at(index)
         if values is not None and values.dim() == 2:
-            axis = self.example_axes.of(index, heads.shape, len(values), call.inputs)
+            inputs = None if call.inputs is None else (call.part.module, *call.inputs)
+            axis = self.example_axes.of(index, heads.shape, len(values), inputs)
             values = axis.spread(values, heads.dim())
         if values is not None:
             heads = scale_heads(heads, values)
         return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
 
-    def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
+    def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Return the gate values of a call that begins, drawn once for all sites, so that gradients come together once."""
         if self._override is not None or self.mode == "open":
             return self._override
         if self.mode == "masked":
-            return self.mask.clone().split(self.sizes)  # a recomputed layer needs the mask of its own call
+            return self.mask.clone()  # a recomputed layer needs the mask of its own call
         if not self.training:
-            return self._one_elsewhere(self.learned()).split(self.sizes)
+            return self._one_elsewhere(self.learned())
         self._check_draw()
         examples = None
         if self.draw_per == "example":
             named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False))
             examples = count_examples({**named, **kwargs})
-        return self._one_elsewhere(self.learned(self.generator, draws=examples)).split(self.sizes, dim=-1)
+        return self._one_elsewhere(self.learned(self.generator, draws=examples))
 
     def _check_draw(self) -> None:
         """Raise an error for a draw that nothing could be learned from."""
@@ -417,8 +418,13 @@ def read_extra_state(state: Tensor | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device_of(sites: Sequence[AttentionSite]) -> torch.device:
-    """Return the device of the first output projection whose weights are there; ``meta`` where all are elsewhere."""
+    """Return the device of the first output projection whose weights are not on the meta device.
+
+    Where all are offloaded, it is the device on which the hooks of accelerate run the first one.
+    """
     devices = [parameter.device for site in sites for parameter in site.output.parameters()]
+    run_on = [getattr(getattr(site.output, "_hf_hook", None), "execution_device", None) for site in sites]
+    devices += [torch.device(device) for device in run_on if device is not None]
     return next((device for device in devices if device.type != "meta"), devices[0] if devices else torch.device("cpu"))
 
 

@@ -171,15 +171,14 @@ class GatedModel(SharedGates, nn.Module):
             GateError: for gates with a budget that were trained without :meth:`step_`, or that are all equal.
         """
         if self.steering is not None and self.gates.mode != "masked":
-            log_alpha = self.gates.log_alpha.detach()
             if self.gates.has_drawn and not self._has_stepped:
                 raise GateError(
                     "the gates were trained and never led to their budget, so their order says little; call step_(progress, "
                     "optimizer) after every step of the optimiser, or set_mask_(mask()) to keep the order as it is"
                 )
-            if bool((log_alpha == log_alpha[0]).all()) and 0 < self.mask().sum() < len(log_alpha):
+            if self.steering.is_arbitrary():
                 raise GateError(
-                    f"all {len(log_alpha)} gates are equal, so a budget of {self.gate_config.budget} would keep the first; "
+                    f"all {self.gates.size} gates are equal, so a budget of {self.gate_config.budget} would keep the first; "
                     "train the gates, or begin with start_from_(scores)"
                 )
         self.set_mask_(self.mask())

@@ -215,6 +215,17 @@ class BudgetSteering:
         probability = open_probability(self.gates.log_alpha, stretch)
         return self.time.to_(probability.device).costs(probability), self.time.time
 
+    def is_arbitrary(self) -> bool:
+        """Return whether :meth:`mask` chooses among gates that are all equal, in all or in a kind with a budget of its own."""
+        log_alpha, mask = self.gates.log_alpha.detach(), self.mask()
+        quotas: list[str | None] = [*self.schedule.kinds] or [None]
+        for kind in quotas:
+            among = slice(None) if kind is None else self.gates.kind_index() == KINDS.index(kind)
+            own, kept = log_alpha[among], mask[among]
+            if bool((own == own[0]).all()) and 0 < kept.sum() < len(kept):
+                return True
+        return False
+
     def mask(self) -> Tensor:
         """What ``log_alpha`` says now: the 0/1 mask ``[gates]`` of exactly the budget, with the minimum per layer."""
         return self.gates.mask_of(self.gates.log_alpha.detach(), self.budget, minimum_per_layer=self.minimum_per_layer)

@@ -7,9 +7,10 @@ is being computed lies between the first and the last number of the call that it
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -20,8 +21,25 @@ from torch.autograd import _get_sequence_nr
 
 from gates.errors import GateError
 
-Values = Sequence[Tensor] | None
-"""The gate values of every site, each ``[gates]`` or ``[examples, gates]``; None if all are one."""
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A module that is called.
+
+    Args:
+        name: Its path in the model; empty for the whole model.
+        module: The module.
+    """
+
+    name: str
+    module: nn.Module
+
+    def holds(self, other: Part) -> bool:
+        """Return whether another module is inside this one."""
+        by_name = other.name != self.name and other.name.startswith(f"{self.name}." if self.name else "")
+        return by_name or (  # a module may have several paths
+            other.module is not self.module and any(part is other.module for part in self.module.modules())
+        )
 
 
 @dataclass(eq=False)
@@ -29,20 +47,22 @@ class Call:
     """One call of a model, or of a part of it that is called alone.
 
     Args:
-        values: The gate values of the call.
-        inputs: The module and the arguments of the call while it runs; None afterwards.
-        name: The path of the called module.
+        part: The module that was called.
+        values: The gate values of every site, ``[gates]`` or ``[examples, gates]``; None if all are one.
+        inputs: The positional and keyword arguments while the call runs; None afterwards.
         thread: The thread of the call.
         first, last: The numbers of its autograd nodes, ``first <= number < last``; ``last`` is None while it runs.
+        drew: Whether the values were computed in the call, with a graph. Others are given or fixed.
         without_graph: The sites that ran under ``torch.no_grad``.
     """
 
-    values: Values
-    inputs: tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
-    name: str = ""
-    thread: int = 0
+    part: Part
+    values: Sequence[Tensor] | None
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    thread: threading.Thread | None = None
     first: int = 0
     last: int | None = None
+    drew: bool = False
     without_graph: set[int] = field(default_factory=set)
 
     def at(self, site: int) -> Tensor | None:
@@ -64,76 +84,96 @@ class Call:
                 )
         return self.values[site]
 
-    def drew(self) -> bool:
-        """Return whether the values were computed in the call, with a graph; others are given or fixed."""
-        made_by = None if self.values is None else self.values[0].grad_fn
-        return made_by is not None and made_by._sequence_nr() >= self.first
-
 
 class Calls:
-    """The running call of each thread, and the finished calls that can still be differentiated.
+    """The running calls of each thread, and the finished calls that can still be differentiated.
 
-    Compiled code has one running call for all threads, since the compiler cannot trace which thread it is in.
+    A thread has a stack of the modules that it runs, each with the call it belongs to: a part that runs inside a call has the
+    call of what is around it. Compiled code has one call for all threads, since the compiler cannot trace the thread.
+
+    Args:
+        sizes: The number of gates of each site.
     """
 
-    def __init__(self) -> None:
-        self._compiled: tuple[str, Call] | None = None
-        self._running: dict[int, tuple[str, Call]] = {}
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._compiled: Call | None = None
+        self._running: dict[int, list[tuple[Part, Call]]] = {}
         self._finished: WeakSet[Call] = WeakSet()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
-        return Calls, ()  # a copy of the gates has had no calls
+    def __reduce__(self) -> tuple[type[Calls], tuple[list[int]]]:
+        return Calls, (self._sizes,)  # a copy of the gates has had no calls
 
     def running(self) -> Call | None:
-        """Return the running call of this thread; None outside of calls."""
-        current = self._current()
-        return None if current is None else current[1]
+        """Return the call that this thread is in; None outside of calls."""
+        if torch.compiler.is_compiling():
+            return self._compiled
+        stack = self._running.get(threading.get_ident())
+        return stack[-1][1] if stack else None
 
-    def _current(self) -> tuple[str, Call] | None:
-        return self._compiled if torch.compiler.is_compiling() else self._running.get(threading.get_ident())
-
-    def begin(self, name: str, values: Callable[[], Values], inputs: tuple[nn.Module, tuple[Any, ...], dict[str, Any]]) -> None:
+    def begin(self, part: Part, values: Callable[[], Tensor | None], inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """Begin a call, unless a call runs around it already. A part that is recomputed continues its own call.
 
         Args:
-            name: The path of the called module in the model; empty for the whole model.
-            values: A function that returns the gate values of a new call.
-            inputs: The called module with its positional and keyword arguments.
+            part: The module that is called.
+            values: A function that returns the gate values of a new call, ``[gates]`` or ``[examples, gates]``.
+            inputs: Its positional and keyword arguments.
         """
-        current = self._current()
-        if current is not None and name != current[0] and name.startswith(f"{current[0]}." if current[0] else ""):
-            return
         if torch.compiler.is_compiling():
-            self._compiled = (name, Call(values(), inputs, name))
+            if self._compiled is None or not self._compiled.part.holds(part):
+                self._compiled = Call(part, self._split(values()), inputs)
             return
-        thread = threading.get_ident()
-        first, call = _get_sequence_nr(), self._recomputed(thread)
-        if call is None or (call.name == name and call.drew()):  # a draw that is recomputed has to be made again
-            call = Call(values(), inputs, name, thread, first)
-        self._running[thread] = self._compiled = (name, call)
+        stack = self._running.setdefault(threading.get_ident(), [])
+        if stack and not stack[-1][0].holds(part):
+            stack[:] = _still_running(stack, part)
+        if stack and stack[-1][1].part.holds(part) and all(own.module is not part.module for own, _ in stack):
+            stack.append((part, stack[-1][1]))
+            return
+        first, call = _get_sequence_nr(), self._recomputed()
+        if call is None or (call.part.module is part.module and call.drew):  # a draw that is recomputed is made again
+            flat = values()
+            drew = flat is not None and flat.grad_fn is not None and flat.grad_fn._sequence_nr() >= first
+            call = Call(part, self._split(flat), inputs, threading.current_thread(), first, drew=drew)
+            if drew:
+                flat.register_hook(partial(_keep, call))  # type: ignore[union-attr]
+                self._compiled = call  # for parts that are compiled alone
+        stack.append((part, call))
 
-    def end(self, name: str, output: Any) -> None:
-        """End the call that began with ``name``; its values stay for as long as its output can be differentiated."""
-        current = self._current()
-        if current is None or current[0] != name:
-            return
-        self._compiled = None
+    def end(self, part: Part, output: Any) -> None:
+        """End the call of a module; its values stay for as long as its output or its draw can be differentiated."""
         if torch.compiler.is_compiling():
+            if self._compiled is not None and self._compiled.part.name == part.name:
+                self._compiled = None
             return
-        del self._running[threading.get_ident()]
-        call = current[1]
-        call.inputs = None
-        if call.last is None:
-            call.last = _get_sequence_nr()
-            for tensor in _tensors(output):
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(partial(_keep, call))  # the graph of the output owns the call
-                    with self._lock:
-                        self._finished.add(call)
+        stack = self._running.get(threading.get_ident(), [])
+        if all(own.module is not part.module for own, _ in stack):
+            return
+        while (last := stack.pop())[0].module is not part.module:
+            pass
+        if not stack:
+            del self._running[threading.get_ident()]
+        call = last[1]
+        if call.part.module is not part.module or call.last is not None:
+            return
+        self._compiled, call.inputs, call.last = None, None, _get_sequence_nr()
+        with self._lock:
+            self._finished.add(call)
+        for tensor in _tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(partial(_keep, call))  # the graph of the output owns the call
+        if call.drew and call.values is not None:  # the graph of the draw owns the call, so the call may not own the graph
+            call.values = [values.detach().requires_grad_() for values in call.values]
 
-    def _recomputed(self, thread: int) -> Call | None:
-        """Return the finished call whose backward pass this thread is computing; None if it computes none."""
+    def _split(self, values: Tensor | None) -> Sequence[Tensor] | None:
+        return None if values is None else values.split(self._sizes, dim=-1)
+
+    def _recomputed(self) -> Call | None:
+        """Return the finished call whose backward pass this thread is computing; None if it computes none.
+
+        Raises:
+            GateError: where calls of several threads have nodes of this number, and none of them was of this thread.
+        """
         node = torch._C._current_autograd_node()
         if node is None:
             return None
@@ -141,18 +181,34 @@ class Calls:
         with self._lock:
             found = [call for call in self._finished if call.last is not None and call.first <= number < call.last]
         if len(found) > 1:  # node numbers are counted in each thread
-            found = [call for call in found if call.thread == thread]
-        if len(found) > 1:
-            raise GateError(
-                "several threads called the gated model, and it is not certain whose layer is recomputed; run forward and "
-                "backward pass of a call in one thread, or train without activation checkpointing"
-            )
+            found = [call for call in found if call.thread is threading.current_thread()]
+            if len(found) != 1:
+                raise GateError(
+                    "several threads called the gated model, and it is not certain whose layer is recomputed; run forward and "
+                    "backward pass of a call in one thread, or train without activation checkpointing"
+                )
         return found[0] if found else None
 
 
 def is_backward() -> bool:
     """Return whether this thread is computing a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_autograd_node() is not None
+
+
+def _still_running(stack: Sequence[tuple[Part, Call]], called: Part) -> list[tuple[Part, Call]]:
+    """Return the entries of a stack whose modules are running, by the frames of this thread, while another one is called.
+
+    An interrupt runs no hook that would say that a module has ended.
+    """
+    running: list[nn.Module] = []
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            running.append(frame.f_locals["self"])
+        frame = frame.f_back  # type: ignore[assignment]
+    if called.module in running:  # its own new call is one of the frames
+        running.remove(called.module)
+    return [entry for entry in stack if any(module is entry[0].module for module in running)]
 
 
 def _keep(call: Call, gradient: Tensor) -> None:
@@ -162,6 +218,10 @@ def _keep(call: Call, gradient: Tensor) -> None:
 def _tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, (tuple, list, Mapping)):
-        for part in output.values() if isinstance(output, Mapping) else output:
+    elif isinstance(output, (tuple, list)):
+        for part in output:
             yield from _tensors(part)
+    elif isinstance(output, Mapping):
+        yield from _tensors(list(output.values()))
+    elif is_dataclass(output):
+        yield from _tensors(list(vars(output).values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -72,6 +73,29 @@ def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Mo
         state["training"] = False
         vars(copy).update(state)
     return copies[module], copies
+
+
+class _Thread(threading.local):
+    runs_copy = False
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def running_copy() -> Iterator[None]:
+    """Mark that this thread runs a copy, for the length of a ``with`` block: :func:`check_original` then raises an error."""
+    before, _THREAD.runs_copy = _THREAD.runs_copy, True
+    try:
+        yield
+    finally:
+        _THREAD.runs_copy = before
+
+
+def check_original() -> None:
+    """Raise an error where a copy runs the original module, as a ``forward`` that was replaced by a closure does."""
+    if _THREAD.runs_copy:
+        raise RuntimeError("the copy of a module runs the original")
 
 
 def _rebound(value: Any, owner: nn.Module, copy: nn.Module) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from gates.errors import GateError
-from gates.hooks.evaluating import evaluation_copy
+from gates.hooks.evaluating import evaluation_copy, running_copy
 from gates.hooks.examples import ExampleAxis, axes_of, locate, only_axis, replaced
 from gates.hooks.functional import calling_outputs
 from gates.hooks.generators import kept_generators
@@ -108,7 +108,7 @@ class ExampleAxes:
             alone.forward(*own, **named)
             return dict(seen)
 
-        with calling_outputs(alone), kept_generators(self._model):
+        with running_copy(), calling_outputs(alone), kept_generators(self._model):
             for index, site in enumerate(self._sites):
                 if site.output in inside:
                     inside[site.output].register_forward_pre_hook(partial(see, index))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gates.errors import GateError
+from gates.hooks.evaluating import check_original
 from gates.hooks.functional import call_output
 from gates.hooks.own_method import Use
 from gates.hooks.probe import Arguments, is_bypassed
@@ -127,6 +128,8 @@ class OutputHooks:
     def _on_output(
         self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
+        if not torch.compiler.is_compiling():
+            check_original()
         check_width(self._sites[index], args[0])
         heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
         if not torch.compiler.is_compiling():
@@ -154,14 +157,14 @@ class OutputHooks:
             return
         gated = [site.output for site in self._sites if site.module is module]
         bypassed = is_bypassed(module, gated, arguments)
-        if bypassed is not None:
-            self._probed.add(type(module))
         if bypassed:
             raise GateError(
                 f"{type(module).__name__} at {self._sites[index].name!r} hands on attention that does not pass the gates of "
                 f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
                 "another model or describe all its streams of heads in gates.surgery.layouts.LAYOUTS"
             )
+        if bypassed is not None:
+            self._probed.add(type(module))
 
 
 def _around(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[str, nn.Module]:

@@ -1,4 +1,4 @@
-"""A function that one module calls in place of a method of its class, for as long as somebody uses it.
+"""Give one module a function in place of a method of its class, until its last user leaves.
 
 A library can be changed by replacing one of its functions, but then every thread and every other model calls the replacement,
 and an interrupt can leave it in place. An attribute of one module concerns the calls of that module alone.
@@ -56,12 +56,11 @@ class Use:
         own, states = self.own, vars(self.own.module)
         with _LOCK:
             own.users[:] = [user for user in own.users if user is not self.user]
-            if own.users or states.get(own.name) is not own:
-                return
-            if own.before is None:
-                del states[own.name]
-            else:
-                states[own.name] = own.before
+            while isinstance(own, OwnMethod) and not own.users and states.get(own.name) is own:
+                if own.before is None:
+                    del states[own.name]
+                    return
+                own = states[own.name] = own.before  # one below, whose users may have left before
 
 
 def use_method(module: nn.Module, name: str, function: Callable[..., Any], user: Any) -> Use:
@@ -73,7 +72,7 @@ def use_method(module: nn.Module, name: str, function: Callable[..., Any], user:
     """
     with _LOCK:
         own = vars(module).get(name)
-        if not isinstance(own, OwnMethod):
+        if not isinstance(own, OwnMethod) or own.function is not function:
             vars(module)[name] = own = OwnMethod(module, name, function)
         own.users.append(user)
     return Use(own, user)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from gates.hooks.evaluating import evaluation_copy
+from gates.hooks.evaluating import evaluation_copy, running_copy
 from gates.hooks.functional import calling_outputs
 from gates.sites import AttentionSite, Kind
 
@@ -120,7 +120,7 @@ def _again(
 
     args, kwargs = arguments
     alone, inside = evaluation_copy(module)
-    with torch.no_grad(), calling_outputs(alone), ExitStack() as stack:
+    with torch.no_grad(), running_copy(), calling_outputs(alone), ExitStack() as stack:
         for projection in closed:
             if projection in inside:
                 handle = inside[projection].register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))

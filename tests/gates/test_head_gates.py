@@ -425,6 +425,16 @@ def test_gates_are_where_the_weights_are_and_not_where_offloaded_ones_are():
     assert HeadGates(model.to("meta")).mask.device.type == "meta"
 
 
+def test_gates_of_a_model_that_is_offloaded_whole_are_where_it_runs():
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = build("bert"), inputs("bert")
+    expected = logits(model, batch)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    gates = HeadGates(model).attach()
+    assert gates.mask.device.type == "cpu"
+    torch.testing.assert_close(logits(model, batch), expected)
+
+
 @pytest.mark.parametrize("draw_per", ["batch", "example"])
 def test_values_follow_the_device_of_each_site(draw_per):
     """The meta device stands in for a second GPU: every operation on tensors of two devices is an error there too."""

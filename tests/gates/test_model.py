@@ -376,7 +376,15 @@ def test_a_mask_of_gates_that_never_stepped_is_refused():
     assert int(gated.fix_mask_().sum()) == 3
 
 
-def test_scores_and_loaded_gates_need_no_step(tmp_path):
+def test_a_budget_that_leaves_no_choice_is_not_arbitrary():
+    gated = get_gated_model(build("bart"), GateConfig(budget={"encoder": 0}))
+    kinds = gated.gates.kind_index()
+    assert torch.equal(gated.fix_mask_(), (kinds != 0).float())
+    with pytest.raises(GateError, match="gates are equal"):
+        get_gated_model(build("bart"), GateConfig(budget={"encoder": 1})).fix_mask_()
+
+
+def test_scores_and_loaded_gates_need_no_step():
     gated = get_gated_model(build("bert"), GateConfig(budget=3)).start_from_(torch.rand(8))
     state = gated.state_dict()
     assert int(gated.fix_mask_().sum()) == 3
@@ -471,7 +479,5 @@ def test_a_model_in_4_bits_is_refused_as_quantised():
     model = Wrapper().parts[0].auto_model
     for layer in model.encoder.layer:
         layer.attention.output.dense = Linear4bit(layer.attention.output.dense)
-    with pytest.raises(
-        GateError, match=r"'output.dense' of BertAttention at .* is quantised: its weight is packed to \(512, 1\)"
-    ):
+    with pytest.raises(GateError, match=r"'output.dense' of Bert\w+ at .* is quantised: its weight is packed to \(512, 1\)"):
         get_gated_model(model)

@@ -1,4 +1,4 @@
-"""Whether labels are classes, or numbers. Nothing here loads PyTorch, so that a wrong file is told at once."""
+"""Check that labels are classes, or numbers. Nothing here loads PyTorch, so a wrong file is refused at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gates.errors import GateError
 
 SHOWN = 8
 """Classes in a message."""
-SEVERAL = re.compile(r"\[[^\]]*[,\s][^\]]*\]|\[\d*\]|\{.*:.*\}")
-"""A list of labels as text, such as ``[0, 1, 0]``, or an object."""
+SEVERAL = re.compile(r"[\[(][\d\s.,]*[\])]|\[\s*(['\"]).*\1\s*\]|\{\s*['\"].*:.*\}|[01]([,;\s]+[01])+")
+"""Several labels as text: ``[0, 1, 0]``, ``['sad', 'angry']``, ``0,1,0``, or a JSON object."""
 
 
 def check_classes(labels: Mapping[str, list[str]]) -> None:

@@ -64,8 +64,12 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
 
 def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch, dense: Mapping[str, Tensor]) -> list[Refit]:
     """The same with each of several masks, of all of which the weights of the best stay; how it went for each mask."""
-    done, best, best_gain = list[Refit](), dict[str, Tensor](), -math.inf
-    start, gain = copied_weights(subject), subject.task.gain
+    start = copied_weights(subject)
+    done, best, best_gain = list[Refit](), start, -math.inf
+
+    def gain(quality: float) -> float:
+        return -math.inf if math.isnan(quality) else subject.task.gain(quality)
+
     for mask in masks:
         tried = list[float]()
         with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
@@ -75,18 +79,18 @@ def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch,
                 use_weights_(subject, start)
                 refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
                 tried.append(quality(subject, mask))
-                if gain(tried[-1]) >= gain(unrefitted) and (not best or gain(tried[-1]) > best_gain):
+                if gain(tried[-1]) >= gain(unrefitted) and gain(tried[-1]) > best_gain:
                     best, best_gain = copied_weights(subject), gain(tried[-1])
                 shown.advance()
         reached = max(tried, key=gain)
         taken: float | None = search.ridges[tried.index(reached)]
-        if gain(reached) < gain(unrefitted):
+        if gain(reached) < gain(unrefitted) or gain(reached) == -math.inf:
             _say(
                 f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} "
                 f"alone and {reached:.4f} after the best refit, so the weights stay as they were"
             )
             taken, reached = None, unrefitted
-            if not best or gain(unrefitted) > best_gain:
+            if gain(unrefitted) > best_gain:
                 best, best_gain = start, gain(unrefitted)
         done.append(Refit(taken, reached, tried, unrefitted, cost.cost))
     use_weights_(subject, best)

@@ -203,15 +203,58 @@ def test_a_part_draws_what_the_model_would_draw():
     assert torch.equal(*found)
 
 
-def test_an_error_inside_a_call_ends_it():
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["bert.encoder.layer.1", "bert.encoder.layer.1.attention.self", "bert.encoder"])
+def test_an_error_inside_a_call_ends_it(place, error):
+    """PyTorch calls no hook at the end of a module that is interrupted."""
     model, gates, batch = gated("bert")
-    handle = model.bert.encoder.layer[1].register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+
+    def fail(*_):
+        raise error
+
+    handle = model.get_submodule(place).register_forward_pre_hook(fail)
+    with pytest.raises(error):
         model(**batch)
     handle.remove()
-    assert gates._calls.running() is None
     found = [values_of_a_call(gates, lambda: model.bert(**batch)) for _ in range(2)]
     assert not torch.equal(*found)
+    for _ in range(2):
+        model.bert(**batch)[0].square().mean().backward()
+    gates.eval()
+    mask = torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 1])
+    gates.set_mask_(mask)
+    assert torch.equal(values_of_a_call(gates, lambda: model.bert(**batch)), mask)
+
+
+def test_a_model_that_is_called_inside_one_of_its_layers():
+    """A dense teacher in a hook: the layers after it have the draw of the call around it."""
+    model, gates, batch = gated("bert")
+    seen = []
+
+    def teach(*_):
+        handle.remove()
+        with torch.no_grad(), gates.use(torch.ones(gates.size)):
+            model(**batch)
+
+    for layer in (0, 1):
+        model.bert.encoder.layer[layer].register_forward_pre_hook(lambda *_: seen.append(gates._calls.running()))
+    handle = model.bert.encoder.layer[0].attention.register_forward_hook(teach)
+    model(**batch).logits.square().mean().backward()
+    assert [call is seen[0] for call in seen] == [True, False, False, True]  # the teacher runs both layers in between
+    assert gates._calls.running() is None
+
+
+def test_a_loss_of_states_that_a_hook_took_when_the_output_is_gone():
+    def of_states(model, gates, batch):
+        states = []
+        handle = model.bert.encoder.layer[1].register_forward_hook(lambda _, __, output: states.append(output))
+        model(**batch)
+        handle.remove()
+        gc.collect()
+        state = states[0][0] if isinstance(states[0], tuple) else states[0]
+        return state.square().mean()
+
+    compare(of_states)
 
 
 def test_calls_are_kept_as_long_as_their_graph():
@@ -301,3 +344,13 @@ def test_each_thread_trains_on_its_own_draw():
     model, gates, batch = gated("bert", checkpointing={"use_reentrant": False})
     in_threads(2, lambda _: [loss_of(model, batch).backward() for _ in range(5)])
     assert gates.log_alpha.grad.isfinite().all()
+
+
+def test_a_backward_pass_in_another_thread_than_both_calls_is_refused():
+    """Nodes are numbered in each thread, so that numbers do not tell the calls apart."""
+    model, gates, batch = gated("bert", checkpointing={"use_reentrant": False})
+    gates.generator, losses = torch.Generator().manual_seed(1), []
+    for _ in range(2):
+        in_threads(1, lambda _: losses.append(loss_of(model, batch)))
+    with pytest.raises(GateError, match="several threads called the gated model"):
+        losses[0].backward()

@@ -1,14 +1,17 @@
 """What a second call of an attention module shows, for modules written by hand of which the answer is known."""
 
 import copy
+from functools import partial
+from types import MethodType
 
 import pytest
 import torch
 from torch import nn
 
+from gates.head_gates import HeadGates
 from gates.hooks.probe import is_bypassed, seen_kinds
 from gates.sites import find_attention
-from tests.models import build, inputs
+from tests.models import build, inputs, logits
 
 
 class Streams(nn.Module):
@@ -100,3 +103,20 @@ def test_padded_tokens_do_not_hide_the_kind(hidden):
     mask[:, hidden] = 0
     found = seen_kinds(model, find_attention(model), lambda: model(input_ids=batch["input_ids"][:1], attention_mask=mask))
     assert found == ["encoder", "encoder"]
+
+
+@pytest.mark.parametrize("wrap", ["closure", "method", "partial"])
+def test_a_forward_that_was_replaced_accuses_nobody(wrap):
+    """A closure leads from the copy back to the original module; methods and partial functions are those of the copy."""
+    model, batch = build("bert"), inputs("bert")
+    expected = logits(model, batch)
+    for layer in model.bert.encoder.layer:
+        own = layer.attention.forward
+        layer.attention.forward = {
+            "closure": lambda *args, own=own, **kwargs: own(*args, **kwargs),
+            "method": MethodType(type(layer.attention).forward, layer.attention),
+            "partial": partial(type(layer.attention).forward, layer.attention),
+        }[wrap]
+    with HeadGates(model).attached() as gates:
+        torch.testing.assert_close(logits(model, batch), expected)
+        assert gates._hooks._probed

@@ -1,5 +1,6 @@
 """Weights refitted to a mask, with the ridge that does best on the selection split."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,25 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, r
     assert [ridge for _, _, ridge, _, _ in fitted] == RIDGES * 2
     assert all(mask is masks[number // 3] for number, (mask, *_) in enumerate(fitted))
     assert all(dense is start and rows == 8 and wide == search.feed_forward for _, dense, _, rows, wide in fitted)
+
+
+@pytest.mark.parametrize(
+    ("qualities", "ridge", "reached"),
+    [
+        ([0.5, math.nan, math.nan], None, 0.5),
+        ([0.5, math.nan, 0.7], 1.0, 0.7),
+        ([math.nan, 0.5, math.nan], 0.1, 0.5),
+        ([math.nan] * 3, None, math.nan),
+    ],
+)
+def test_a_refit_whose_quality_is_no_number_is_not_applied(monkeypatch, qualities, ridge, reached):
+    subject = with_a_selection_split(make_subject())
+    dense, left = parameters_of(subject), list(qualities)
+    monkeypatch.setattr(refits, "quality", lambda *_: left.pop(0))
+    found = best_refit_(subject, MASK, RefitSearch(ridges=[0.1, 1.0], rows=8), dense)
+    assert found.ridge == ridge
+    assert found.reached == pytest.approx(reached, nan_ok=True)
+    assert all(torch.equal(tensor, dense[name]) for name, tensor in parameters_of(subject).items()) == (ridge is None)
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
