@@ -345,29 +345,14 @@ class HeadGates(nn.Module):
             return self.mask.clone()  # a recomputed layer needs the mask of its own call
         if not self.training:
             return self._one_elsewhere(self.learned())
-        self._check_draw()
+        if torch.is_grad_enabled():
+            _check_draw(self)
+            self.has_drawn = self.has_drawn or not torch.compiler.is_compiling()
         examples = None
         if self.draw_per == "example":
             named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False))
             examples = count_examples({**named, **kwargs})
         return self._one_elsewhere(self.learned(self.generator, draws=examples))
-
-    def _check_draw(self) -> None:
-        """Raise an error for a draw that nothing could be learned from."""
-        if not torch.is_grad_enabled():
-            return
-        if not torch.compiler.is_compiling():
-            self.has_drawn = True
-        if not self.log_alpha.requires_grad:
-            raise GateError(
-                "log_alpha requires no gradient, so the gates would never learn; set log_alpha.requires_grad = True (after "
-                "what froze all parameters, such as get_peft_model), or fix the gates by set_mask_(mask)"
-            )
-        if self.generator is not None and is_backward():
-            raise GateError(
-                "the gated model is recomputed in a backward pass, and its draw is not known any more; checkpoint its layers, "
-                "as model.gradient_checkpointing_enable({'use_reentrant': False}) does, not a function around the model"
-            )
 
     # -- state -------------------------------------------------------------------------------------------------
 
@@ -400,6 +385,20 @@ class HeadGates(nn.Module):
     def extra_repr(self) -> str:
         size = f"sites={len(self.sites)}, gates={self.size}"
         return f"family={self.family}, unit={self.unit}, mode={self.mode}, {size}, attached={self.is_attached}"
+
+
+def _check_draw(gates: HeadGates) -> None:
+    """Raise an error for a draw that nothing could be learned from."""
+    if not gates.log_alpha.requires_grad:
+        raise GateError(
+            "log_alpha requires no gradient, so the gates would never learn; set log_alpha.requires_grad = True (after "
+            "what froze all parameters, such as get_peft_model), or fix the gates by set_mask_(mask)"
+        )
+    if gates.generator is not None and is_backward():
+        raise GateError(
+            "the gated model is recomputed in a backward pass, and its draw is not known any more; checkpoint its layers, "
+            "as model.gradient_checkpointing_enable({'use_reentrant': False}) does, not a function around the model"
+        )
 
 
 def _refuse_head_masks(inputs: Mapping[str, Any], gates: str) -> None:

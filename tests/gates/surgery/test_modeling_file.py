@@ -42,9 +42,10 @@ def test_the_modeling_file_holds_no_text_of_the_user(tmp_path):
 def test_a_class_with_a_hostile_name_is_not_written(tmp_path):
     model = build("bert")
     model.__class__ = type(HOSTILE, (type(model),), {})
-    with pytest.raises(GateError, match="not a class that an Auto class"):
-        save_pruned(model, tmp_path / "out", random_mask("bert"), tokenizer=None)
-    assert list(tmp_path.iterdir()) == []
+    save_pruned(model, tmp_path / "out", random_mask("bert"), tokenizer=None)  # as the stock class that it is
+    for path in (tmp_path / "out").rglob("*"):
+        assert HOSTILE.encode() not in path.read_bytes()
+    assert type(load_pruned(tmp_path / "out")).__name__.endswith("BertForSequenceClassification")
 
 
 def test_plain_save_pretrained_of_a_pruned_model_keeps_its_shape(tmp_path):
