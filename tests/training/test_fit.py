@@ -632,7 +632,7 @@ def test_a_dense_model_alone_has_one_row(tmp_path, compare, monkeypatch):
         torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
         for name in ("dense", "final")
     )
-    assert all(torch.equal(final[name], tensor) for name, tensor in dense.items() if torch.is_tensor(tensor))
+    assert all(torch.equal(final[name], tensor) for name, tensor in dense.items() if name != "gates._extra_state")
     assert (tmp_path / "run" / "curve.csv").is_file() is (compare == "full")
     if compare == "full":
         curve = pd.read_csv(tmp_path / "run" / "curve.csv")

@@ -167,17 +167,18 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
         raise GateError(f"the checkpoint {path!r} holds weights only; resume from last.ckpt or dense.ckpt")
     own = pruner.state_dict()
     extra = "gates._extra_state"
-    if extra in weights:
-        pruner.gates.set_extra_state(read_extra_state(weights[extra]) | {"mode": pruner.gates.mode})
-    shapes = {name: tuple(tensor.shape) for name, tensor in own.items() if torch.is_tensor(tensor)}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items() if torch.is_tensor(tensor)}
+    saved = read_extra_state(weights[extra]) if extra in weights else {}
+    if saved:
+        pruner.gates.set_extra_state(saved | {"mode": pruner.gates.mode})
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items() if name != extra}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items() if name != extra}
     if shapes != found:
         different = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
         raise GateError(
             f"the checkpoint {path!r} is from another model: {len(different)} weights differ, the first is {different[0]!r} "
             f"({found.get(different[0], 'missing')} there, {shapes.get(different[0], 'missing')} here)"
         )
-    mode = weights.get(extra, {}).get("mode")
+    mode = saved.get("mode")
     for name, asked in (("refit", pruner.options.refit), ("swaps", bool(pruner.options.swaps))):
         if mode == "masked" and asked and content.get({"swaps": "search"}.get(name, name)) is None:
             raise GateError(
