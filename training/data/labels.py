@@ -19,7 +19,7 @@ def check_classes(labels: Mapping[str, list[str]]) -> None:
     as examples; in the others, labels that the training split has not.
 
     Args:
-        labels: of the examples of each split, ``train`` among them.
+        labels: The labels of the examples of each split, with ``train`` among them.
     """
     classes, total = sorted(set(labels["train"])), len(labels["train"])
     if several := next((label for label in classes if SEVERAL.fullmatch(label)), None):
@@ -59,7 +59,7 @@ def check_numbers(labels: Mapping[str, list[str]]) -> dict[str, float]:
     """The numbers that the labels of all splits are, by label.
 
     Args:
-        labels: of the examples of each split.
+        labels: The labels of the examples of each split.
 
     Raises:
         GateError: for a label that is no number, and for a split that has one number alone.

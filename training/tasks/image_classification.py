@@ -36,15 +36,15 @@ class ImageClassification(Classification):
             source: of the model.
             tokenizer: the image processor of the data.
         """
-        told, size = self.label_fields, size_of(tokenizer)
+        fields, size = self.label_fields, size_of(tokenizer)
         if source.from_scratch is not None:
-            model = from_config(self.auto, {**source.from_scratch, **told}, {"image_size": size[0], "num_channels": CHANNELS})
+            model = from_config(self.auto, {**source.from_scratch, **fields}, {"image_size": size[0], "num_channels": CHANNELS})
             check_images(model.config, size, "the new model", "set --data.image_size to it")
             return model
         config = config_of(source)
         check_images(config, size, repr(source.backbone), "correct its preprocessor_config.json")
-        resized = config.num_labels != told["num_labels"]
-        set_labels_(config, told)
+        resized = config.num_labels != fields["num_labels"]
+        set_labels_(config, fields)
         return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
 
     def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:

@@ -33,10 +33,10 @@ class SentenceTask(Task):
 
     def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """A pretrained backbone with a head for the labels, or a new one; see :meth:`Task.build`."""
-        told = self.label_fields
+        fields = self.label_fields
         if source.from_scratch is not None:
             tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-            model = from_config(self.auto, {**source.from_scratch, **told}, tokens)
+            model = from_config(self.auto, {**source.from_scratch, **fields}, tokens)
             if model.config.is_encoder_decoder:  # which reads its answer at the end of the text, and begins as T5 does
                 ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
                 for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
@@ -44,8 +44,8 @@ class SentenceTask(Task):
             check_vocabulary(model, tokenizer, "the new model")
             return model
         config = config_of(source)
-        resized = config.num_labels != told["num_labels"]
-        set_labels_(config, told)
+        resized = config.num_labels != fields["num_labels"]
+        set_labels_(config, fields)
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
         model = load_pretrained(self.auto, source, config, what=self.what, resized=resized)
@@ -60,14 +60,14 @@ class SentenceTask(Task):
         return {"encoder": mask, "decoder": mask, "cross": mask}
 
 
-def set_labels_(config: Any, told: Mapping[str, Any]) -> None:
-    """Let a backbone's config say what the run trains, without what it says of another task.
+def set_labels_(config: Any, fields: Mapping[str, Any]) -> None:
+    """Set the config fields of the task that the run trains, and clear those of another task.
 
     Args:
-        config: of the backbone.
-        told: the fields of the labels.
+        config: The config of the backbone.
+        fields: The fields of the labels.
     """
-    for name, value in told.items():
+    for name, value in fields.items():
         setattr(config, name, value)
     for name in ("finetuning_task", "task_specific_params", "function_to_apply"):  # which pipelines follow
         if getattr(config, name, None) is not None:
