@@ -195,7 +195,9 @@ def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
             f"{type(model).__name__} is no Transformers model, so it cannot be exported; call prune_and_unload(), then save "
             "the Transformers model in it by save_pretrained, or all of it by torch.save"
         )
-    kinds = [kind for kind in type(model).__mro__ if getattr(transformers, kind.__name__, None) is kind]
+    kinds = [
+        kind for kind in type(model).__mro__ if _is_model_class(kind) and getattr(transformers, kind.__name__, None) is kind
+    ]
     if not kinds or kinds[0] is PreTrainedModel or hasattr(transformers, type(model).__name__):
         return model
     stock, is_pruned = kinds[0], bool(getattr(model.config, "pruned_attention", None))

@@ -423,7 +423,7 @@ def check(command, line):
 def test_odd_lines(command, tally, monkeypatch, tmp_path):
     """They are read and their values checked; no work is done."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.commands.table._work", lambda known, line: check(command, line))
+    monkeypatch.setattr("training.commands.table.work_on", lambda name, line: check(command, line))
     assert held(lambda: run_command(command, LINES[command])).code == 0
     for number in range((20 if command in ("fit", "compare") else 25) * TIMES):
         line, refused = odd_lines(command, chances("line", command, number), number)
