@@ -411,7 +411,8 @@ class Pruned:
         own = type(self)
         if getattr(sys.modules.get(own.__module__), own.__name__, None) is own:  # one of an exported file
             return copyreg.__newobj__, (own,), vars(self)
-        return _empty_model, (own.__bases__[-1],), vars(self)
+        stock = next(kind for kind in own.__mro__ if not is_of(kind, Pruned) and hasattr(kind, "from_pretrained"))
+        return _empty_model, (stock,), vars(self)
 
     @classmethod
     def is_custom_code(cls):
