@@ -314,7 +314,7 @@ class HeadGates(nn.Module):
     # -- while the model runs ----------------------------------------------------------------------------------
 
     def _before_call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _refuse_head_masks(kwargs, f"{self.size} {self.unit}s")
+        _refuse_head_masks(kwargs, self)
         self._calls.begin(Part(name, module), lambda: self._values_of_call(module, args, kwargs), (args, kwargs))
 
     def _after_call(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -401,12 +401,12 @@ def _check_draw(gates: HeadGates) -> None:
         )
 
 
-def _refuse_head_masks(inputs: Mapping[str, Any], gates: str) -> None:
+def _refuse_head_masks(inputs: Mapping[str, Any], gates: HeadGates) -> None:
     for name in IGNORED_MASKS:
         if inputs.get(name) is not None:
             raise GateError(
                 f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
-                f"one for each of {gates}: `with gates.use(values):` for a while, or set_mask_(mask)"
+                f"one for each of {gates.size} {gates.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
             )
 
 
