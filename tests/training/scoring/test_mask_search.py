@@ -190,7 +190,7 @@ def decide_on_a_share(rank, world, folder):
     strategy = SimpleNamespace(
         reduce=reduce, root_device=trainer.strategy.root_device, precision_plugin=trainer.strategy.precision_plugin
     )
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=None)
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=None, strategy=strategy)
     subject = Subject(pruner, data, SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy))
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     with calibration(subject, 26) as found:

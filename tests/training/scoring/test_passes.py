@@ -275,7 +275,9 @@ def score_a_share(rank, world, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
     scores = make_scores()
     data = make_data(score_rows=13, batch_size=2)
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=None)
+    data.trainer = SimpleNamespace(
+        global_rank=rank, world_size=world, lightning_module=None, strategy=scores.subject.trainer.strategy
+    )
     scores.subject = Subject(scores.subject.module, data, scores.subject.trainer)
     found = {name: scores.raw(name) for name in RAWS}
     found["rescaled"] = rescale(scores.subject, torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0]), rows=1000)
