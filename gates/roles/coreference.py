@@ -13,8 +13,7 @@ from gates.roles.view import View, is_among, most_attended, offsets_within
 from gates.roles.words import other_words, word_attention
 from gates.sites import AttentionSite
 
-REACH = 30
-NAMES = ["antecedent", "other candidate", "choice"]
+COREFERENCE_REACH = 30
 NEAREST = 0
 """The first baseline; the others are fixed offsets."""
 
@@ -83,11 +82,11 @@ class CoreferenceShares(SentenceShares):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    names = NAMES
+    names = ["antecedent", "other candidate", "choice"]
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        self.offsets = offsets_within(REACH, zero=False)
-        super().__init__(sites, columns=len(NAMES), baselines=1 + len(self.offsets), **kwargs)
+        self.offsets = offsets_within(COREFERENCE_REACH, zero=False)
+        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
 
     @property
     def baseline_names(self) -> list[str]:

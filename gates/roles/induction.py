@@ -15,7 +15,6 @@ from gates.sites import AttentionSite
 
 LENGTHS = (8, 32)
 """Tokens of a sequence before it is said again, from and up to: they vary, so that no fixed offset finds the copy."""
-NAMES = ["induction", "duplicate"]
 
 
 def repeated_sequences(
@@ -87,11 +86,11 @@ class CopyShares(SentenceShares):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    names = NAMES
+    names = ["induction", "duplicate"]
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         self.offsets = torch.arange(-LENGTHS[1], 1)
-        super().__init__(sites, columns=len(NAMES), baselines=1 + len(self.offsets), **kwargs)
+        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
 
     @property
     def baseline_names(self) -> list[str]:

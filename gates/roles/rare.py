@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gates.roles.positional import REACH
 from gates.roles.shares import Counts, SentenceShares
 from gates.roles.view import View, at_offsets, is_among, most_attended, offsets_within
 from gates.sites import AttentionSite
 
 COMMON = 500
 """A sentence counts if its rarest token is not among so many of the most frequent ones."""
-REACH = 10
-NAMES = ["rarest", "two rarest"]
 
 
 def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
@@ -72,11 +71,11 @@ class RareTokenShares(SentenceShares):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    names = NAMES
+    names = ["rarest", "two rarest"]
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         self.offsets = offsets_within(REACH)
-        super().__init__(sites, columns=len(NAMES), baselines=1 + len(self.offsets), **kwargs)
+        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
 
     @property
     def baseline_names(self) -> list[str]:

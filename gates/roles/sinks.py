@@ -11,7 +11,6 @@ from gates.roles.shares import Counts, SentenceShares
 from gates.roles.view import View
 from gates.sites import AttentionSite
 
-NAMES = ["separator", "first-token", "broad", "confidence"]
 CONFIDENCE = 3
 
 
@@ -59,10 +58,10 @@ class SinkShares(SentenceShares):
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
-    names = NAMES
+    names = ["separator", "first-token", "broad", "confidence"]
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
-        super().__init__(sites, columns=len(NAMES), baselines=1, **kwargs)
+        super().__init__(sites, columns=len(self.names), baselines=1, **kwargs)
 
     def observe(self, site: int, weights: Tensor, view: View) -> None:
         """Add the attention ``[batch, heads, query, key]`` of one site."""

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gates.roles.positional import REACH
 from gates.roles.shares import Counts, SentenceShares
 from gates.roles.view import View, at_offsets, most_attended, offsets_within
 from gates.roles.words import other_words, word_attention
 from gates.sites import AttentionSite
 
-REACH = 10
 DIRECTIONS = ("dependent to head", "head to dependent")
 
 

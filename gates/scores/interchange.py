@@ -9,7 +9,7 @@ Nothing is removed, so the model sees what it was trained on everywhere else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
 from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import given_replacement
-
-Batch = TypeVar("Batch")
+from gates.scores.ablation import Batch
 
 
 class Interchange(NamedTuple):
