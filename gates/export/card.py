@@ -108,25 +108,11 @@ def card_text(
         usage = onnx_usage(dense, auto, files, has_tokenizer=has_tokenizer)
     else:
         usage = torch_usage(dense, auto, remote_code=form == "pruned", has_tokenizer=has_tokenizer)
+    header = _header(
+        card, form=form, auto=auto, base_model=hub_name, license=known_license(source) or known_license(base_model), title=title
+    )
     lines = [
-        *_front_matter(
-            tags=["attention-head-pruning"],
-            library_name="onnx" if form == "onnx" else "transformers",
-            pipeline_tag=PIPELINE_TAGS.get(auto),
-            base_model=hub_name,
-            license=known_license(source) or known_license(base_model),
-            model_name=title,
-            eval_results=evaluation_block(
-                card.metrics,
-                card.metric_types,
-                task=PIPELINE_TAGS.get(auto, "other"),
-                dataset=card.dataset,
-                subset=card.subset,
-                split=card.split,
-                more_splits=card.more_splits,
-            )
-            or None,
-        ),
+        *header,
         f"# {title}",
         "",
         f"- Base model: `{shown}`",
@@ -249,6 +235,31 @@ def known_license(base_model: str) -> str | None:
     except (OSError, ValueError, AttributeError, YAMLError):  # no such card, no name of a repository, or other metadata
         return None
     return stated if isinstance(stated, str) else None
+
+
+def _header(
+    card: ModelCard, *, form: CardForm, auto: str, base_model: str | None, license: str | None, title: str
+) -> list[str]:
+    """Return the YAML header that the hub reads."""
+    pipeline_tag = PIPELINE_TAGS.get(auto)
+    results = evaluation_block(
+        card.metrics,
+        card.metric_types,
+        task=pipeline_tag or "other",
+        dataset=card.dataset,
+        subset=card.subset,
+        split=card.split,
+        more_splits=card.more_splits,
+    )
+    return _front_matter(
+        tags=["attention-head-pruning"],
+        library_name="onnx" if form == "onnx" else "transformers",
+        pipeline_tag=pipeline_tag,
+        base_model=base_model,
+        license=license,
+        model_name=title,
+        eval_results=results or None,
+    )
 
 
 def _front_matter(**known: object) -> list[str]:

@@ -121,10 +121,7 @@ def save_pruned(
             tokenizer.save_pretrained(partial)
         save_mask(partial / "mask.json", mask.cpu(), sites, method=card.method)
         write_checksums(partial)
-        reloaded = load_pruned(partial, model_class=type(model))
-        torch.nn.Module.to(reloaded, model.device)
-        if reloaded.config._attn_implementation != model.config._attn_implementation:
-            reloaded.set_attn_implementation(model.config._attn_implementation)
+        reloaded = _loaded_like(model, partial)
         check_same_weights(cut, reloaded)
         check_same_outputs(own, reloaded, check_batch, mask if values is None else mask * values)
         if measure is not None:
@@ -142,6 +139,15 @@ def save_pruned(
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
     return directory
+
+
+def _loaded_like(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
+    """Return the model in a directory, on the device and with the attention implementation of another."""
+    reloaded = load_pruned(directory, model_class=type(model))
+    torch.nn.Module.to(reloaded, model.device)
+    if reloaded.config._attn_implementation != model.config._attn_implementation:
+        reloaded.set_attn_implementation(model.config._attn_implementation)
+    return reloaded
 
 
 def copy_in_form(

@@ -116,6 +116,46 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         line: as it was given, or for this one of several.
         run: to write into.
     """
+    config = line.options
+    comparison = planned_comparison(line, run)
+    methods, budgets, seeds = comparison.methods, comparison.budgets, comparison.seeds
+    resolved = line.parser.dump(config, skip_unset=False)
+    wandb_options = processes.in_first(lambda: reachable(comparison.setup.wandb))  # before hours of work
+    check_own_folder(run.path / FIGURES)  # before hours of work too
+    check_same_comparison(run, resolved)
+    if any(isinstance(budget, str) for budget in budgets):
+        first = comparison.setup.with_seed(seeds[0])
+        kept = run.path / LATENCY if goes_on(run, resolved) else None
+        budgets = limits_of(budgets, first, kept, partial(open_data, first))
+        comparison = replace(comparison, budgets=budgets)
+    results = all_results(comparison, run, resolved, group_of(LauncherOptions, config))
+    if processes.is_first():
+        run.withdraw()
+        run.write_text(CONFIG, resolved)
+        write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
+        (run.path / UNFINISHED).unlink()
+        contents = report(run)
+        console = stdout()
+        show_summary(console, contents)
+        if said := without_facts(comparison.setup, seeds, results):
+            console.print(said, soft_wrap=True)
+        for name in ("report.html", "verdict.md", "comparison.csv"):
+            console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
+        with lost_in_wandb():  # last, so that nothing else is lost
+            send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
+    return run
+
+
+def planned_comparison(line: CommandLine, run: RunDirectory) -> Comparison:
+    """Return what the options ask for.
+
+    Args:
+        line: The command line.
+        run: The directory of the comparison.
+
+    Raises:
+        GateError: If options do not go together.
+    """
     config, given = line.options, line.given
     options = group_of(ComparisonOptions, config)
     methods, seeds, stages = parse_methods(options.all_methods), options.all_seeds, options.all_stages
@@ -139,9 +179,8 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         "draws": group_at(DrawSearch, config, "draws."),
         "refits": group_at(RefitSearch, config, "refit."),
     }
-    launcher = group_of(LauncherOptions, config)
-    comparison = Comparison(
-        setup=alone(setup) if launcher.launcher == "ray" else setup,
+    return Comparison(
+        setup=alone(setup) if config.launcher == "ray" else setup,
         methods=methods,
         budgets=budgets,
         seeds=seeds,
@@ -149,24 +188,26 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
         experiments=Path(options.experiments) if options.experiments else run.path / "experiments",
         searches={**searches, "distil": distil, "prices": options.all_prices},
     )
-    resolved = line.parser.dump(config, skip_unset=False)
-    wandb_options = processes.in_first(lambda: reachable(setup.wandb))  # before hours of work
-    check_own_folder(run.path / FIGURES)  # before hours of work too
-    check_same_comparison(run, resolved)
-    if any(isinstance(budget, str) for budget in budgets):
-        first = comparison.setup.with_seed(seeds[0])
-        kept = run.path / LATENCY if goes_on(run, resolved) else None
-        budgets = limits_of(budgets, first, kept, partial(open_data, first))
-        comparison = replace(comparison, budgets=budgets)
+
+
+def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launcher: LauncherOptions) -> Results:
+    """Return the results of all seeds; after every row ``unfinished.csv`` is written.
+
+    Args:
+        comparison: The methods, budgets, seeds and stages.
+        run: The directory of the comparison.
+        resolved: All options, as YAML.
+        launcher: Where the experiments run.
+    """
     processes.start(make_trainer(comparison.setup))
     results, plan = Results(), comparison.plan
-    with progress.stage("comparison", len(seeds) * sum(len(planned.stages) for planned in plan)) as shown:
-        for seed in seeds:
+    with progress.stage("comparison", len(comparison.seeds) * sum(len(planned.stages) for planned in plan)) as shown:
+        for seed in comparison.seeds:
             experiments, selector = comparison.of_seed(seed)
-            if seed == seeds[0]:  # whose data and model fit what is asked for
+            if seed == comparison.seeds[0]:  # whose data and model fit what is asked for
                 if processes.is_first() and not (run.path / METRICS).is_file():
                     run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
-                keep_table(budgets, run)
+                keep_table(comparison.budgets, run)
                 if launcher.launcher == "ray":
                     do_on_ray(comparison, launcher)
             for row in run_seed(experiments, selector, plan, results, shown):
@@ -178,21 +219,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
             results.truth += truth_rows(experiments, results)
             results.carried += carried_rows(experiments, results)
             results.pruner, results.data = experiments.pruner, experiments.data
-    if processes.is_first():
-        run.withdraw()
-        run.write_text(CONFIG, resolved)
-        write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
-        (run.path / UNFINISHED).unlink()
-        contents = report(run)
-        console = stdout()
-        show_summary(console, contents)
-        if said := without_facts(setup, seeds, results):
-            console.print(said, soft_wrap=True)
-        for name in ("report.html", "verdict.md", "comparison.csv"):
-            console.print(f"{name.split('.')[0]}: {run.path / name}", soft_wrap=True)
-        with lost_in_wandb():  # last, so that nothing else is lost
-            send_comparison(run, wandb_options, yaml.safe_load(resolved), contents.metric)
-    return run
+    return results
 
 
 @progress.stage("report")

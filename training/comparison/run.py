@@ -29,8 +29,10 @@ from training.comparison.training import check_own_checkpoints, restore, train
 from training.comparison.translations import save_translations
 from training.comparison.weights import learned_result
 from training.config import Setup, SwapSearch
+from training.data.base import TaskData
 from training.pruner.checkpoints import check_checkpoint
 from training.pruner.evaluation import evaluate
+from training.pruner.module import HeadPruner
 from training.runs import processes, progress
 from training.runs.finished import is_finished, mark_finished, unmark_finished
 from training.runs.resuming import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
@@ -74,6 +76,32 @@ def fit(line: CommandLine) -> RunDirectory:
     return run
 
 
+def prepare(
+    setup: Setup, run: RunDirectory, pruner: HeadPruner, data: TaskData, resolved: str, *, world_size: int, first: bool
+) -> None:
+    """Check what a resumed run finds in its directory, or create the directory.
+
+    Args:
+        setup: The options of the run.
+        run: The directory.
+        pruner: The built module.
+        data: The built data.
+        resolved: All options, as YAML.
+        world_size: The number of processes that train.
+        first: Whether this is the first of the processes that share the directory.
+    """
+    if run.resumes:
+        began = began_with(setup, identity_of_dense(setup, pruner, data, processes=world_size))
+        check_same_inputs(run, began)
+        check_own_checkpoints(run, identity_of(began))
+    processes.wait_for_all()  # the others may still read what lies there
+    if first:
+        unmark_finished(run)
+        run.create(resolved)
+        keep_table([setup.model.budget], run)
+        data.write_files(run.path)
+
+
 def train_and_compare(
     line: CommandLine, setup: Setup, own: Method, asked: Sequence[Planned], run: RunDirectory, resolved: str, *, first: bool
 ) -> None:
@@ -96,16 +124,7 @@ def train_and_compare(
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
     trainer = make_trainer(setup)  # raises for its settings before anything is written
-    if run.resumes:
-        began = began_with(setup, identity_of_dense(setup, pruner, data, processes=trainer.world_size))
-        check_same_inputs(run, began)
-        check_own_checkpoints(run, identity_of(began))
-    processes.wait_for_all()  # the others may still read what lies there
-    if first:
-        unmark_finished(run)
-        run.create(resolved)
-        keep_table([setup.model.budget], run)
-        data.write_files(run.path)
+    prepare(setup, run, pruner, data, resolved, world_size=trainer.world_size, first=first)
     processes.start(trainer)
     # Now, since experiments are known by the weights that training starts from.
     experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
@@ -143,16 +162,8 @@ def train_and_compare(
         run.join_logs()
         write_run(run, results, own, curve)
         save_translations(run, results)
-        write_tables(
-            run,
-            results,
-            name=setup.run.name,
-            methods=methods,
-            budgets=[budget],
-            seeds=[setup.run.seed],
-            command=line.command,
-            more={"run": described},
-        )
+        name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
+        write_tables(run, results, name=name, methods=methods, budgets=[budget], seeds=seeds, command=line.command, more=more)
         show_run(stdout(), run, results, described, own)
         mark_finished(run)
         if wandb_logger is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from gates.budget import Budget
+from gates.head_gates import HeadGates
 from gates.surgery.labels import site_labels
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
@@ -198,26 +199,15 @@ def write_tables(
         "summary.csv": summary,
         "statistics.csv": tests,
         "agreement.csv": agreement(results.masks, results.rankings, quotas=quotas),
-        "scores.csv": pd.concat(results.scores, ignore_index=True) if results.scores else None,
-        "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
-        "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
-        "truth.csv": pd.DataFrame(results.truth) if results.truth else None,
-        "interchange.csv": pd.DataFrame(results.carried) if results.carried else None,
         "samples.tsv": sample_translations(results, predictions),
     }
-    for file, held in tables.items():
+    for file, held in (tables | optional_tables(results)).items():
         if held is not None:
             run.write_table(file, held)
         else:
             (run.path / file).unlink(missing_ok=True)
     run.write_json("masks.json", results.masks)
-    run.write_json(
-        "sites.json",
-        [
-            {"label": label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
-            for label, site, size in zip(site_labels(gates.sites), gates.sites, gates.sizes, strict=True)
-        ],
-    )
+    run.write_json("sites.json", list(described_sites(gates)))
     run.write_text("verdict.md", said)
     run.write_json(
         METRICS,
@@ -244,3 +234,20 @@ def write_tables(
         },
     )
     write_checksums(run.path)
+
+
+def optional_tables(results: Results) -> dict[str, pd.DataFrame | None]:
+    """Return the tables that only some comparisons have, by file name; None for a table without rows."""
+    return {
+        "scores.csv": pd.concat(results.scores, ignore_index=True) if results.scores else None,
+        "gates_over_time.csv": pd.concat(results.gates, ignore_index=True) if results.gates else None,
+        "prices.csv": pd.concat(results.prices, ignore_index=True) if any(map(len, results.prices)) else None,
+        "truth.csv": pd.DataFrame(results.truth) if results.truth else None,
+        "interchange.csv": pd.DataFrame(results.carried) if results.carried else None,
+    }
+
+
+def described_sites(gates: HeadGates) -> Iterator[dict[str, Any]]:
+    """Yield the label, kind, layer, heads and gates of every attention site, for ``sites.json``."""
+    for label, site, size in zip(site_labels(gates.sites), gates.sites, gates.sizes, strict=True):
+        yield {"label": label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}

@@ -99,17 +99,10 @@ def verdict(
     has_selection = "select_mean" in summary and bool(summary["select_mean"].notna().all())
     chosen_by = "select_mean" if has_selection else "mean"
     seeds = statistics["seeds"] if len(statistics) else summary["seeds"]
-    regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
-    lines = [
-        "# Verdict",
-        "",
-        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{' (lower is better)' * lower_is_better}"
-        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} "
-        f"{CHOICE[chosen_by].replace('highest', 'lowest') if lower_is_better else CHOICE[chosen_by]}",
-    ]
-    if majority is not None:
-        majority = shown(main_metric, majority)
-    if warning := nothing_learned(summary["mean"][are_dense(summary["method"])], majority):
+    lines = ["# Verdict", "", _heading(seeds, main_metric, chosen_by, lower_is_better)]
+    if warning := nothing_learned(
+        summary["mean"][are_dense(summary["method"])], None if majority is None else shown(main_metric, majority)
+    ):
         lines += ["", f"**Warning.** {warning}"]
     if decided := said_of_closed(summary, unit):
         lines += ["", decided]
@@ -143,6 +136,16 @@ def verdict(
             f"rival's at {', '.join(counts)}.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _heading(seeds: pd.Series, main_metric: str, chosen_by: str, lower_is_better: bool) -> str:
+    """Return the sentences on how to read the numbers."""
+    regimes = dict.fromkeys(regime(int(count)) for count in sorted(set(seeds)))
+    return (
+        f"Numbers are test {main_metric}{' x 100' if main_metric in IN_PERCENT else ''}{' (lower is better)' * lower_is_better}"
+        f"{' Others are '.join(MEANS[name].lstrip(', ' * place) for place, name in enumerate(regimes))} "
+        f"{CHOICE[chosen_by].replace('highest', 'lowest') if lower_is_better else CHOICE[chosen_by]}"
+    )
 
 
 def regime(seeds: int) -> str:
