@@ -24,7 +24,7 @@ INSTEAD = {
     "model.swaps": "; here swaps are a method, learned+swap",
     "model.refit": "; here it is a method, learned+refit",
     "model.gate": "; here other gates are methods, such as dsp",
-    "model.pipelined": "; here learned rests and learned-joint does not",
+    "model.pipelined": "; here it is a parameter, learned(pipelined=false)",
 }
 """What some of these, and options of the module that methods and budgets set, are called in a comparison."""
 

@@ -28,7 +28,7 @@ from training.comparison.carriers import carried_rows, without_facts
 from training.comparison.checks import check_fixed, check_kinds, check_methods, check_needed, check_times, check_unused
 from training.comparison.each_seed import Comparison
 from training.comparison.in_time import keep_table, limits_of
-from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, Learned, Outside, parse_methods
+from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, PARAMETERS, Learned, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
 from training.comparison.plan import check_rows, run_seed
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
@@ -285,11 +285,14 @@ def claimed_by_one(path: str) -> Iterator[RunDirectory]:
 
 
 def show_methods(console: Console) -> None:
-    """Every method by name, with what it does and its source."""
-    table = Table("method", "what decides which heads stay", "source", title="Methods")
-    described: list[tuple[str, Learned | Scorer | Outside]] = [*LEARNED.items(), *SCORERS.items(), *OUTSIDE.items()]
-    for name, method in described:
-        table.add_row(name, method.what, method.source)
+    """Print every method with its parameters, what it does and its source."""
+    table = Table("method", "parameters, the default first", "what decides which heads stay", "source", title="Methods")
+    described: dict[str, Learned | Scorer | Outside] = {**LEARNED, **SCORERS, **OUTSIDE}
+    for name, method in described.items():
+        if "(" in name:  # a method with other parameters
+            continue
+        values = {key: "|".join(str(one).lower() for one in own) for key, own in PARAMETERS.get(name, {}).items()}
+        table.add_row(name, "\n".join(f"{key}={text}" for key, text in values.items()), method.what, method.source)
     console.print(table)
     for name, what in MODIFIERS.items():
         console.print(f"+{name}: {what}")

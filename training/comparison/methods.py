@@ -1,16 +1,16 @@
 """The methods that are compared: what each is called, what it does and where it is from.
 
-A method's name is a base with modifiers, such as ``learned``, ``his+swap`` or ``dsp+distil``. The base decides which heads
-stay: a *scored* one by a ranking of the dense model's heads (:mod:`training.scoring.scorers`), a *learned* one by training
-gates. A user's own score, ``module:function`` (:mod:`training.scoring.own_score`), ranks heads too; a *given* mask,
-``mask:FILE``, has been decided on elsewhere.
+A method's name is a base with modifiers, such as ``learned``, ``his+swap`` or ``dsp+distil``. A base can have parameters:
+``his(granularity=token)``. The base decides which heads stay: a *scored* one by a ranking of the dense model's heads
+(:mod:`training.scoring.scorers`), a *learned* one by training gates. A user's own score, ``module:function``
+(:mod:`training.scoring.own_score`), ranks heads too. A *given* mask, ``mask:FILE``, is made elsewhere.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from gates.surgery.masks import read_mask
 from training.config import PrunerOptions
 from training.config.paths import local_path
 from training.scoring.own_score import own_score
-from training.scoring.scorers import SCORERS
+from training.scoring.scorers import SCORE_PARAMETERS, SCORERS, Value, variant_name, variants
 from training.stats.numbers import slug
 
 OURS = "ours"
@@ -50,57 +50,112 @@ class Learned:
         return self.decides != "price" and self.options["gate"] != "clamped-linear"
 
 
-RESTING: dict[str, Any] = {"gate": "hard-concrete", "pipelined": True}
-JOINT: dict[str, Any] = {"gate": "hard-concrete", "pipelined": False}
-"""A method is what its name says, whatever a configuration has for single runs."""
-PLAIN: dict[str, Any] = {
-    "anneal": None, "straight_through": False, "straight_through_from": 1.0, "pipelined": False,
-}  # fmt: skip
+PLAIN: dict[str, Any] = {"anneal": None, "straight_through": False, "straight_through_from": 1.0}
 """Options of Hard-Concrete gates alone, as other families have to have them."""
 
-LEARNED: dict[str, Learned] = {
-    "learned": Learned("Hard-Concrete gates held to the budget, on resting weights, which are retrained then", OURS, RESTING),
-    "learned-once": Learned("one such run for the smallest budget ranks the heads for all", OURS, RESTING, decides="once"),
-    "learned-obs": Learned(
-        "the same from a start by optimal brain surgeon; meant for learned-obs+refit",
-        OURS,
-        {**RESTING, "start_apart": 1.0, "start_by": "obs"},
-    ),
-    "learned-joint": Learned("the gates together with the weights", OURS, JOINT),
-    "lambda": Learned(
-        "Hard-Concrete gates with a price on each open head",
-        "Voita et al. 2019",
-        {**JOINT, "budget": None, "anneal": None, "draw_per": "batch"},
-        decides="price",
-    ),
-    "priced": Learned("the same, with noise and temperature as configured", OURS, {**JOINT, "budget": None}, decides="price"),
-    "dsp": Learned(
-        "relaxed top-K of Gumbel-perturbed weights, with the model's (joint); unlike the paper's, gates are at most 1, the "
-        "last temperature is 0.1, every example has a draw of its own, and the weights start apart by HIS",
+
+def _learned(pipelined: bool, start: str, once: bool) -> Learned | None:
+    options: dict[str, Any] = {"gate": "hard-concrete", "pipelined": pipelined}
+    if not pipelined:
+        joint = Learned("the gates together with the weights", OURS, options)
+        return joint if (start, once) == ("equal", False) else None
+    if once:
+        what = "one run for the smallest budget ranks the heads for all"
+        return Learned(what, OURS, options, decides="once") if start == "equal" else None
+    if start == "obs":
+        what = "the same from a start by optimal brain surgeon; meant for learned(start=obs)+refit"
+        return Learned(what, OURS, {**options, "start_apart": 1.0, "start_by": "obs"})
+    return Learned("Hard-Concrete gates held to the budget, on frozen weights, which are retrained then", OURS, options)
+
+
+def _lambda(noise: str, pipelined: bool) -> Learned | None:
+    options: dict[str, Any] = {"gate": "hard-concrete", "pipelined": pipelined, "budget": None}
+    if noise == "configured":
+        return Learned("the same, with noise and temperature as configured", OURS, options, decides="price")
+    if pipelined:
+        return None
+    what = "Hard-Concrete gates with a price on each open head"
+    return Learned(what, "Voita et al. 2019", {**options, "anneal": None, "draw_per": "batch"}, decides="price")
+
+
+def _dsp(pipelined: bool) -> Learned:
+    return Learned(
+        "relaxed top-K of Gumbel-perturbed weights; unlike the paper's, gates are at most 1, the last temperature is 0.1, "
+        "every example has its own draw, and the weights start in the order of HIS",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "relaxed-top-k"},
-    ),
-    "dsp-pipelined": Learned(
-        "the same on resting model weights",
-        "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "relaxed-top-k", "pipelined": True},
-    ),
-    "straight-through": Learned(
+        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "relaxed-top-k", "pipelined": pipelined},
+    )
+
+
+def _straight_through(pipelined: bool) -> Learned:
+    return Learned(
         "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
         "Bengio et al. 2013",
-        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "straight-through-top-k"},
-    ),
-    "linear-l1": Learned(
-        "gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", {**PLAIN, "gate": "clamped-linear"}, "once"
-    ),
-}
-
-LEARNED |= {
-    f"{name}-pipelined": replace(
-        LEARNED[name], what="the same on resting model weights", options={**LEARNED[name].options, "pipelined": True}
+        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "straight-through-top-k", "pipelined": pipelined},
     )
-    for name in ("priced", "straight-through", "linear-l1")
+
+
+def _linear_l1(pipelined: bool) -> Learned:
+    options = {**PLAIN, "gate": "clamped-linear", "pipelined": pipelined}
+    return Learned("gates clamped to [0, 1] with an L1 price", "Xiao et al. 2024", options, "once")
+
+
+LEARNED_PARAMETERS: dict[str, dict[str, tuple[Value, ...]]] = {
+    "learned": {"pipelined": (True, False), "start": ("equal", "obs"), "once": (False, True)},
+    "lambda": {"noise": ("paper", "configured"), "pipelined": (False, True)},
+    "dsp": {"pipelined": (False, True)},
+    "straight-through": {"pipelined": (False, True)},
+    "linear-l1": {"pipelined": (False, True)},
 }
+"""The values that each parameter of a learned method can have, the default first. ``pipelined`` says whether the weights are
+frozen while gates are learned."""
+_MAKERS: dict[str, Callable[..., Learned | None]] = {
+    "learned": _learned,
+    "lambda": _lambda,
+    "dsp": _dsp,
+    "straight-through": _straight_through,
+    "linear-l1": _linear_l1,
+}
+LEARNED: dict[str, Learned] = {
+    name: one for base, make in _MAKERS.items() for name, one in variants(base, LEARNED_PARAMETERS[base], make).items()
+}
+"""Every learned method by name. A method is what its name says, whatever a configuration has for single runs."""
+PARAMETERS = LEARNED_PARAMETERS | SCORE_PARAMETERS
+RENAMED = {
+    "learned-once": "learned(once=true)",
+    "learned-obs": "learned(start=obs)",
+    "learned-joint": "learned(pipelined=false)",
+    "priced": "lambda(noise=configured)",
+    "priced-pipelined": "lambda(noise=configured, pipelined=true)",
+    "dsp-pipelined": "dsp(pipelined=true)",
+    "straight-through-pipelined": "straight-through(pipelined=true)",
+    "linear-l1-pipelined": "linear-l1(pipelined=true)",
+    "his-raw": "his(normalise=false)",
+    "his-token": "his(granularity=token)",
+    "his-token-raw": "his(granularity=token, normalise=false)",
+    "his-batch": "his(granularity=batch)",
+    "his-batch-raw": "his(granularity=batch, normalise=false)",
+    "his-steps": "his(steps=10)",
+    "his-raw-steps": "his(normalise=false, steps=10)",
+    "his-token-steps": "his(granularity=token, steps=10)",
+    "his-token-raw-steps": "his(granularity=token, normalise=false, steps=10)",
+    "his-batch-steps": "his(granularity=batch, steps=10)",
+    "his-batch-raw-steps": "his(granularity=batch, normalise=false, steps=10)",
+    "his-each-layer": "his(order=best-of-layer)",
+    "his-inverted": "his(order=worst)",
+    "fisher-rearranged": "fisher(rearrange=true)",
+    "mean-ablation": "leave-one-out(replacement=mean)",
+    "optimal-ablation": "leave-one-out(replacement=constant)",
+    "gradient-x-input": "relevance(rule=gradient-x-input)",
+    "entropy-low-first": "entropy(keep=high)",
+    "entropy-high-first": "entropy",
+    "hies-broad": "hies(keep=high)",
+    "rank-sum": "hies(combine=ranks)",
+    "rank-sum-broad": "hies(combine=ranks, keep=high)",
+}
+"""Old names of methods, each with its present name."""
+RIVALS = ("his", "entropy", "entropy(keep=high)", "hies", "hies(combine=ranks)", "random", "his(order=worst)")
+"""What a run compares itself with."""
 
 GIVEN = "mask:"
 """What the name of a given mask begins with; its file follows."""
@@ -161,24 +216,22 @@ class Method:
             read_mask(base.removeprefix(GIVEN))  # raises
         elif method.is_own_score:
             own_score(base)  # raises
-        elif base not in BASES:
-            raise GateError(
-                f"unknown method {name!r}{_nearest(base)}; expected one of {', '.join(BASES)}, a score or mask of your own "
-                f"({' or '.join(OUTSIDE)}), or these with +{', +'.join(MODIFIERS)}"
-            )
+        else:
+            method = replace(method, base=_with_parameters(base))
         if base == "dense" and set(modifiers) - {"distil"}:
             raise GateError(f"the method {name!r} changes a mask, but dense keeps all heads; only +distil goes with it")
         if {"rescale", "refit"} <= set(modifiers):
             raise GateError(f"the method {name!r} rescales what it refits; give +refit alone, which can do what +rescale does")
-        if "draws" in modifiers and (method.is_given or (base in SCORERS and not SCORERS[base].ranks)):
-            raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; leave +draws away")
-        if "restarts" in method.modifiers and base != "learned":
+        scored = SCORERS.get(method.base)
+        if "draws" in modifiers and (method.is_given or (scored is not None and not scored.ranks)):
+            raise GateError(f"the method {name!r} draws around a ranking, but {base} has none; remove +draws")
+        if "restarts" in method.modifiers and method.base != "learned":
             raise GateError(
-                f"the method {name!r} is learned anew several times, from equal gates and from a start by obs in turn, which "
-                "learned+restarts is for; leave +restarts away"
+                f"the method {name!r} cannot be learned several times, from equal gates and from a start by obs in turn; use "
+                "learned+restarts, or remove +restarts"
             )
         if {"restarts", "draws"} <= set(modifiers):
-            raise GateError(f"the method {name!r} draws around a ranking, but +restarts has none; leave one of them away")
+            raise GateError(f"the method {name!r} draws around a ranking, but +restarts has none; remove one of them")
         return method
 
     @property
@@ -210,7 +263,7 @@ class Method:
 
 
 def _split(name: str) -> tuple[str, list[str]]:
-    """Base and modifiers; of a given mask only what is a modifier is one, since its path may have a + in it."""
+    """Return the base and the modifiers; the path of a given mask may have a + in it."""
     base, *modifiers = name.split("+")
     if name.startswith(GIVEN):
         while set(modifiers) - set(MODIFIERS):
@@ -218,8 +271,41 @@ def _split(name: str) -> tuple[str, list[str]]:
     return base, modifiers
 
 
+def _with_parameters(base: str) -> str:
+    """Return the name of a base with its parameters in their order and without those at their default.
+
+    Raises:
+        GateError: If there is no such method, or it has no such parameter or value.
+    """
+    found = re.fullmatch(r"([^()]*?)\s*(?:\((.*)\))?", base.strip())
+    name, text = (base, None) if found is None else found.groups()
+    if name in RENAMED:
+        raise GateError(f"the method {base!r} has a new name; use {RENAMED[name]}")
+    if name not in NAMES:
+        raise GateError(
+            f"unknown method {base!r}{_nearest(name)}; expected one of {', '.join(NAMES)}, a score or mask of your own "
+            f"({' or '.join(OUTSIDE)}), or these with +{', +'.join(MODIFIERS)}"
+        )
+    parameters = PARAMETERS.get(name, {})
+    chosen = {key: values[0] for key, values in parameters.items()}
+    for part in filter(None, (part.strip() for part in (text or "").split(","))):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if key not in parameters:
+            known = f"expected some of {', '.join(parameters)}" if parameters else f"{name} has none"
+            raise GateError(f"the method {base!r} has the parameter {key!r}; {known}")
+        by_text = {str(one).lower(): one for one in parameters[key]}
+        if value.lower() not in by_text:
+            raise GateError(f"the method {base!r} has {key}={value}; expected {key} to be one of {', '.join(by_text)}")
+        chosen[key] = by_text[value.lower()]
+    full = variant_name(name, parameters, chosen)
+    if full not in BASES:
+        possible = [one for one in BASES if one.partition("(")[0] == name]
+        raise GateError(f"the method {base!r} has parameters that do not go together; expected one of {', '.join(possible)}")
+    return full
+
+
 def is_method(name: str) -> bool:
-    """Whether a name has a base and modifiers that there are, whether or not they go together."""
+    """Return whether a name has a base and modifiers that exist, whether or not they go together."""
     base, modifiers = _split(name)
     return base in BASES and set(modifiers) <= set(MODIFIERS)
 
@@ -253,15 +339,15 @@ def own_method(options: PrunerOptions) -> Method:
     """What a run with these options is in a comparison: the same training under the same name."""
     if options.prune == 0:
         return Method("dense")
-    base = OF_FAMILY[options.gate]
+    name = OF_FAMILY[options.gate]
+    chosen: dict[str, Value] = {"pipelined": bool(options.pipelined)}
     if options.gate == "hard-concrete" and options.budget is None:
         as_voita = replace(options, **LEARNED["lambda"].options) == options
-        base = "lambda" if as_voita else "priced"
-    if base == "learned":
-        as_obs = replace(options, **LEARNED["learned-obs"].options) == options
-        base = "learned-obs" if as_obs else base if options.pipelined else "learned-joint"
-    elif options.pipelined:
-        base = f"{base}-pipelined"
+        name, chosen["noise"] = "lambda", "paper" if as_voita else "configured"
+    elif name == "learned" and replace(options, **LEARNED["learned(start=obs)"].options) == options:
+        chosen["start"] = "obs"
+    parameters = PARAMETERS[name]
+    base = variant_name(name, parameters, {key: chosen.get(key, values[0]) for key, values in parameters.items()})
     return Method(base, frozenset(name for name, used in (("swap", options.swaps), ("refit", options.refit)) if used))
 
 
@@ -273,9 +359,10 @@ OF_FAMILY: dict[GateFamily, str] = {
 }
 """The method that a family of gates makes."""
 BASES = ("dense", *LEARNED, *SCORERS)
+NAMES = tuple(dict.fromkeys(base.partition("(")[0] for base in BASES))
 
 
 def _nearest(base: str) -> str:
     """The method that somebody may have meant, in brackets."""
-    near = difflib.get_close_matches(base, BASES, n=1)
+    near = difflib.get_close_matches(base, NAMES, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -13,12 +13,11 @@ from gates.budget import Budget
 from gates.errors import GateError
 from gates.export.kv_cache import cache_bytes, generates
 from gates.latency.table import TimeLimit
-from gates.scores.ranking import RANKINGS
 from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.given_mask import check_given_masks
-from training.comparison.methods import Method, is_method
+from training.comparison.methods import RENAMED, RIVALS, Method, is_method
 from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
@@ -101,13 +100,13 @@ def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Pl
     """
     named = [*(end.retrained or []), *end.from_scratch]
     outside = [outside_run(name, own) for name in dict.fromkeys(named) if ":" in name]
-    rivals = [*map(Method, RANKINGS), *outside] if own != DENSE and end.compare != "none" else []
+    rivals = [*map(Method, RIVALS), *outside] if own != DENSE and end.compare != "none" else []
     known = {method.name: method for method in (DENSE, own, *rivals)} | {own.base: own}
     if own == DENSE:  # which is compared with nothing, whatever a configuration for other runs names
         for name in named:
             Method.parse(name)  # raises
     else:
-        check_names(named, known if rivals else [*known, *RANKINGS, *(method.name for method in outside)])
+        check_names(named, known if rivals else [*known, *RIVALS, *(method.name for method in outside)])
     retrained = set(known) if end.retrained is None else set(end.retrained)
     for method in dict.fromkeys([DENSE, own, *rivals]):
         stages = []
@@ -142,6 +141,8 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
     """Raises :class:`GateError` for the first name that is no method of a run."""
     for name in names:
         if name not in known:
+            if name in RENAMED:
+                raise GateError(f"the method {name!r} has a new name; use {RENAMED[name]}")
             what = f"{name!r} is a method of comparisons, not of this run" if is_method(name) else f"unknown method {name!r}"
             raise GateError(f"{what}; expected some of {', '.join(known)} in --retrained and --from_scratch, or [] for none")
 
@@ -204,7 +205,7 @@ def curve_of_run(
         return
     budget, seed = Budget.parse(selector.smallest, selector.sizes), experiments.seed
     if own == DENSE:  # nothing was compared so far
-        for name in RANKINGS:
+        for name in RIVALS:
             ranking = selector.select(Method(name), selector.smallest).ranking
             assert ranking is not None
             results.rankings[budget.total, name, seed] = ranking

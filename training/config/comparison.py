@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from training.config.run import LARGEST_SEED
 from training.config.stages import STAGES
 from training.config.yaml_text import load_yaml
 
-BY_RELEVANCE = ("relevance", "gradient-x-input")
+BY_RELEVANCE = ("relevance", "relevance(rule=gradient-x-input)")
 """Scored methods that follow a prediction back through the model, see :mod:`gates.relevance`."""
 Listed = str | int | float | list[Any]
 """``a,b`` or ``[a, b]`` on a command line."""
@@ -54,7 +55,7 @@ class ComparisonOptions:
     all_prices: list[PriceOption] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        names = self.methods.strip("[] ").split(",") if isinstance(self.methods, str) else split(self.methods)
+        names = split_methods(self.methods) if isinstance(self.methods, str) else split(self.methods)
         self.all_methods.extend(str(name).strip() for name in names if str(name).strip())
         self.all_seeds.extend(parse_seeds(split(self.seeds)))
         self.all_stages.extend(parse_stages(split(self.stages)))
@@ -66,6 +67,15 @@ class ComparisonOptions:
         self.all_budgets.extend(parse_budget(value) for value in split(self.budgets))
         if not self.all_budgets:
             raise GateError("--budgets is empty; give numbers of heads or fractions, for example 0.5,0.25")
+
+
+def split_methods(text: str) -> list[str]:
+    """Return the names in a list; commas between the brackets of a method's parameters do not separate.
+
+    >>> split_methods("learned, his(granularity=token, steps=10)")
+    ['learned', ' his(granularity=token, steps=10)']
+    """
+    return re.split(r",(?![^()]*\))", text.strip("[] "))
 
 
 def split(value: Any) -> list[Any]:

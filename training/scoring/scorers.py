@@ -5,8 +5,10 @@ Raw scores come from passes over the scoring data (:mod:`training.scoring.passes
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from itertools import product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from gates.budget import Budget, budget_mask
 from gates.errors import GateError
 from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
-from gates.scores.ranking import RankingName, hies, layer_leaders_first, ranking_scores, ranks
+from gates.scores.ranking import hies, layer_leaders_first, ranking_scores, ranks
 from training.runs.cost import NOTHING, Cost, measured
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import Subject
@@ -118,6 +120,9 @@ class Scores:
 
 
 Ranking = Callable[[Scores, float, int], Tensor]
+Value = str | bool | int
+"""The value of a method's parameter."""
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -125,18 +130,17 @@ class Scorer:
     """A scored method.
 
     Args:
-        name: of the method.
-        source: whom it is from.
-        what: it does, in one line.
-        raws: raw scores it needs.
-        ranking: from (scores, alpha, seed) to numbers ``[gates]``, higher kept first; None for a search without a ranking.
-        rearranges: the method whose mask it rearranges within each layer; empty for a method that is a ranking.
-        is_weighted: whether its ranking depends on alpha.
+        what: What the method does, in one line.
+        source: The paper it comes from.
+        raws: The raw scores it needs.
+        ranking: A function from (scores, alpha, seed) to numbers ``[gates]``, higher kept first; None for a search without a
+            ranking.
+        rearranges: The method whose mask it rearranges within each layer; empty for a method that is a ranking.
+        is_weighted: Whether its ranking depends on alpha.
     """
 
-    name: str
-    source: str
     what: str
+    source: str
     raws: tuple[str, ...]
     ranking: Ranking | None
     rearranges: str = ""
@@ -148,44 +152,103 @@ class Scorer:
         return self.ranking is not None
 
 
-def _by_raw(name: str, raw: str, source: str, what: str, *, by_layer: bool = False) -> Scorer:
-    """A method that ranks by one raw score, as it is or normalised by layer."""
-    return Scorer(name, source, what, (raw,), lambda scores, *_: scores.by_layer(raw) if by_layer else scores.raw(raw))
+def variant_name(name: str, parameters: Mapping[str, tuple[Value, ...]], chosen: Mapping[str, Value]) -> str:
+    """Return a method's name with the parameters that are not at their default, such as ``his(granularity=token)``.
+
+    Args:
+        name: The name without parameters.
+        parameters: The values that each parameter can have, the default first.
+        chosen: The value of each parameter.
+
+    >>> variant_name("entropy", {"keep": ("low", "high")}, {"keep": "high"})
+    'entropy(keep=high)'
+    """
+    own = [f"{key}={str(chosen[key]).lower()}" for key, values in parameters.items() if chosen[key] != values[0]]
+    return f"{name}({', '.join(own)})" if own else name
 
 
-def _his(name: str) -> Scorer:
-    """A variant of HIS with all heads open."""
-    variant = VARIANTS[name]
-    what = OF_HIS[variant.raw][1] + (", normalised by layer" if variant.by_layer else "")
-    return _by_raw(name, variant.raw, OF_HIS[variant.raw][0], what, by_layer=variant.by_layer)
+def variants(name: str, parameters: Mapping[str, tuple[Value, ...]], make: Callable[..., Made | None]) -> dict[str, Made]:
+    """Return a method for every choice of its parameters, by name; None stands for a choice that makes no sense."""
+    choices = [dict(zip(parameters, values, strict=True)) for values in product(*parameters.values())]
+    made = {variant_name(name, parameters, chosen): make(**chosen) for chosen in choices}
+    return {name: one for name, one in made.items() if one is not None}
 
 
-def _in_steps(name: str) -> Scorer:
-    """A variant of HIS that is found again as heads go."""
-    raw, found = VARIANTS[name].raw, f"{name}-steps"
-    what = f"{name} again after every tenth of the heads"
-    return Scorer(found, OF_HIS[raw][0], what, (raw, found), lambda scores, *_: scores.raw(found))
+def _by_raw(raw: str, source: str, what: str, *, by_layer: bool = False) -> Scorer:
+    """Return a method that ranks by one raw score, as it is or normalised by layer."""
+    return Scorer(what, source, (raw,), lambda scores, *_: scores.by_layer(raw) if by_layer else scores.raw(raw))
 
 
-def _ranking(name: RankingName, raws: tuple[str, ...], source: str, what: str) -> Scorer:
-    """A method of :data:`gates.scores.ranking.RANKINGS`; of HIS and entropy only what it needs is computed."""
+def _his(granularity: str, normalise: bool, steps: int, order: str) -> Scorer | None:
+    raw = {variant.granularity: variant.raw for variant in VARIANTS.values()}[granularity]
+    source, what = OF_HIS[raw]
+    if order != "best":
+        if (granularity, normalise, steps) != ("example", True, 1):
+            return None
+        leaders = order == "best-of-layer"
+        return Scorer(
+            "his with the best head of each layer first" if leaders else "keeps what HIS gives up first",
+            "control",
+            ("his",),
+            lambda scores, *_: (
+                layer_leaders_first(scores.by_layer("his"), scores.layer_index) if leaders else -scores.by_layer("his")
+            ),
+        )
+    if steps == 1:
+        return _by_raw(raw, source, what + (", normalised by layer" if normalise else ""), by_layer=normalise)
+    name = raw if normalise else f"{raw}-raw"
+    found = f"{name}-steps"
+    return Scorer(f"{what}, again after every tenth of the heads", source, (raw, found), lambda scores, *_: scores.raw(found))
 
-    def rank(scores: Scores, alpha: float, seed: int) -> Tensor:
-        layers = scores.layer_index
-        found = {raw: scores.raw(raw) if raw in raws else torch.zeros(len(layers)) for raw in ("his", "entropy")}
-        return ranking_scores(name, his=found["his"], entropy=found["entropy"], layer_index=layers, alpha=alpha, seed=seed)
 
-    return Scorer(name, source, what, raws, rank, is_weighted=name == "hies")
-
-
-def _rank_sum_broad(scores: Scores, alpha: float, seed: int) -> Tensor:
-    """Important and broad: the ranks of HIS and of high entropy, added."""
-    return ranks(scores.by_layer("his")) + ranks(scores.raw("entropy"))
+def _fisher(rearrange: bool) -> Scorer:
+    if rearrange:
+        what = "the same, rearranged by each layer's Fisher block"
+        return Scorer(what, KWON, ("fisher", "fisher-matrix"), None, rearranges="fisher")
+    return _by_raw("fisher", KWON, "diagonal Fisher information of the gates")
 
 
-def _hies_broad(scores: Scores, alpha: float, seed: int) -> Tensor:
-    """HIES the other way round: of minus the entropy, its low end is the entropy's high end."""
-    return hies(scores.by_layer("his"), -scores.raw("entropy"), alpha)
+def _leave_one_out(replacement: str) -> Scorer:
+    return {
+        "zero": _by_raw("leave-one-out", MICHEL, "what closing the head alone adds to the loss"),
+        "mean": _by_raw("mean-ablation", "Wang et al. 2023", "the same with the head's mean output in its place"),
+        "constant": _by_raw("optimal-ablation", "Li and Janson 2024", "the same with the constant that costs least"),
+    }[replacement]
+
+
+def _relevance(rule: str) -> Scorer:
+    if rule == "gradient-x-input":
+        return _by_raw(rule, "Shrikumar et al. 2016", "the same of head output times gradient")
+    return _by_raw("relevance", ACHTIBAT, "share of the layer's relevance to the prediction, absolute values (AttnLRP)")
+
+
+def _entropy(keep: str) -> Scorer:
+    if keep == "high":
+        return _by_raw("entropy", "control", "gives up low attention entropy first")
+    return Scorer("gives up high attention entropy first", CHOI, ("entropy",), lambda scores, *_: -scores.raw("entropy"))
+
+
+def _hies(combine: str, keep: str) -> Scorer:
+    """HIS together with entropy; of minus the entropy, the low end is the entropy's high end."""
+    sign, source = (1, CHOI if combine == "weights" else "control") if keep == "low" else (-1, OURS)
+
+    def weighted(scores: Scores, alpha: float, seed: int) -> Tensor:
+        return hies(scores.by_layer("his"), sign * scores.raw("entropy"), alpha)
+
+    def added(scores: Scores, alpha: float, seed: int) -> Tensor:
+        return ranks(scores.by_layer("his")) + ranks(-sign * scores.raw("entropy"))
+
+    if combine == "ranks":
+        return Scorer(f"ranks of HIS and of {keep} entropy, added", source, ("his", "entropy"), added)
+    return Scorer(f"HIS and {keep} entropy, weighted by alpha", source, ("his", "entropy"), weighted, is_weighted=True)
+
+
+def _random() -> Scorer:
+    def drawn(scores: Scores, alpha: float, seed: int) -> Tensor:
+        nothing = torch.zeros(len(scores.layer_index))
+        return ranking_scores("random", his=nothing, entropy=nothing, layer_index=scores.layer_index, seed=seed)
+
+    return Scorer("heads drawn by the seed", "control", (), drawn)
 
 
 MICHEL, DSP, CHOI = "Michel, Levy and Neubig 2019", "Li, Cotterell and Sachan 2021", "Choi et al. 2025"
@@ -198,40 +261,42 @@ OF_HIS = {
     "his-batch": (f"{DSP} (code)", "absolute values per batch"),
 }
 """Source of each raw HIS and what it is, in one line."""
-_ALL = (
-    *(_his(name) for name in VARIANTS),
-    *(_in_steps(name) for name in VARIANTS),
-    Scorer(
-        "his-each-layer",
-        "control",
-        "his with the best head of each layer first",
-        ("his",),
-        lambda scores, *_: layer_leaders_first(scores.by_layer("his"), scores.layer_index),
-    ),
-    _ranking("his-inverted", ("his",), "control", "keeps what HIS gives up first"),
-    _by_raw("attention-his", "attention-his", "lecture notes", "E sum|dL/dA| over the attention weights A"),
-    _by_raw("fisher", "fisher", KWON, "diagonal Fisher information of the gates"),
-    Scorer("fisher-rearranged", KWON, "rearranged by each layer's Fisher block", ("fisher", "fisher-matrix"), None, "fisher"),
-    _by_raw("taylor-weights", "taylor-weights", "Molchanov et al. 2019", "sum|w dL/dw| over the output weights"),
-    _by_raw("obs", "obs", KURTIC, "error behind the kept heads' best update, as the loss feels it (optimal brain surgeon)"),
-    _by_raw("leave-one-out", "leave-one-out", MICHEL, "what closing the head alone adds to the loss"),
-    _by_raw("mean-ablation", "mean-ablation", "Wang et al. 2023", "the same with the head's mean output in its place"),
-    _by_raw("optimal-ablation", "optimal-ablation", "Li and Janson 2024", "the same with the constant that costs least"),
-    _by_raw("shapley", "shapley", "Held and Yang 2023", "what the head adds on average over all coalitions of heads; signed"),
-    _by_raw("flap", "flap", "An et al. 2024", "fluctuation of the head's output times its output weights"),
-    _by_raw("greedy-gnorm", "greedy-gnorm", "Guo and Sheridan 2026", "|dL/dQ| |dL/dK| |dL/dV|, again after every head"),
-    _by_raw("relevance", "relevance", ACHTIBAT, "share of the layer's relevance to the prediction, absolute values (AttnLRP)"),
-    _by_raw("gradient-x-input", "gradient-x-input", "Shrikumar et al. 2016", "the same of head output times gradient"),
-    _by_raw("confidence", "confidence", VOITA, "mean of the largest attention weight"),
-    _ranking("entropy-low-first", ("entropy",), "control", "gives up low attention entropy first"),
-    _ranking("entropy-high-first", ("entropy",), CHOI, "gives up high attention entropy first"),
-    _ranking("hies", ("his", "entropy"), CHOI, "HIS and low entropy, weighted by alpha"),
-    _ranking("rank-sum", ("his", "entropy"), "control", "ranks of HIS and of low entropy, added"),
-    Scorer("hies-broad", OURS, "HIS and high entropy, weighted by alpha", ("his", "entropy"), _hies_broad, is_weighted=True),
-    Scorer("rank-sum-broad", OURS, "ranks of HIS and of high entropy, added", ("his", "entropy"), _rank_sum_broad),
-    _ranking("random", (), "control", "heads drawn by the seed"),
-)
-SCORERS: dict[str, Scorer] = {found.name: found for found in _ALL}
+_PLAIN = {
+    "attention-his": _by_raw("attention-his", "lecture notes", "E sum|dL/dA| over the attention weights A"),
+    "taylor-weights": _by_raw("taylor-weights", "Molchanov et al. 2019", "sum|w dL/dw| over the output weights"),
+    "obs": _by_raw("obs", KURTIC, "error behind the kept heads' best update, as the loss feels it (optimal brain surgeon)"),
+    "shapley": _by_raw("shapley", "Held and Yang 2023", "what the head adds on average over all coalitions of heads; signed"),
+    "flap": _by_raw("flap", "An et al. 2024", "fluctuation of the head's output times its output weights"),
+    "greedy-gnorm": _by_raw("greedy-gnorm", "Guo and Sheridan 2026", "|dL/dQ| |dL/dK| |dL/dV|, again after every head"),
+    "confidence": _by_raw("confidence", VOITA, "mean of the largest attention weight"),
+    "random": _random(),
+}
+SCORE_PARAMETERS: dict[str, dict[str, tuple[Value, ...]]] = {
+    "his": {
+        "granularity": ("example", "token", "batch"),
+        "normalise": (True, False),
+        "steps": (1, 10),
+        "order": ("best", "best-of-layer", "worst"),
+    },
+    "fisher": {"rearrange": (False, True)},
+    "leave-one-out": {"replacement": ("zero", "mean", "constant")},
+    "relevance": {"rule": ("attnlrp", "gradient-x-input")},
+    "entropy": {"keep": ("low", "high")},
+    "hies": {"combine": ("weights", "ranks"), "keep": ("low", "high")},
+}
+"""The values that each parameter of a scored method can have, the default first."""
+_MAKERS: dict[str, Callable[..., Scorer | None]] = {
+    "his": _his,
+    "fisher": _fisher,
+    "leave-one-out": _leave_one_out,
+    "relevance": _relevance,
+    "entropy": _entropy,
+    "hies": _hies,
+}
+SCORERS: dict[str, Scorer] = {
+    name: one for base, make in _MAKERS.items() for name, one in variants(base, SCORE_PARAMETERS[base], make).items()
+} | _PLAIN
+"""Every scored method by name; a name has the parameters that are not at their default."""
 
 
 def scorer(method: str) -> Scorer:
