@@ -28,7 +28,7 @@ from training.stats.numbers import IN_PERCENT, shown
 LEVERS: dict[str, tuple[str, list[str]]] = {
     "as configured": ("learned", []),
     "behind a refit": ("learned+refit", []),
-    "started by optimal brain surgeon, behind a refit": ("learned-obs+refit", []),
+    "started by optimal brain surgeon, behind a refit": ("learned(start=obs)+refit", []),
     "refined by swaps": ("learned+swap", []),
     "falling temperature": ("learned", ["--model.anneal", "0.05"]),
     "start by HIS": ("learned", ["--model.start_apart", "1"]),
@@ -41,7 +41,7 @@ LEVERS: dict[str, tuple[str, list[str]]] = {
     "at least one head per layer": ("learned", ["--model.minimum_per_layer", "1"]),
     "target reached at the end": ("learned", ["--model.ramp", "1"]),
     "best of several draws": ("learned+draws", []),
-    "together with the weights": ("learned-joint", []),
+    "together with the weights": ("learned(pipelined=false)", []),
     "gate learning rate 0.1": ("learned", ["--model.gate_learning_rate", "0.1"]),
 }
 """By name the method that is compared, and how its options differ from the configuration's."""

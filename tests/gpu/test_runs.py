@@ -12,7 +12,7 @@ from training.commands.table import run_command
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Lightning and the card
 METHODS = (
     "learned", "learned+refit", "learned+swap", "his", "his+refit", "obs+refit", "taylor-weights", "fisher", "dsp", "shapley",
-    "flap", "hies", "entropy-low-first", "leave-one-out", "random",
+    "flap", "hies", "entropy(keep=high)", "leave-one-out", "random",
 )  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gates.scores.ranking import RANKINGS
 from tests.training.runs import run_fit, shared_folder, write_config
 from training.commands.table import run_command
+from training.comparison.methods import RIVALS
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def compared(tmp_path_factory):
     """The same by ``python -m training compare``: a directory with the comparison in ``run``, and its configuration."""
 
     def make(folder):
-        methods = ",".join(["learned", *RANKINGS])
+        methods = ",".join(["learned", *RIVALS])
         arguments = ["--config", write_config(folder), "--run_dir", str(folder / "run"), "--methods", methods]
         assert run_command("compare", [*arguments, "--budgets", "3", "--seeds", "0"]) == 0
 

@@ -19,12 +19,12 @@ import yaml
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
-from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.data.test_images import save_vit, write_images
 from tests.training.runs import make_data, make_pruner, make_setup, run_fit, write_config
 from training.cli.run_parser import build_parser
+from training.comparison.methods import RIVALS
 from training.fit import main
 from training.pruner.callbacks import Predictions
 from training.pruner.evaluation import evaluate
@@ -36,7 +36,7 @@ SHAPE = {
     "scores.csv", "gates_over_time.csv", "masks.json", "sites.json", "verdict.md", "curve.csv", "masks", "plots", "checkpoints",
     "experiments", "export",
 }  # fmt: skip
-METHODS = ("learned", *RANKINGS)
+METHODS = ("learned", *RIVALS)
 MEASURED = ["seconds", "peak_memory_mb"]
 
 REPRODUCE = """
@@ -231,7 +231,7 @@ def test_the_offline_wandb_run_holds_metrics_table_and_pictures(full_run):
 
 def test_the_final_table_and_paths_are_printed(full_run):
     _, done = full_run
-    for part in ("3 of 8 heads kept", "his-inverted", "comparison.csv", "export", "wandb sync"):
+    for part in ("3 of 8 heads kept", "his(order=worst)", "comparison.csv", "export", "wandb sync"):
         assert part in done.stdout
     assert "Traceback" not in done.stderr
     assert "Warning" not in done.stderr
@@ -636,9 +636,9 @@ def test_a_dense_model_alone_has_one_row(tmp_path, compare, monkeypatch):
     assert (tmp_path / "run" / "curve.csv").is_file() is (compare == "full")
     if compare == "full":
         curve = pd.read_csv(tmp_path / "run" / "curve.csv")
-        assert set(curve["method"]) == set(RANKINGS)
+        assert set(curve["method"]) == set(RIVALS)
         assert set(curve["heads"]) == {6, 4, 2, 1}
-        assert {f"ranking:{name}" for name in RANKINGS} <= set(pd.read_csv(tmp_path / "run" / "scores.csv"))
+        assert {f"ranking:{name}" for name in RIVALS} <= set(pd.read_csv(tmp_path / "run" / "scores.csv"))
     assert len(started) == 1
     assert main([*arguments, "--existing", "resume"]) == 0
     assert len(started) == 1

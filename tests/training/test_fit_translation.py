@@ -360,10 +360,10 @@ def test_rivals_keep_the_kinds_that_a_price_leaves_whole(tmp_path):
         for site in json.loads(file.read_text())["sites"]:
             kinds[site["kind"]] += len(site["kept"])
         kept[file.stem] = kinds
-    assert {"priced+swap", "his", "random"} <= set(kept)
-    assert kept["priced+swap"]["encoder"] < 8
+    assert {"lambda(noise=configured)+swap", "his", "random"} <= set(kept)
+    assert kept["lambda(noise=configured)+swap"]["encoder"] < 8
     assert kept.pop("dense") == {"encoder": 8, "decoder": 4, "cross": 4}
-    assert all(kinds == kept["priced+swap"] | {"decoder": 4, "cross": 4} for kinds in kept.values())
+    assert all(kinds == kept["lambda(noise=configured)+swap"] | {"decoder": 4, "cross": 4} for kinds in kept.values())
 
 
 def test_a_translator_that_loses_all_its_heads_is_exported(tmp_path):

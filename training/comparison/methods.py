@@ -312,7 +312,7 @@ def is_method(name: str) -> bool:
 
 def file_name(method: str) -> str:
     """The name of a method or system without what has a meaning in paths; that of a method of this project stays as it is."""
-    return re.sub(r"[^\w.+ -]", "_", method)
+    return re.sub(r"[^\w.+ (),=-]", "_", method)
 
 
 def parse_methods(names: Sequence[str]) -> list[Method]:

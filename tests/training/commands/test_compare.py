@@ -26,6 +26,7 @@ from training.scoring.scorers import SCORERS
 
 main = partial(run_command, "compare")
 
+JOINT = "learned(pipelined=false)"
 MEASURED = ["seconds", "peak_memory_mb"]
 
 
@@ -125,15 +126,20 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
     """And one that training goes on with on weights that were trained with the gates; masks.json has both where they differ."""
     run, config = finished
     arguments = command(
-        tmp_path / "run", config, "--methods", "learned-joint,learned-joint+swap", "--budgets", "4,3,2", "--seeds", "0,1"
+        tmp_path / "run",
+        config,
+        "--methods",
+        "learned(pipelined=false),learned(pipelined=false)+swap",
+        "--budgets",
+        "4,3,2",
+        "--seeds",
+        "0,1",
     )
     arguments += ["--swap.significance", "0.9"]  # few examples decide
     assert main([*arguments, "--experiments", str(run / "experiments")]) == 0
     experiments = {file.parent.name: json.loads(file.read_text()) for file in (run / "experiments").glob("*/experiment.json")}
-    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query("method == 'learned-joint+swap'").set_index("stage")
-    masks = [
-        entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == "learned-joint+swap"
-    ]
+    table = pd.read_csv(tmp_path / "run" / "comparison.csv").query(f"method == '{JOINT}+swap'").set_index("stage")
+    masks = [entry for entry in json.loads((tmp_path / "run" / "masks.json").read_text()) if entry["method"] == f"{JOINT}+swap"]
     assert any("post_hoc_mask" in entry for entry in masks)
     again = {(entry["method"], entry["budget"]) for entry in masks if "post_hoc_mask" in entry}
     assert read_contents(tmp_path / "run").searched_again == again
@@ -143,7 +149,7 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
         assert experiments[rows["post hoc"]]["values"] == entry.get("post_hoc_mask", entry["mask"])
     swaps = [one for one in experiments.values() if one["experiment"] == "swap"]
     for learned in json.loads((tmp_path / "run" / "masks.json").read_text()):
-        if learned["method"] == "learned-joint":
+        if learned["method"] == JOINT:
             assert {experiments[swap["start"]]["experiment"] for swap in swaps if swap["mask"] == learned["mask"]} >= {
                 "dense",
                 "learn",
@@ -228,7 +234,7 @@ def test_two_processes_end_with_complete_tables(finished, tmp_path):
 @pytest.mark.slow
 def test_two_processes_score_by_every_pass(finished, tmp_path):
     _, config = finished
-    methods = [name for name in SCORERS if not name.startswith("his-")] + ["his-each-layer"]
+    methods = [name for name in SCORERS if not name.startswith("his(")] + ["his(order=best-of-layer)"]
     stages = ["post hoc", "post hoc with optimal constants"]
     arguments = command(tmp_path / "two", config, "--methods", ",".join(methods), "--budgets", "3", "--seeds", "0")
     arguments += ["--stages", ",".join(stages), "--trainer.devices", "2", "--trainer.strategy", "ddp"]
@@ -259,7 +265,7 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--prices", "0.1,0.1"], "--prices has 0.1 twice"),
         (["--prices", "0.1,{}"], "--prices has {}, which names no kind of heads"),
         (["--stages", "retrained,later"], "--stages has 'later'"),
-        (["--methods", "fisher-rearranged+draws"], "draws around a ranking, but fisher-rearranged has none"),
+        (["--methods", "fisher(rearrange=true)+draws"], "draws around a ranking, but fisher(rearrange=true) has none"),
         (["--methods", "learned+draws", "--draws.temperature", "0"], "--draws.temperature is 0"),
         (["--methods", "his+swap", "--swap.passes", "1"], "expected at least 6"),
         (["--methods", "his,learned", "--swap.passes", "40"], "add +swap to a method"),
@@ -268,7 +274,10 @@ def test_two_processes_score_by_every_pass(finished, tmp_path):
         (["--methods", "his,learned", "--distil.weight", "0.3"], "add +distil to a method"),
         (["--from_scratch_epochs", "3"], "add from scratch to --stages"),
         (["--seeds", "4294967296"], "from 0 to 4294967295"),
-        (["--methods", "learned-once", "--budgets", "4,{encoder: 2}"], "learned-once learns once, for the smallest budget"),
+        (
+            ["--methods", "learned(once=true)", "--budgets", "4,{encoder: 2}"],
+            "learns once, for the smallest budget",
+        ),
         (["--methods", "36,18"], "unknown method '36'"),
         (["--prices", "0.1,0.2"], "add lambda to --methods"),
         (["--seed", "5"], "--seeds has those of a comparison"),

@@ -96,7 +96,7 @@ def test_budgets_of_a_comparison(project):
         check_run(read("compare", [*given, "--budgets", "99,2"]))
 
 
-@pytest.mark.parametrize("method", ["relevance", "gradient-x-input+swap"])
+@pytest.mark.parametrize("method", ["relevance", "relevance(rule=gradient-x-input)+swap"])
 def test_relevance_of_tags_is_refused_before_anything_is_trained(project, method):
     for name in ("train.tsv", "test.tsv"):
         Path(name).write_text("anna\tB-PER\nsees\tO\n")

@@ -201,7 +201,7 @@ def test_all_masks_of_a_comparison_are_within_their_times(tmp_path):
     own = ["--config", write_config(tmp_path), "--run_dir", str(folder), "--model.latency_table", str(tmp_path / "table.json")]
     methods = [
         "--methods",
-        "learned,learned+swap,priced,his,random",
+        "learned,learned+swap,lambda(noise=configured),his,random",
         "--prices",
         "50",
         "--seeds",

@@ -7,7 +7,7 @@ import pytest
 
 from gates.errors import GateError
 from tests.training.runs import make_setup
-from training.comparison.methods import LEARNED, Method, file_name, own_method, parse_methods
+from training.comparison.methods import BASES, LEARNED, NAMES, RENAMED, Method, file_name, own_method, parse_methods
 from training.scoring.scorers import SCORERS
 
 
@@ -26,19 +26,19 @@ def test_a_name_is_read_and_written(base):
         ({"swaps": 40.0}, "learned+swap"),
         ({"refit": True}, "learned+refit"),
         ({"swaps": 40.0, "refit": True}, "learned+swap+refit"),
-        ({"pipelined": False}, "learned-joint"),
-        ({"start_apart": 1.0, "start_by": "obs", "refit": True}, "learned-obs+refit"),
+        ({"pipelined": False}, "learned(pipelined=false)"),
+        ({"start_apart": 1.0, "start_by": "obs", "refit": True}, "learned(start=obs)+refit"),
         ({"start_apart": 1.0}, "learned"),
-        ({"budget": None}, "priced"),
+        ({"budget": None}, "lambda(noise=configured)"),
         ({"budget": None, "draw_per": "batch"}, "lambda"),
-        ({"budget": None, "draw_per": "batch", "anneal": 0.1}, "priced"),
-        ({"budget": None, "pipelined": True}, "priced-pipelined"),
-        ({"budget": None, "swaps": 12.0}, "priced+swap"),
+        ({"budget": None, "draw_per": "batch", "anneal": 0.1}, "lambda(noise=configured)"),
+        ({"budget": None, "pipelined": True}, "lambda(noise=configured, pipelined=true)"),
+        ({"budget": None, "swaps": 12.0}, "lambda(noise=configured)+swap"),
         ({"gate": "relaxed-top-k"}, "dsp"),
-        ({"gate": "relaxed-top-k", "pipelined": True}, "dsp-pipelined"),
+        ({"gate": "relaxed-top-k", "pipelined": True}, "dsp(pipelined=true)"),
         ({"gate": "straight-through-top-k"}, "straight-through"),
         ({"gate": "clamped-linear"}, "linear-l1"),
-        ({"gate": "clamped-linear", "pipelined": True}, "linear-l1-pipelined"),
+        ({"gate": "clamped-linear", "pipelined": True}, "linear-l1(pipelined=true)"),
         ({"budget": None, "prune": 0.0, "retrain": 0.0}, "dense"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_runs_own_method_is_what_a_comparison_calls_it(options, name):
 def test_options_of_a_method_make_a_run_that_is_called_so(name):
     """But for the one that learns once for all budgets, which is a matter of several."""
     options = replace(make_setup().model, **LEARNED[name].options)
-    assert own_method(options).name == ("learned" if name == "learned-once" else name)
+    assert own_method(options).name == ("learned" if name == "learned(once=true)" else name)
 
 
 def test_ours_are_those_of_this_project_and_every_search_for_a_mask():
@@ -88,7 +88,7 @@ def test_scores_and_masks_of_the_users_own_have_names_like_any_other(masks):
 def test_in_paths_their_names_have_no_separators_and_others_stay():
     assert file_name("mask:masks/his.json") == "mask_masks_his.json"
     assert file_name("package.module:score+swap") == "package.module_score+swap"
-    for name in ("learned-once+draws+swap", "dense.post hoc.greedy"):
+    for name in ("learned(once=true)+draws+swap", "dense.post hoc.greedy"):
         assert file_name(name) == name
 
 
@@ -109,16 +109,37 @@ def test_own_names_that_lead_nowhere_are_refused_before_anything_runs(masks):
 def test_names_that_are_none_or_stand_twice_are_refused():
     for names, said in (
         (["magic"], "unknown method 'magic'; expected one of"),
-        (["learend+swap"], "unknown method 'learend+swap' (did you mean 'learned'?); expected one of"),
+        (["learend+swap"], "unknown method 'learend' (did you mean 'learned'?); expected one of"),
         (["his+magic"], "the modifier 'magic'"),
         (["his+swap+swap"], "names a modifier twice"),
         (["his+swap", "his+swap"], "given twice"),
-        (["his+restarts"], "which learned+restarts is for"),
-        (["learned-joint+restarts"], "which learned+restarts is for"),
-        (["learned-obs+restarts"], "which learned+restarts is for"),
+        (["his+restarts"], "use learned+restarts"),
+        (["learned(pipelined=false)+restarts"], "use learned+restarts"),
+        (["learned(start=obs)+restarts"], "use learned+restarts"),
         (["learned+restarts+draws"], "+restarts has none"),
         (["learned+draws+swap", "learned+swap+draws"], "given twice"),
         ([], "no method is given"),
+        (["his(size=3)"], "has the parameter 'size'; expected some of granularity, normalise, steps, order"),
+        (["random(size=3)"], "has the parameter 'size'; random has none"),
+        (["his(steps=3)"], "has steps=3; expected steps to be one of 1, 10"),
+        (["his(steps=10, order=worst)"], "has parameters that do not go together; expected one of his, "),
+        (["his(steps=10"], "unknown method 'his(steps=10'"),
+        (["his-raw-steps+swap"], "has a new name; use his(normalise=false, steps=10)"),
     ):
         with pytest.raises(GateError, match=re.escape(said)):
             parse_methods(names)
+
+
+def test_parameters_are_read_in_any_order_and_defaults_are_left_out():
+    for text, name in (
+        ("his(steps=10,granularity=token)", "his(granularity=token, steps=10)"),
+        ("his( normalise = False )+swap", "his(normalise=false)+swap"),
+        ("his(order=best)", "his"),
+        ("entropy(keep=low)", "entropy"),
+        ("random()", "random"),
+    ):
+        assert Method.parse(text).name == name
+        assert Method.parse(name) == Method.parse(text)
+    assert set(RENAMED.values()) <= set(BASES)
+    assert not set(RENAMED) & set(BASES)
+    assert len(NAMES) <= 20

@@ -9,14 +9,13 @@ import pytorch_lightning as pl
 
 from gates.budget import Budget
 from gates.errors import GateError
-from gates.scores.ranking import RANKINGS
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import make_pruner, make_setup, write_config
 from training import fit
 from training.commands.table import run_command
 from training.comparison.each_seed import Comparison
-from training.comparison.methods import Method, parse_methods
+from training.comparison.methods import RIVALS, Method, parse_methods
 from training.comparison.plan import (
     DENSE,
     check_rows,
@@ -60,7 +59,7 @@ def assert_same(run, comparison, method):
 # -- a run and a comparison -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["dense", "learned", *RANKINGS])
+@pytest.mark.parametrize("method", ["dense", "learned", *RIVALS])
 def test_a_run_and_a_comparison_of_the_same_find_the_same(full_run, compared, method):
     """In one training with what is adopted from it, and in pieces."""
     assert_same(full_run[0], compared[0], method)
@@ -133,11 +132,11 @@ def test_a_run_with_swaps_is_the_method_of_the_same_name(swapped):
 
 FAMILIES = {
     "dsp": ["--model.gate", "relaxed-top-k"],
-    "dsp-pipelined": ["--model.gate", "relaxed-top-k", "--model.pipelined", "true"],
+    "dsp(pipelined=true)": ["--model.gate", "relaxed-top-k", "--model.pipelined", "true"],
     "straight-through": ["--model.gate", "straight-through-top-k"],
     "linear-l1": ["--model.gate", "clamped-linear"],
-    "learned-obs": ["--model.start_apart", "1", "--model.start_by", "obs"],
-    "learned-joint": ["--model.pipelined", "false"],
+    "learned(start=obs)": ["--model.start_apart", "1", "--model.start_by", "obs"],
+    "learned(pipelined=false)": ["--model.pipelined", "false"],
 }
 
 
@@ -153,7 +152,7 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
 
 @pytest.mark.parametrize(
     ("draw_per", "price", "method"),
-    [("example", "1e-3", "priced"), pytest.param("batch", "1e-4", "lambda", marks=pytest.mark.slow)],
+    [("example", "1e-3", "lambda(noise=configured)"), pytest.param("batch", "1e-4", "lambda", marks=pytest.mark.slow)],
 )
 def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, tmp_path):
     """A comparison at just that budget finds the same; here a price that leaves some heads, not all and not none."""
@@ -171,7 +170,7 @@ def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, t
     his = [rows_of(tmp_path / name).loc[("his", "post hoc")] for name in ("fit", "compare")]
     pd.testing.assert_series_equal(*his, check_exact=True)
     curve = pd.read_csv(tmp_path / "fit" / "curve.csv")
-    assert set(curve["method"]) == {method, *RANKINGS}
+    assert set(curve["method"]) == {method, *RIVALS}
     assert set(curve["heads"]) == {4}
 
 
@@ -233,7 +232,7 @@ def test_a_run_is_compared_with_scores_and_masks_that_are_named(mask):
     for own, name, said in (
         ("learned", f"{score}+swap", "has a modifier, which only the methods of a comparison have"),
         ("learned", "nowhere:score", "there is no module 'nowhere'"),
-        ("priced", mask, "a run with a price ends with a number that is not known before"),
+        ("lambda(noise=configured)", mask, "a run with a price ends with a number that is not known before"),
     ):
         with pytest.raises(GateError, match=said):
             of_run(own, compare="full", retrained=[name])
@@ -246,8 +245,8 @@ def of_run(own="learned", **end):
 
 def test_a_run_is_compared_as_far_as_it_is_asked():
     assert of_run(compare="none") == {"learned": ("retrained",)}
-    assert of_run(compare="posthoc") == dict.fromkeys(("dense", "learned", *RANKINGS), ("post hoc",)) | {"learned": STAGES}
-    assert of_run(compare="full") == dict.fromkeys(("dense", "learned", *RANKINGS), STAGES)
+    assert of_run(compare="posthoc") == dict.fromkeys(("dense", "learned", *RIVALS), ("post hoc",)) | {"learned": STAGES}
+    assert of_run(compare="full") == dict.fromkeys(("dense", "learned", *RIVALS), STAGES)
     some = of_run(compare="full", retrained=["his"], from_scratch=["learned", "random"])
     assert {name for name, stages in some.items() if "retrained" in stages} == {"learned", "his"}
     assert {name for name, stages in some.items() if "from scratch" in stages} == {"learned", "random"}
@@ -299,7 +298,7 @@ def test_points_of_the_curve_are_of_the_kinds_that_the_run_prunes(budget, fracti
 def test_rows_come_in_the_order_of_the_plan(full_run):
     table = pd.read_csv(full_run[0] / "comparison.csv")
     assert list(zip(table["method"], table["stage"], strict=True)) == [
-        (method, stage) for method in ("dense", "learned", *RANKINGS) for stage in STAGES
+        (method, stage) for method in ("dense", "learned", *RIVALS) for stage in STAGES
     ]
     assert DENSE.name == "dense"
 
@@ -314,7 +313,7 @@ def test_the_curve_is_post_hoc_quality_on_the_selection_split(full_run):
     """At the run's own budget, were it asked for, it would be the table's."""
     curve = pd.read_csv(full_run[0] / "curve.csv")
     assert set(curve["heads"]) == {4, 2}
-    assert set(curve["method"]) == {"learned", *RANKINGS}
+    assert set(curve["method"]) == {"learned", *RIVALS}
     assert set(curve["stage"]) == {"post hoc"}
     assert not [name for name in curve if name.startswith("test_")]
     masks = {}
@@ -323,7 +322,7 @@ def test_the_curve_is_post_hoc_quality_on_the_selection_split(full_run):
         masks[row.method, row.heads] = identity["values"]
         assert sum(identity["values"]) == row.heads == row.budget
         assert identity["splits"] == ["select"]
-    for method in ("learned", *RANKINGS):
+    for method in ("learned", *RIVALS):
         assert all(more >= less for more, less in zip(masks[method, 4], masks[method, 2], strict=True))
 
 
@@ -335,7 +334,7 @@ def test_nothing_is_trained_for_what_is_not_asked(tmp_path, monkeypatch):
     assert fit.main([*arguments, "--compare", "posthoc"]) == 0
     assert len(trainings) == 1
     trainings.clear()
-    more = ["--compare", "full", "--retrained", "[dense,his-inverted]", "--from_scratch", "[learned]"]
+    more = ["--compare", "full", "--retrained", "[dense,his(order=worst)]", "--from_scratch", "[learned]"]
     assert fit.main([*arguments, *more, "--existing", "overwrite"]) == 0
     assert len(trainings) == 1 + 2 + 1
 
@@ -423,7 +422,7 @@ def test_from_the_dense_model_all_masks_are_trained_on_equally_long(at_total_cos
     """Those of gates, which rested the weights or trained them, as the same masks from a file are; and those of scores
     as ever."""
     rows, experiments, selector = at_total_cost
-    for name in ("learned", "learned-joint", "learned+distil"):
+    for name in ("learned", "learned(pipelined=false)", "learned+distil"):
         chosen = selector.select(Method.parse(name), 3, post_hoc=True)
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(chosen.mask.tolist()))

@@ -151,7 +151,7 @@ def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
 
 @pytest.mark.parametrize(
     ("method", "logits"),
-    [("learned-joint", True), ("dsp", True), ("straight-through", True), ("linear-l1", False), ("lambda", False)],
+    [("learned(pipelined=false)", True), ("dsp", True), ("straight-through", True), ("linear-l1", False), ("lambda", False)],
 )
 def test_draws_are_around_log_alpha_where_it_is_a_logit_and_else_around_ranks(method, logits):
     experiments = GivenExperiments(lambda mask: 1.0)
@@ -184,7 +184,7 @@ def test_swaps_start_from_the_best_draw():
 def test_searches_for_a_mask_run_on_the_weights_that_it_is_for():
     """Those of the learned model where training goes on from them, and the dense ones where they are evaluated as they are or
     have rested while gates were learned."""
-    for name, used in (("learned-joint", "price 0.01"), ("learned", "dense")):
+    for name, used in (("learned(pipelined=false)", "price 0.01"), ("learned", "dense")):
         experiments = GivenExperiments(lambda mask: 1.0)
         selector, method = MaskSelector(experiments, [4, 2]), Method.parse(f"{name}+draws+swap")
         for post_hoc in (False, True):
@@ -201,13 +201,13 @@ def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_
     MaskSelector(experiments, [4, 2], as_configured=name).select(Method(name), 4)
     assert changes.keys() <= {"budget", "price"}
     changes.clear()
-    MaskSelector(experiments, [4, 2], as_configured="learned-joint").select(Method(name), 4)
+    MaskSelector(experiments, [4, 2], as_configured="learned(pipelined=false)").select(Method(name), 4)
     assert own.items() <= changes.items()
     assert changes.get("budget") == {"learned": 4, "dsp": 4, "linear-l1": 2, "lambda": None}[name]
 
 
 @pytest.mark.parametrize("post_hoc", [True, False])
-@pytest.mark.parametrize("name", ["learned+draws", "learned-joint"])
+@pytest.mark.parametrize("name", ["learned+draws", "learned(pipelined=false)"])
 def test_weights_are_refitted_to_the_final_mask(name, post_hoc):
     """After any search, on the dense weights where the mask is used on them."""
     experiments = GivenExperiments(lambda mask: 1.0)

@@ -18,8 +18,8 @@ from training.config.stages import AT_TOTAL_COST, STAGES
 from training.runs import progress
 
 NAMES = [
-    "learned", "learned+swap", "learned+distil", "learned+refit", "lambda", "dsp", "learned-once", "his", "his+rescale", "hies",
-    "leave-one-out", "random", "dense+distil",
+    "learned", "learned+swap", "learned+distil", "learned+refit", "lambda", "dsp", "learned(once=true)", "his", "his+rescale",
+    "hies", "leave-one-out", "random", "dense+distil",
 ]  # fmt: skip
 
 

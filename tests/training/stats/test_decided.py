@@ -29,9 +29,9 @@ def test_methods_of_the_same_gates_are_said_together_once():
 
 
 def test_methods_of_other_gates_are_told_apart_and_a_low_share_has_a_hint():
-    said = said_of_closed(summary_of([*ROWS, ("learned-once", 9, 0, 0.5)]), "group")
+    said = said_of_closed(summary_of([*ROWS, ("learned(once=true)", 9, 0, 0.5)]), "group")
     assert said.startswith("Of the groups ")
-    assert "4 groups; learned-once 50 % at 9 groups." in said
+    assert "4 groups; learned(once=true) 50 % at 9 groups." in said
     assert said.endswith("Where it is under 90 %, a longer prune phase (a larger --model.prune) leaves less to the rank.")
 
 
