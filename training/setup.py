@@ -132,6 +132,9 @@ def make_trainer(
                 **({"accelerator": "cpu"} if apple else {}),  # Lightning would take MPS, which has no float64
                 **overrides,
                 "max_epochs": 1,  # the loader holds every epoch of the run
+                "use_distributed_sampler": False,  # and shares the examples out
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
                 "inference_mode": False,  # metrics and masks go on to be changed outside of it
                 "plugins": [*plugins, WholeCheckpoints(identity), processes.environment_of(world)],
                 "logger": logger,

@@ -180,8 +180,6 @@ def test_the_options_of_a_run_check_themselves(options, settings, message):
         ({"gradient_clip_val": -1.0}, "--trainer.gradient_clip_val is -1.0"),
         ({"limit_train_batches": 0}, "--trainer.limit_train_batches is 0"),
         ({"val_check_interval": 0.0}, "--trainer.val_check_interval is 0.0"),
-        ({"check_val_every_n_epoch": 5}, "--trainer.check_val_every_n_epoch is 5, but a run is one epoch"),
-        ({"num_sanity_val_steps": -5}, "--trainer.num_sanity_val_steps is -5"),
         ({"accelerator": "mps"}, "--trainer.accelerator is mps, which has no float64"),
         ({"strategy": "fsdp"}, "--trainer.strategy is fsdp, which spreads a model over devices"),
         ({"precision": "half"}, "--trainer.precision is 'half'; expected one of 32-true, 64-true, bf16-mixed, 16-mixed"),

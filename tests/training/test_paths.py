@@ -45,12 +45,11 @@ def test_the_home_directory(home, monkeypatch):
 
 def test_a_run_directory_in_a_configuration(home):
     with open("run.yaml", "w") as file:
-        yaml.dump({"run_dir": "~/runs/one", "model": {"backbone": "~/model"}, "trainer": {"default_root_dir": "~/logs"}}, file)
+        yaml.dump({"run_dir": "~/runs/one", "model": {"backbone": "~/model"}}, file)
     options = read("fit", ["--config", "text.yaml", "--config", "run.yaml", *FILES]).options
     setup = Setup.of(options)
     assert setup.run.run_dir == str(home / "runs" / "one")
     assert setup.model.backbone == str(home / "model")
-    assert setup.trainer.default_root_dir == str(home / "logs")
     assert type(setup.run.run_dir) is str
 
 

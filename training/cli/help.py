@@ -126,7 +126,7 @@ def help_of_run(
     if everything:
         sections |= {"General": [FURTHER["config"], FURTHER["data"]]}
         sections |= {_title(group, prefix): options_of_group(group, prefix) for group, prefix in groups}
-        sections |= {f"--data {name}: {_first_line(kind)}": options_of_group(kind, "data.") for name, kind in KINDS.items()}
+        sections |= data_sections()
     else:
         known = FURTHER | {option.name: option for group, prefix in groups for option in options_of_group(group, prefix)}
         known |= {option.name: option for option in options_of_group(KINDS["Text"], "data.")}
@@ -137,6 +137,32 @@ def help_of_run(
     last = "" if everything else "\n--help-all shows every option, with those of the other kinds of data."
     last = f"\nDefaults stand in brackets; a configuration, also {DEFAULTS}, may have others.{last}"
     return "\n".join([usage, "", purpose, "", *(_section(title, options) for title, options in sections.items())]) + last
+
+
+def data_sections() -> dict[str, list[Option]]:
+    """Return the options of data by section: those that several kinds share, then those of each kind alone.
+
+    Options that differ only in their default are shown once, with the default of every kind.
+    """
+    kinds: dict[tuple[str, str, str], dict[str, str]] = {}
+    for name, kind in KINDS.items():
+        for option in options_of_group(kind, "data."):
+            kinds.setdefault((option.name, option.kind, option.text), {})[name] = option.default
+    sections: dict[str, list[Option]] = {"--data.NAME: Options of several kinds of data": []}
+    sections |= {f"--data {name}: {_first_line(kind)}": [] for name, kind in KINDS.items()}
+    for (name, what, text), defaults in kinds.items():
+        if len(defaults) == 1:
+            ((kind, default),) = defaults.items()
+            section = f"--data {kind}: {_first_line(KINDS[kind])}"
+        else:
+            section = next(iter(sections))
+            by_default: dict[str, list[str]] = {}
+            for kind, default in defaults.items():
+                by_default.setdefault(default, []).append(kind)
+            every = len(defaults) == len(KINDS) and len(by_default) == 1
+            default = "; ".join(value if every else f"{', '.join(own)}: {value}" for value, own in by_default.items())
+        sections[section].append(Option(name, what, text, default))
+    return sections
 
 
 def _shortened(option: Option) -> Option:

@@ -31,7 +31,7 @@ AFTER_FINETUNING = ("prune_learning_rate", "freeze_while_pruning", "distil", "di
 """Options that training with a fixed mask depends on, beside where it starts and its length."""
 NUMERICS = (
     "accelerator", "precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
-    "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches",
+    "limit_train_batches", "limit_val_batches", "limit_test_batches",
 )  # fmt: skip
 """Trainer settings that change results."""
 

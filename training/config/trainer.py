@@ -7,7 +7,6 @@ from typing import Literal
 
 from gates.errors import GateError
 from training.config.checks import at_least_0, at_least_1, at_most
-from training.config.paths import LocalPath
 
 MOST_DEVICES = 4096
 """Of a machine, and machines: Lightning makes a list of them."""
@@ -41,22 +40,11 @@ class TrainerOptions:
         limit_train_batches: training batches of an epoch: a count such as 10, or a share such as 0.5 (default: all).
         limit_val_batches: the same of the selection split.
         limit_test_batches: the same of the test split.
-        overfit_batches: the same few batches for training and selection, to see whether they can be learned (default: none).
         val_check_interval: batches, or share of the run, between validations (default: once per epoch of the data).
-        check_val_every_n_epoch: not used, so 1 or null: a run is one epoch of Lightning's.
-        num_sanity_val_steps: validation batches before training.
         log_every_n_steps: optimiser steps between two rows of metrics.csv and W&B.
         enable_progress_bar: whether progress is shown.
-        enable_model_summary: whether the model's layers are listed at the start.
         deterministic: whether operations that are not deterministic are refused (true) or named (``warn``).
         benchmark: whether cuDNN looks for the fastest algorithms.
-        detect_anomaly: whether the operation that makes a NaN is looked for; slow.
-        profiler: ``simple`` or ``advanced`` measures where time goes.
-        barebones: not for results: everything off, for timing.
-        fast_dev_run: so many batches of everything, to see whether it runs.
-        sync_batchnorm: whether batch normalisation is shared between devices.
-        use_distributed_sampler: whether Lightning shares out examples; the run's loaders do it already.
-        default_root_dir: where Lightning writes what has no other place.
         plugins: names of plugins of Lightning.
     """
 
@@ -71,22 +59,11 @@ class TrainerOptions:
     limit_train_batches: int | float | None = None
     limit_val_batches: int | float | None = None
     limit_test_batches: int | float | None = None
-    overfit_batches: int | float = 0.0
     val_check_interval: int | float | None = None
-    check_val_every_n_epoch: int | None = 1
-    num_sanity_val_steps: int | None = 0
     log_every_n_steps: int | None = 10
     enable_progress_bar: bool | None = None
-    enable_model_summary: bool | None = False
     deterministic: bool | Literal["warn"] | None = None
     benchmark: bool | None = None
-    detect_anomaly: bool = False
-    profiler: str | None = None
-    barebones: bool = False
-    fast_dev_run: int | bool = False
-    sync_batchnorm: bool = False
-    use_distributed_sampler: bool = False
-    default_root_dir: LocalPath | None = None
     plugins: list[str] | str | None = None
 
     def __post_init__(self) -> None:
@@ -112,12 +89,3 @@ class TrainerOptions:
                 raise GateError(
                     f"--trainer.{name} is {getattr(self, name)}; expected a count or a share above 0, or leave it out"
                 )
-        if self.check_val_every_n_epoch not in (1, None):
-            raise GateError(
-                f"--trainer.check_val_every_n_epoch is {self.check_val_every_n_epoch}, but a run is one epoch of Lightning's; "
-                "leave it out, and see --trainer.val_check_interval"
-            )
-        if self.num_sanity_val_steps is not None and self.num_sanity_val_steps < -1:
-            raise GateError(
-                f"--trainer.num_sanity_val_steps is {self.num_sanity_val_steps}; expected 0 or more, or -1 for all batches"
-            )

@@ -33,11 +33,9 @@ FREE_WHEN_RESUMED = {
     "data.init_args.num_workers": "how fast batches are made; a batch is a function of seed and step",
     "trainer.enable_": "what is shown",
     "trainer.log_every_n_steps": "how often is logged",
-    "trainer.profiler": "what is measured of the time",
-    "trainer.default_root_dir": "where Lightning writes what is no result",
 }
 """Options, or beginnings of them, that may be others when a run is resumed, since they change no result; with what they say."""
-FORMAT = 7
+FORMAT = 8
 """Of runs and experiments; a change in what they mean or how they are computed must raise it."""
 BEGAN_WITH = "began_with.json"
 """All that a run's training depends on: options, and fingerprints of what these name."""
