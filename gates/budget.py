@@ -77,6 +77,15 @@ class Budget:
         """
         return {kind: kept for kind, kept in self.per_kind.items() if kept < heads[kind]}
 
+    def option(self, heads: Mapping[str, int]) -> int | dict[str, int | float] | TimeLimit:
+        """Return the budget as :meth:`parse` reads it.
+
+        Args:
+            heads: The heads of each kind in the model.
+        """
+        pruned: dict[str, int | float] = {**self.pruned(heads)}
+        return self.time or pruned or self.total
+
     @property
     def terms(self) -> list[Any]:
         """As JSON, what a mask has to keep to beside its number of heads: the kinds that have one of their own, or the time."""

@@ -152,15 +152,15 @@ def data_sections() -> dict[str, list[Option]]:
     sections |= {f"--data {name}: {_first_line(kind)}": [] for name, kind in KINDS.items()}
     for (name, what, text), defaults in kinds.items():
         if len(defaults) == 1:
-            ((kind, default),) = defaults.items()
-            section = f"--data {kind}: {_first_line(KINDS[kind])}"
+            own, default = next(iter(defaults.items()))
+            section = f"--data {own}: {_first_line(KINDS[own])}"
         else:
             section = next(iter(sections))
             by_default: dict[str, list[str]] = {}
-            for kind, default in defaults.items():
-                by_default.setdefault(default, []).append(kind)
+            for owner, value in defaults.items():
+                by_default.setdefault(value, []).append(owner)
             every = len(defaults) == len(KINDS) and len(by_default) == 1
-            default = "; ".join(value if every else f"{', '.join(own)}: {value}" for value, own in by_default.items())
+            default = "; ".join(value if every else f"{', '.join(owners)}: {value}" for value, owners in by_default.items())
         sections[section].append(Option(name, what, text, default))
     return sections
 

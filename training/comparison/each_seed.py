@@ -37,10 +37,13 @@ class Comparison:
     experiments: Path
     searches: Mapping[str, Any]
 
-    @property
-    def plan(self) -> list[Planned]:
-        """What is done for each seed, in the order of the tables."""
-        return list(plan_of_comparison(self.methods, self.budgets, self.stages))
+    def plan(self, budgets: Sequence[Budget]) -> list[Planned]:
+        """Return what is done for each seed, in the order of the tables.
+
+        Args:
+            budgets: The budgets of the model.
+        """
+        return list(plan_of_comparison(self.methods, budgets, self.stages))
 
     def of_seed(self, seed: int) -> tuple[Experiments, MaskSelector]:
         """The experiments of a seed on its own data and model, and what chooses masks by them.
@@ -51,8 +54,8 @@ class Comparison:
         setup = self.setup.with_seed(seed)
         experiments = Experiments(setup, open_data(setup), cache=ExperimentCache(self.experiments))
         selector = MaskSelector(experiments, self.budgets, **self.searches)
-        check_budgets(self.budgets, selector.sizes)
+        check_budgets(self.budgets, selector.budgets, experiments.pruner.gates.size)
         pruner = experiments.pruner
-        for budget in self.budgets:  # raises where the minimum per layer does not fit
-            pruner.steering.mask_within(pruner.gates.log_alpha.detach(), Budget.parse(budget, selector.sizes))
+        for budget in selector.budgets:  # raises where the minimum per layer does not fit
+            pruner.steering.mask_within(pruner.gates.log_alpha.detach(), budget)
         return experiments, selector

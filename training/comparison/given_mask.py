@@ -11,10 +11,8 @@ from torch import Tensor
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.head_gates import HeadGates
-from gates.latency.table import TimeLimit
 from gates.surgery.masks import parse_mask, read_mask
 from training.comparison.methods import GIVEN, Method
-from training.config import BudgetOption
 
 content_of = cache(read_mask)
 """The content of a mask file as it is when it is first read, so that all seeds have the same mask."""
@@ -39,30 +37,31 @@ def given_mask(base: str, gates: HeadGates) -> Tensor:
     return mask
 
 
-def own_budget(base: str, gates: HeadGates, budgets: Sequence[BudgetOption]) -> BudgetOption:
+def own_budget(base: str, gates: HeadGates, budgets: Sequence[Budget]) -> Budget:
     """The one of several budgets that a given mask just fills: it is compared with what keeps as many heads.
 
     Raises:
         GateError: if it fills none, or it is no mask of this model.
     """
-    mask, sizes, kinds = given_mask(base, gates), gates.kind_sizes(), gates.kind_index().cpu()
-    counted = [budget for budget in budgets if not isinstance(budget, TimeLimit)]
+    mask, kinds = given_mask(base, gates), gates.kind_index().cpu()
+    counted = [budget for budget in budgets if budget.time is None]
     if not counted:
         raise GateError(f"{base!r} has its own number of heads, but the budget is a time; compare it at that number")
     for budget in counted:
-        if Budget.parse(budget, sizes).is_met(mask, kinds):
+        if budget.is_met(mask, kinds):
             return budget
     kept: Any = int(mask.sum())
-    if any(isinstance(budget, dict) for budget in counted):
-        kept = {kind: int(mask[kinds == index].sum()) for kind, index in zip(sizes, kinds.unique().tolist(), strict=True)}
-    totals = ", ".join(str(Budget.parse(budget, sizes).total) for budget in counted)
+    if any(budget.per_kind for budget in counted):
+        places = kinds.unique().tolist()
+        kept = {kind: int(mask[kinds == place].sum()) for kind, place in zip(gates.kind_sizes(), places, strict=True)}
+    totals = ", ".join(str(budget.total) for budget in counted)
     raise GateError(
         f"{base!r} keeps {kept} of {gates.size} {gates.unit}s and is compared at that alone, but the budgets keep {totals}; "
         f"add {kept} to --budgets (for a run, have it as --model.budget)"
     )
 
 
-def check_given_masks(methods: Sequence[Method], gates: HeadGates, budgets: Sequence[BudgetOption]) -> None:
+def check_given_masks(methods: Sequence[Method], gates: HeadGates, budgets: Sequence[Budget]) -> None:
     """Raises :class:`GateError` for the first given mask that is not one of this model, or fits no budget."""
     for method in methods:
         if method.is_given:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from gates.budget import Budget
 from gates.errors import GateError
 from gates.files import is_partial
 from training.cli.ending import stdout
@@ -30,7 +31,7 @@ from training.comparison.each_seed import Comparison
 from training.comparison.in_time import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, PARAMETERS, Learned, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
-from training.comparison.plan import check_rows, run_seed
+from training.comparison.plan import check_rows, plan_of_comparison, run_seed
 from training.comparison.tables import Results, price_rows, score_columns, write_tables
 from training.comparison.to_wandb import send_comparison
 from training.comparison.truth import truth_rows
@@ -118,7 +119,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     """
     config = line.options
     comparison = planned_comparison(line, run)
-    methods, budgets, seeds = comparison.methods, comparison.budgets, comparison.seeds
+    budgets, seeds = comparison.budgets, comparison.seeds
     resolved = line.parser.dump(config, skip_unset=False)
     wandb_options = processes.in_first(lambda: reachable(comparison.setup.wandb))  # before hours of work
     check_own_folder(run.path / FIGURES)  # before hours of work too
@@ -132,7 +133,7 @@ def compare_on_one(line: CommandLine, run: RunDirectory) -> RunDirectory:
     if processes.is_first():
         run.withdraw()
         run.write_text(CONFIG, resolved)
-        write_tables(run, results, name=config.name, methods=methods, budgets=budgets, seeds=seeds, command=line.command)
+        write_tables(run, results, name=config.name, methods=comparison.methods, seeds=seeds, command=line.command)
         (run.path / UNFINISHED).unlink()
         contents = report(run)
         console = stdout()
@@ -200,16 +201,19 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
         launcher: Where the experiments run.
     """
     processes.start(make_trainer(comparison.setup))
-    results, plan = Results(), comparison.plan
-    with progress.stage("comparison", len(comparison.seeds) * sum(len(planned.stages) for planned in plan)) as shown:
+    results = Results()
+    entries = plan_of_comparison(comparison.methods, [Budget(1, {})] * len(comparison.budgets), comparison.stages)
+    pieces = sum(len(planned.stages) for planned in entries)
+    with progress.stage("comparison", len(comparison.seeds) * pieces) as shown:
         for seed in comparison.seeds:
             experiments, selector = comparison.of_seed(seed)
+            results.budgets, plan = selector.budgets, comparison.plan(selector.budgets)
             if seed == comparison.seeds[0]:  # whose data and model fit what is asked for
                 if processes.is_first() and not (run.path / METRICS).is_file():
                     run.write_text(CONFIG, resolved)  # that of the tables which are there stays with them
                 keep_table(comparison.budgets, run)
                 if launcher.launcher == "ray":
-                    do_on_ray(comparison, launcher)
+                    do_on_ray(comparison, plan, launcher)
             for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():

@@ -7,7 +7,7 @@ import os
 import pickle
 import platform
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +19,7 @@ import torch
 from gates.errors import GateError, first_line
 from training.comparison.each_seed import Comparison
 from training.comparison.experiments import Experiments
+from training.comparison.plan import Planned
 from training.comparison.selection import MaskSelector
 from training.comparison.tasks import Task, do, tasks_of
 from training.config import LauncherOptions
@@ -56,9 +57,14 @@ class Terms:
     on_gpu: bool
 
 
-def do_on_ray(comparison: Comparison, options: LauncherOptions) -> None:
-    """All experiments of a comparison, several at a time, on the cluster that this process is connected to. What a lost worker
-    had under way is done again by another one, from the last checkpoint on.
+def do_on_ray(comparison: Comparison, plan: Sequence[Planned], options: LauncherOptions) -> None:
+    """Do all experiments of a comparison, several at a time, on the cluster that this process is connected to. What a lost
+    worker had under way is done again by another one, from the last checkpoint on.
+
+    Args:
+        comparison: The comparison.
+        plan: What is done for each seed.
+        options: How many processors and GPUs each experiment has.
 
     Raises:
         GateError: if an experiment fails in a way that the user can mend, or its workers are lost again and again.
@@ -67,7 +73,7 @@ def do_on_ray(comparison: Comparison, options: LauncherOptions) -> None:
 
     gpus = gpus_per_task(options, comparison.setup.trainer.accelerator)
     torch.set_num_threads(options.ray_cpus_per_task)  # what is said of this machine holds for the tasks too
-    tasks = tasks_of(comparison.plan, comparison.seeds)
+    tasks = tasks_of(plan, comparison.seeds)
     remote = ray.remote(work).options(num_cpus=options.ray_cpus_per_task, num_gpus=gpus, max_retries=TRIES)
     with marked(comparison.experiments) as mark, progress.stage("experiments on Ray", len(tasks)) as shown:
         terms = Terms(

@@ -12,7 +12,6 @@ import torch
 from gates.budget import Budget
 from gates.errors import GateError
 from gates.export.kv_cache import cache_bytes, generates
-from gates.latency.table import TimeLimit
 from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment
 from training.comparison.experiments import GATES_OVER_TIME, Experiments
@@ -21,7 +20,7 @@ from training.comparison.methods import RENAMED, RIVALS, Method, is_method
 from training.comparison.predictions import PREDICTIONS
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
-from training.config import BudgetOption, DistilWeights, EndOfRun
+from training.config import DistilWeights, EndOfRun
 from training.config.stages import (
     AT_TOTAL_COST,
     FROM_DENSE,
@@ -48,25 +47,25 @@ class Planned:
 
     Args:
         method: of the comparison.
-        budget: as an option of the module. The dense model and given masks have a number of heads of their own, whatever it is.
+        budget: The budget; None for the dense model and given masks, which have a number of heads of their own.
         stages: what is done with its mask, in the order of the tables.
     """
 
     method: Method
-    budget: BudgetOption
+    budget: Budget | None
     stages: tuple[str, ...]
 
 
-def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption], stages: Sequence[str]) -> Iterator[Planned]:
+def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], stages: Sequence[str]) -> Iterator[Planned]:
     """What is done for each seed: the dense model first, then every method at every budget, each with its stages, and last the
     given masks, each at its own number of heads. From scratch are trained the dense structure and those that were learned, as
     Voita et al. 2019 did, or given. Weights are refitted to heads that are zero, so that the stages which put something else in
     their place are for masks without ``+refit``."""
     controls = [DENSE, *(method for method in methods if method.base == "dense" and method != DENSE)]
     given = [method for method in methods if method.is_given]
-    everything: list[tuple[Method, BudgetOption]] = [(control, 1) for control in controls]
+    everything: list[tuple[Method, Budget | None]] = [(control, None) for control in controls]
     everything += [(method, budget) for budget in budgets for method in methods if method not in [*controls, *given]]
-    everything += [(method, 1) for method in given]
+    everything += [(method, None) for method in given]
     for method, budget in everything:
         trains_anew = method.is_learned or method.is_given or method == DENSE
         own = [stage for stage in stages if stage != FROM_SCRATCH or trains_anew]
@@ -77,7 +76,7 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[BudgetOption
 
 def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
     """Raises :class:`GateError` where methods are compared and none has a row at any of the stages."""
-    pruned = [one for one in plan_of_comparison(methods, [1], stages) if one.method.base != "dense"]
+    pruned = [one for one in plan_of_comparison(methods, [Budget(1, {})], stages) if one.method.base != "dense"]
     if pruned and not any(one.stages for one in pruned):
         raise GateError(
             f"--stages has {', '.join(map(repr, stages))} alone, at which {', '.join(one.method.name for one in pruned)} "
@@ -86,13 +85,13 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
         )
 
 
-def plan_of_run(own: Method, budget: BudgetOption, end: EndOfRun) -> Iterator[Planned]:
+def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun) -> Iterator[Planned]:
     """What a run is compared with when it has trained: the dense model, every ranking, and scores and masks of the user's own
     that are named to be trained on, at its own budget.
 
     Args:
         own: the run's method. Its training is what the run did; a run that prunes nothing has no other method.
-        budget: the run's.
+        budget: The run's budget; None where it does not matter yet.
         end: what is asked for.
 
     Raises:
@@ -161,13 +160,13 @@ def run_seed(
     uses = uses_of(plan)
     for planned in plan:
         method = planned.method
-        named = method.name if method.base == "dense" else f"{method.name} at {counted(selector.total(planned.budget), 'head')}"
+        named = method.name if planned.budget is None else f"{method.name} at {counted(planned.budget.total, 'head')}"
         shown.work_on(named)
         selected = {post_hoc: selector.select(method, planned.budget, post_hoc=post_hoc) for post_hoc in uses}
         selection = selected[uses[0]]
         # Within a time methods keep different numbers of heads, and are told apart from other budgets by the most that fit.
-        of_time = isinstance(planned.budget, TimeLimit) and method.base != "dense"
-        total = selector.total(planned.budget) if of_time else int(selection.mask.sum())
+        in_time = planned.budget if planned.budget is not None and planned.budget.time is not None else None
+        total = int(selection.mask.sum()) if in_time is None else in_time.total
         masks = {"mask": selection.mask.int().tolist()}
         if not torch.equal(selected[uses[-1]].mask, selection.mask):  # a search found another one for the dense model's weights
             masks["post_hoc_mask"] = selected[uses[-1]].mask.int().tolist()
@@ -203,7 +202,7 @@ def curve_of_run(
     """
     if not fractions:
         return
-    budget, seed = Budget.parse(selector.smallest, selector.sizes), experiments.seed
+    budget, seed = selector.smallest, experiments.seed
     if own == DENSE:  # nothing was compared so far
         for name in RIVALS:
             ranking = selector.select(Method(name), selector.smallest).ranking
@@ -217,7 +216,7 @@ def curve_of_run(
     points = [(curve_budget(budget, fraction, selector.sizes), method) for fraction in fractions for method in rankings]
     with progress.stage("quality by budget", len(points)) as shown:
         for at, method in points:
-            shown.work_on(f"{method} at {counted(selector.total(at), 'head')}")
+            shown.work_on(f"{method} at {counted(at.total, 'head')}")
             mask = selector.mask_of(rankings[method], at, minimum_per_layer=0)
             found = experiments.post_hoc(mask, splits=("select",))
             selection = Selection(mask, mask, experiments.dense(), {}, rankings[method])
@@ -225,7 +224,7 @@ def curve_of_run(
             shown.advance()
 
 
-def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> BudgetOption:
+def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> Budget:
     """The budget of a point of the curve: a fraction of all heads or, where the run has a budget per kind, of the heads of each
     kind that it prunes; the other kinds stay whole, as in the run.
 
@@ -235,8 +234,8 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
         sizes: heads of each kind in the model.
     """
     if not budget.per_kind:
-        return max(1, round(fraction * sum(sizes.values())))
-    return {kind: max(1, round(fraction * sizes[kind])) for kind in budget.pruned(sizes)}
+        return Budget(max(1, round(fraction * sum(sizes.values()))), {})
+    return Budget.parse({kind: max(1, round(fraction * sizes[kind])) for kind in budget.pruned(sizes)}, sizes)
 
 
 def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Experiment:

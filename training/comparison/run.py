@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import yaml
 from pytorch_lightning.loggers import CSVLogger
 
+from gates.budget import Budget
 from gates.errors import GateError
 from training.cli.ending import advised, stdout
 from training.cli.line import CommandLine
@@ -50,7 +52,7 @@ def fit(line: CommandLine) -> RunDirectory:
         raise GateError(f"{setup.model.nothing_trains}, so nothing can be trained on; give --compare posthoc or --retrained []")
     if setup.model.nothing_trains and setup.model.retrain > 0:
         raise GateError(f"{setup.model.nothing_trains}, but retrain is {setup.model.retrain:g} epochs; set --model.retrain 0")
-    asked = list(plan_of_run(own, setup.model.budget or 1, setup.end))  # raises for names of no method
+    asked = list(plan_of_run(own, None, setup.end))  # raises for names of no method
     if setup.end.from_scratch:
         setup.check_scratch()
     kept = line.options.clone()
@@ -120,7 +122,11 @@ def train_and_compare(
     data = open_data(setup, checkpoint)
     setup = timed(setup, run, data)
     pruner = make_pruner(setup, data)
-    check_given_masks([planned.method for planned in asked], pruner.gates, [setup.model.budget or 1])
+    budget = pruner.steering.budget
+    if budget is not None:  # 0.25 and 18 of 72 heads are the same budget
+        canonical: dict[str, Any] = {"budget": budget.option(pruner.gates.kind_sizes())}
+        setup = replace(setup, model=replace(setup.model, **canonical))
+    check_given_masks([planned.method for planned in asked], pruner.gates, [budget or Budget(1, {})])
     if checkpoint is not None:
         check_checkpoint(checkpoint, pruner)
     trainer = make_trainer(setup)  # raises for its settings before anything is written
@@ -144,10 +150,10 @@ def train_and_compare(
     latency = achieved(setup, pruner, data)
 
     mask = pruner.gates.mask.detach().cpu().clone()
-    budget = pruner.steering.budget_option(mask)
+    budget = pruner.steering.budget_of(mask)
     swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
-    selector = MaskSelector(experiments, [budget], swaps=swaps, as_configured=own.base)
-    plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data)
+    selector = MaskSelector(experiments, [budget.option(pruner.gates.kind_sizes())], swaps=swaps, as_configured=own.base)
+    plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
         results.rows += run_seed(experiments, selector, plan, results, shown)
@@ -163,7 +169,7 @@ def train_and_compare(
         write_run(run, results, own, curve)
         save_translations(run, results)
         name, seeds, more = setup.run.name, [setup.run.seed], {"run": described}
-        write_tables(run, results, name=name, methods=methods, budgets=[budget], seeds=seeds, command=line.command, more=more)
+        write_tables(run, results, name=name, methods=methods, seeds=seeds, command=line.command, more=more)
         show_run(stdout(), run, results, described, own)
         mark_finished(run)
         if wandb_logger is not None:

@@ -40,7 +40,7 @@ class MaskSelector:
 
     Args:
         experiments: of the seed.
-        budgets: all budgets of the comparison, as options of the module.
+        budgets: All budgets of the comparison, as options of the module.
         restarts, draws, swaps: how better masks are searched.
         refits: how weights are refitted.
         distil: options of the module that ``+distil`` stands for.
@@ -66,18 +66,19 @@ class MaskSelector:
         self.restarts, self.refits = restarts or RestartSearch(), refits or RefitSearch()
         self.distil, self.prices, self.as_configured = dict(distil or {}), list(prices), as_configured
         self.priced: dict[str, Priced] = {}
-        self.budgets, gates = list(budgets), experiments.pruner.gates
+        gates = experiments.pruner.gates
         self.sizes = gates.kind_sizes()
-        self.smallest = min(budgets, key=self.total)
+        self.budgets = [Budget.parse(budget, self.sizes) for budget in budgets]
+        self.smallest = min(self.budgets, key=lambda budget: budget.total)
         self.kinds, self.layers = gates.kind_index().cpu(), gates.layer_index().cpu()
         self.minimum = experiments.options.minimum_per_layer
 
-    def select(self, method: Method, budget: BudgetOption, *, post_hoc: bool = False) -> Selection:
-        """The heads that a method keeps within a budget.
+    def select(self, method: Method, budget: Budget | None, *, post_hoc: bool = False) -> Selection:
+        """Return the heads that a method keeps within a budget.
 
         Args:
-            method: of the comparison.
-            budget: as an option of the module; a given mask has its own.
+            method: The method.
+            budget: The budget; None for the dense model and a given mask, which has its own.
             post_hoc: whether the mask is for the dense model, without training. A search for a better mask runs on the weights
                 that the mask is for: the dense ones then, and otherwise those that training goes on from.
         """
@@ -91,6 +92,7 @@ class MaskSelector:
             mask = given_mask(method.base, self.experiments.pruner.gates)
             selection = Selection(mask, mask, self.experiments.dense(), changes, None)
         else:
+            assert budget is not None
             decide = self._learned if method.is_learned else self._own_score if method.is_own_score else self._scored
             selection = decide(method.base, budget, changes)
         refit = "refit" in method.modifiers
@@ -107,25 +109,21 @@ class MaskSelector:
             selection = self._refitted(selection, post_hoc=post_hoc)
         return selection
 
-    def mask_of(self, ranking: Tensor, budget: BudgetOption, minimum_per_layer: int | None = None) -> Tensor:
-        """The 0/1 mask ``[gates]`` of the highest scores of a ranking within a budget.
+    def mask_of(self, ranking: Tensor, budget: Budget, minimum_per_layer: int | None = None) -> Tensor:
+        """Return the 0/1 mask ``[gates]`` of the highest scores of a ranking within a budget.
 
         Args:
-            ranking: ``[gates]``, higher kept first.
-            budget: as an option of the module.
-            minimum_per_layer: gates that every layer keeps; the options' by default.
+            ranking: The scores ``[gates]``, higher kept first.
+            budget: The budget.
+            minimum_per_layer: The gates that every layer keeps; the options' by default.
         """
         return budget_mask(
             ranking,
-            Budget.parse(budget, self.sizes),
+            budget,
             kind_index=self.kinds,
             layer_index=self.layers,
             minimum_per_layer=self.minimum if minimum_per_layer is None else minimum_per_layer,
         )
-
-    def total(self, budget: BudgetOption) -> int:
-        """How many gates a budget keeps in all."""
-        return Budget.parse(budget, self.sizes).total
 
     def known_scores(self) -> dict[str, Tensor]:
         """Every raw score that was needed so far, by name."""
@@ -133,26 +131,27 @@ class MaskSelector:
 
     # -- learned methods ---------------------------------------------------------------------------------------
 
-    def _learned(self, base: str, budget: BudgetOption, distil: Mapping[str, Any]) -> Selection:
+    def _learned(self, base: str, budget: Budget, distil: Mapping[str, Any]) -> Selection:
         learned: Learned = LEARNED[base]
         own = {} if base == self.as_configured else learned.options
         if learned.decides == "price":
             return self._priced(base, {**own, **distil}, budget)
-        changes = {**own, **distil, "budget": budget if learned.decides == "each" else self.smallest}
+        trained_for = budget if learned.decides == "each" else self.smallest
+        changes = {**own, **distil, "budget": trained_for.option(self.sizes)}
         experiment = self.experiments.learn(changes)
         ranking = torch.tensor(experiment.result["log_alpha"])
         mask = self.mask_of(ranking, budget)
         closed = closed_by_gates(experiment.result, mask)
         return Selection(mask, mask, experiment, changes, ranking, Cost.of(experiment.result), closed_by_gates=closed)
 
-    def _priced(self, base: str, changes: Mapping[str, Any], budget: BudgetOption) -> Selection:
+    def _priced(self, base: str, changes: Mapping[str, Any], budget: Budget) -> Selection:
         """The mask that a price leaves, where it is of the budget, and otherwise heads rank by when they closed. Of several
         prices each is trained with, the mask of the best one is taken, and all of them are paid for."""
         configured = self.experiments.options.price
         assert configured is not None  # the options have put a default in its place
         prices = self.prices or [configured]
-        if isinstance(budget, Mapping):  # other kinds of heads stay whole, so that nothing trains beside their closing
-            prices = [price if isinstance(price, Mapping) else dict.fromkeys(budget, price) for price in prices]
+        if pruned := budget.pruned(self.sizes):  # other kinds of heads stay whole, so nothing trains while they close
+            prices = [price if isinstance(price, Mapping) else dict.fromkeys(pruned, price) for price in prices]
         tried = [{**changes, "price": price} for price in prices]
         trained = [self.experiments.learn(one) for one in tried]
         name = f"{base}+distil" if changes.keys() & self.distil.keys() else base
@@ -163,8 +162,8 @@ class MaskSelector:
             closed, log_alpha = (torch.tensor(experiment.result[part]) for part in ("closing_step", "log_alpha"))
             rankings.append(closing_ranking(closed, log_alpha))
             mask = self.mask_of(rankings[-1], budget)
-            at = Budget.parse(budget, self.sizes)  # a time is met by fewer heads too, which are no better
-            masks.append(own if at.time is None and at.is_met(own, self.kinds) else mask)
+            # A time is met by fewer heads too, which are no better.
+            masks.append(own if budget.time is None and budget.is_met(own, self.kinds) else mask)
         best, cost = self._best(masks)
         selection = Selection(masks[best], masks[best], trained[best], tried[best], rankings[best], cost)
         for experiment in trained:
@@ -173,7 +172,7 @@ class MaskSelector:
 
     # -- scored methods ----------------------------------------------------------------------------------------
 
-    def _scored(self, base: str, budget: BudgetOption, changes: Mapping[str, Any]) -> Selection:
+    def _scored(self, base: str, budget: Budget, changes: Mapping[str, Any]) -> Selection:
         alpha, cost = None, NOTHING
         if SCORERS[base].is_weighted:
             masks = [torch.tensor(self._score(base, budget, tried).result["mask"]) for tried in ALPHAS]
@@ -191,12 +190,12 @@ class MaskSelector:
             alpha=alpha,
         )
 
-    def _score(self, base: str, budget: BudgetOption, alpha: float | None) -> Experiment:
+    def _score(self, base: str, budget: Budget, alpha: float | None) -> Experiment:
         """The mask of a scored method."""
-        seed, at = self.experiments.seed, Budget.parse(budget, self.sizes)
+        seed = self.experiments.seed
         determined_by = {
             "experiment": "score", "dense": self.experiments.dense().key, "method": base,
-            "budget": budget if at.time is None else at.terms,
+            "budget": budget.option(self.sizes) if budget.time is None else budget.terms,
             "minimum_per_layer": self.minimum, "alpha": alpha, "seed": seed if base == "random" else None,
         }  # fmt: skip
 
@@ -205,13 +204,13 @@ class MaskSelector:
             passes = scores.cost_of(base)
             with measured(scores.subject.device, scores.subject.gates, passes) as cost:
                 how: dict[str, Any] = {"seed": seed} if alpha is None else {"seed": seed, "alpha": alpha}
-                mask = scores.mask(base, at, minimum_per_layer=self.minimum, **how)
+                mask = scores.mask(base, budget, minimum_per_layer=self.minimum, **how)
                 ranking = scores.ranking(base, **how).tolist() if SCORERS[base].ranks else None
             return cost.as_row() | {"mask": mask.tolist(), "ranking": ranking}
 
         return self.experiments.do(f"scoring by {base}", determined_by, make)
 
-    def _own_score(self, base: str, budget: BudgetOption, changes: Mapping[str, Any]) -> Selection:
+    def _own_score(self, base: str, budget: Budget, changes: Mapping[str, Any]) -> Selection:
         """The heads of highest score by a function of the user's."""
         own, dense, seed = own_score(base), self.experiments.dense(), self.experiments.seed
         determined_by = {"experiment": "own score", "dense": dense.key, "method": base, "code": own.code, "seed": seed}
@@ -242,7 +241,7 @@ class MaskSelector:
 
     # -- modifiers ---------------------------------------------------------------------------------------------
 
-    def _restarted(self, selection: Selection, budget: BudgetOption, *, refit: bool) -> Selection:
+    def _restarted(self, selection: Selection, budget: Budget, *, refit: bool) -> Selection:
         """The best of masks that gates learn several times, equal at first and apart in turn, and of the score's that sets
         them apart: by its loss on training data or, if weights are refitted, by its refit on the selection split."""
         starts = [{**selection.changes, **STARTS[time % len(STARTS)]} for time in range(self.restarts.count)]
@@ -276,18 +275,17 @@ class MaskSelector:
         rescaled = self.experiments.do("rescaling", determined_by, make)
         return replace(selection.paid(rescaled), values=torch.tensor(rescaled.result["values"]))
 
-    def _drawn(self, selection: Selection, budget: BudgetOption, *, has_logits: bool, post_hoc: bool) -> Selection:
+    def _drawn(self, selection: Selection, budget: Budget, *, has_logits: bool, post_hoc: bool) -> Selection:
         assert selection.ranking is not None
         scores = selection.ranking if has_logits else spread_ranks(selection.ranking)
         start, changes = self._weights(selection, post_hoc)
-        at = Budget.parse(budget, self.sizes)
-        return selection.searched(self.experiments.draw(selection.mask, scores, at, self.draws, start=start, changes=changes))
+        drawn = self.experiments.draw(selection.mask, scores, budget, self.draws, start=start, changes=changes)
+        return selection.searched(drawn)
 
-    def _swapped(self, selection: Selection, budget: BudgetOption, *, refit: bool, post_hoc: bool) -> Selection:
+    def _swapped(self, selection: Selection, budget: Budget, *, refit: bool, post_hoc: bool) -> Selection:
         """The mask refined by swaps; if weights are refitted, only where its refit does better than that of the mask before."""
         start, changes = self._weights(selection, post_hoc)
-        at = Budget.parse(budget, self.sizes)
-        swapped = selection.searched(self.experiments.swap(selection.mask, at, self.swaps, start=start, changes=changes))
+        swapped = selection.searched(self.experiments.swap(selection.mask, budget, self.swaps, start=start, changes=changes))
         if not refit:
             return swapped
         masks = [selection.mask, swapped.mask]

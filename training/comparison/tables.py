@@ -16,7 +16,6 @@ from gates.surgery.labels import site_labels
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
 from training.comparison.selection import MaskSelector
-from training.config import BudgetOption
 from training.data.base import TaskData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
@@ -48,6 +47,7 @@ class Results:
         carried: rows of ``interchange.csv``, where the facts behind the answers are.
         alphas: weight of HIS, of methods that have it, by budget, method and seed.
         predictions: file with the predictions behind each row, by experiment.
+        budgets: The budgets of the model.
         pruner, data: of the last seed.
     """
 
@@ -61,6 +61,7 @@ class Results:
     truth: list[dict[str, Any]] = field(default_factory=list)
     carried: list[dict[str, Any]] = field(default_factory=list)
     predictions: dict[str, Path] = field(default_factory=dict)
+    budgets: Sequence[Budget] = ()
     pruner: HeadPruner | None = None
     data: TaskData | None = None
 
@@ -72,7 +73,7 @@ class Results:
 
 def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
     """One row per gate of a seed: where it is, its raw scores, and what each method ranked by at its smallest budget."""
-    smallest = Budget.parse(selector.smallest, selector.sizes).total
+    smallest = selector.smallest.total
     gates = experiments.pruner.gates
     labels = site_labels(gates.sites)
     columns: dict[str, Any] = {
@@ -150,7 +151,6 @@ def write_tables(
     *,
     name: str,
     methods: Sequence[Method],
-    budgets: Sequence[BudgetOption],
     seeds: Sequence[int],
     command: str,
     more: Mapping[str, Any] | None = None,
@@ -162,13 +162,14 @@ def write_tables(
         run: to write into.
         results: with all rows.
         name: of the comparison or run.
-        methods, budgets, seeds: what was compared.
+        methods, seeds: what was compared.
         command: as which it can be started again.
         more: what ``metrics.json`` has beside, of a single run.
     """
     pruner = results.pruner
     assert pruner is not None
     main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
+    budgets = results.budgets
     table = as_table(results.rows)
     predictions = {
         key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in results.predictions.items()
@@ -176,10 +177,9 @@ def write_tables(
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     metric = main_metric if tokenize is None else bleu_metric(tokenize)
     summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric, lower_is_better=lower)
-    parsed = [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
-    quotas = {budget.total: gates.kind_index().tolist() for budget in parsed if budget.per_kind}
-    by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in parsed if budget.per_kind}
-    within = {budget.total: str(budget.time) for budget in parsed if budget.time is not None}
+    quotas = {budget.total: gates.kind_index().tolist() for budget in budgets if budget.per_kind}
+    by_kind = {budget.total: budget.pruned(gates.kind_sizes()) for budget in budgets if budget.per_kind}
+    within = {budget.total: str(budget.time) for budget in budgets if budget.time is not None}
     ours = [method.name for method in methods if method.is_ours]
     majority = majority_of(results, predictions)
     said = verdict(
@@ -218,7 +218,7 @@ def write_tables(
             "heads": gates.heads,
             "gates": gates.size,
             "unit": gates.unit,
-            "budgets": sorted((budget.total for budget in parsed), reverse=True),
+            "budgets": sorted((budget.total for budget in budgets), reverse=True),
             "budgets_by_kind": by_kind,
             **({"within": within} if within else {}),
             "seeds": list(seeds),

@@ -3,15 +3,14 @@ with each mask. A task leaves nothing but finished experiments, which whoever co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from gates.budget import Budget
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
 from training.comparison.plan import DENSE, Planned, run_stage, uses_of
 from training.comparison.selection import MaskSelector
-from training.config import BudgetOption
 from training.config.stages import AT_TOTAL_COST, is_of_dense
 
 BASIC = frozenset({"distil"})
@@ -33,7 +32,7 @@ class Task:
 
     seed: int
     method: Method
-    budget: BudgetOption
+    budget: Budget | None
     stage: str | None
     uses: tuple[bool, ...]
     needs: tuple[int, ...]
@@ -41,7 +40,7 @@ class Task:
     @property
     def name(self) -> str:
         """Of the task, for people."""
-        what = self.method.name if self.method.base == "dense" else f"{self.method.name}, budget {self.budget}"
+        what = self.method.name if self.budget is None else f"{self.method.name}, budget {self.budget.total}"
         return f"seed {self.seed}, {what}, {self.stage or 'the choice of heads'}"
 
 
@@ -54,13 +53,13 @@ def tasks_of(plan: Sequence[Planned], seeds: Sequence[int]) -> list[Task]:
         return len(tasks) - 1
 
     for seed in seeds:
-        dense = add(seed, DENSE, 1, None, uses, ())
+        dense = add(seed, DENSE, None, None, uses, ())
         chosen, first = dict[tuple[str, str], int](), dict[str, int]()
         of_dense = dict[str, int]()  # by stage
         for planned in plan:
             place = dense
             for method in _choices(planned.method):
-                at = (method.name, json.dumps(planned.budget, sort_keys=True, default=asdict))
+                at = (method.name, repr(planned.budget))
                 if at not in chosen:
                     needed = first.get(method.name, place)
                     chosen[at] = add(seed, method, planned.budget, None, uses, (needed,))

@@ -18,7 +18,7 @@ from gates.objective import l0_penalty
 from gates.options import TOP_K_FAMILIES
 from gates.sites import KINDS, Kind
 from gates.steering import BudgetSteering, set_apart_
-from training.config import BudgetOption, PrunerOptions
+from training.config import PrunerOptions
 
 
 def kinds_to_prune(options: PrunerOptions, known: Collection[Kind]) -> list[Kind] | None:
@@ -240,15 +240,11 @@ class Steering:
     def budget_of(self, mask: Tensor) -> Budget:
         """The run's budget; with a price in its place the one that a mask ``[gates]`` fills, of each kind if prices are per
         kind: other kinds stay whole then."""
-        return self.budget or Budget.parse(self.budget_option(mask), self.gates.kind_sizes())
-
-    def budget_option(self, mask: Tensor) -> BudgetOption:
-        """The same as an option states it."""
-        if self.options.budget is not None:
-            return self.options.budget
+        if self.budget is not None:
+            return self.budget
         if self.kinds is None:
-            return int(mask.sum())
-        return {kind: self._open_of(kind, mask) for kind in self.kinds}
+            return Budget(int(mask.sum()), {})
+        return Budget.parse({kind: self._open_of(kind, mask) for kind in self.kinds}, self.gates.kind_sizes())
 
     @torch.no_grad()
     def _values_in_evaluation(self) -> Tensor:

@@ -180,7 +180,7 @@ def _by_raw(raw: str, source: str, what: str, *, by_layer: bool = False) -> Scor
 
 
 def _his(granularity: str, normalise: bool, steps: int, order: str) -> Scorer | None:
-    raw = {variant.granularity: variant.raw for variant in VARIANTS.values()}[granularity]
+    raw = next(variant.raw for variant in VARIANTS.values() if variant.granularity == granularity)
     source, what = OF_HIS[raw]
     if order != "best":
         if (granularity, normalise, steps) != ("example", True, 1):
