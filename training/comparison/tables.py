@@ -210,8 +210,8 @@ def write_tables(
             run.write_table(file, held)
         else:
             (run.path / file).unlink(missing_ok=True)
-    run.write_json("masks.json", results.masks)
-    run.write_json(
+    run.write_records("masks.json", results.masks)
+    run.write_records(
         "sites.json",
         [
             {"label": label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
