@@ -161,7 +161,7 @@ def test_pictures_are_those_of_the_files(tmp_path):
     spec.loader.exec_module(pictures)
     pictures.write_pages(tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
-    assert "translation.svg" in drawn
+    assert "tasks.svg" in drawn
     for name in drawn:
         assert (tmp_path / name).read_bytes() == (DOCS / "assets" / name).read_bytes(), f"run python docs/pictures.py: {name}"
 

@@ -1,8 +1,7 @@
-"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: what the heads of a trained model do.
+"""``python -m training analyze RUN --experiments LIST --run_dir DIR``: show what the heads of a trained model do.
 
-Reads a finished run's directory and its data; the model is the dense one, at the end of fine-tuning. Roles are also found in a
-plain folder with a model or its checkpoints, and the experiments about known roles need no more than the tables of a run or
-comparison.
+Most experiments read the directory and the data of a finished run. The model is the dense one, at the end of fine-tuning. Roles
+are also found in a plain folder with a model, and survival reads only the tables of a run or comparison.
 """
 
 from __future__ import annotations
@@ -17,32 +16,20 @@ from rich.markup import escape
 from torch import Tensor
 
 from gates.errors import GateError
-from training.analysis.asked import (
-    CHANGES,
+from training.analysis.arguments import (
     DOMAINS,
-    DYNAMICS,
-    KNOWN,
-    NO_MODEL,
     ROLES,
-    STORY,
+    SURVIVAL,
     TITLES,
     as_typed,
-    check_asked,
+    check_arguments,
     experiments_of,
-    holds_models,
     other_data_options,
 )
 from training.analysis.causal import causal_classes
-from training.analysis.changes import changes_of_roles
-from training.analysis.closing import closing_of_roles
-from training.analysis.disagreement import disagreement
-from training.analysis.dynamics import dynamics_of
-from training.analysis.embedded_roles import embedded_roles
 from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.known_roles import known_roles
-from training.analysis.looks import looks_of_checkpoints, looks_of_run
 from training.analysis.model import DenseModel, Finding, load_dense, load_pruned, setup_of
-from training.analysis.observed import observe_folder, observe_run
+from training.analysis.observed import is_model_folder, observe_folder, observe_run
 from training.analysis.output import OutputDirectory
 from training.analysis.relevance import relevance_of_heads
 from training.analysis.role_texts import RoleFiles, read_texts
@@ -55,7 +42,7 @@ from training.cli.line import CommandLine
 from training.runs import progress
 from training.runs.cost import measured
 from training.runs.lock import only_writer
-from training.runs.run_directory import CONFIG, RunDirectory
+from training.runs.run_directory import RunDirectory
 from training.setup import Setup, open_data, quiet_libraries
 
 EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
@@ -65,11 +52,6 @@ EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense mode
     "causal": causal_classes,
     "relevance": relevance_of_heads,
     "through-training": through_training,
-}
-FROM_TABLES: dict[str, Callable[[str, str], Finding]] = {  # of a run's or comparison's directory and roles.csv
-    "survival": survival_of_roles,
-    "disagreement": disagreement,
-    "closing": closing_of_roles,
 }
 
 
@@ -92,23 +74,22 @@ def other_setup(run: RunDirectory, overrides: Sequence[str], other: Sequence[str
 
 
 def analyze(line: CommandLine) -> None:
-    """Run the experiments one after the other; each is written as it ends."""
+    """Run the experiments one after the other, and write each when it ends."""
     quiet_libraries()
     options, overrides, other = line.options, line.rest, other_data_options(line.given)
     chosen = experiments_of(options)
-    check_asked(options, chosen, other)
+    check_arguments(options, chosen, other)
     with only_writer(Path(options.run_dir)):
         _analyze(line, chosen, overrides, other)
 
 
 def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str], other: Sequence[str]) -> None:
-    """The chosen experiments, with the arguments of :mod:`training.fit` in place of the run's, and those of other data."""
     options = line.options
     out = OutputDirectory.claim(Path(options.run_dir), options.run)
     dense: DenseModel | None = None
     elsewhere = other_setup(RunDirectory.finished(options.run), overrides, other) if DOMAINS in chosen else None
     mask: Tensor | None = None
-    if any(name not in NO_MODEL for name in chosen) and not holds_models(options.run):
+    if any(name != SURVIVAL for name in chosen) and not is_model_folder(options.run):
         if options.weights == "pruned":
             dense, mask = load_pruned(options.run, overrides)
         else:
@@ -117,15 +98,15 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
     pictures: dict[str, Path] = {}
     about = {"command": line.command} | ({} if dense is None else {"metric": dense.metric})
     console, device = stdout(), torch.device("cpu") if dense is None else dense.device
-    for name, experiment in _experiments(options, dense, mask, chosen, elsewhere, overrides).items():
+    for name, experiment in _experiments(options, dense, mask, chosen, elsewhere).items():
         console.print(f"[bold]{TITLES[name]}[/bold]")
         try:
             with progress.stage(TITLES[name]), measured(device, None) as meter:
                 finding = experiment()
         except GateError as error:
-            if options.experiments is not None or name not in STORY:
+            if options.experiments is not None or name != SURVIVAL:
                 raise
-            console.print(f"left out: {escape(str(error))}", soft_wrap=True)  # nobody asked for it by name
+            console.print(f"left out: {escape(str(error))}", soft_wrap=True)  # a run without a mask has roles only
             continue
         cost = {"seconds": round(meter.cost.seconds, 2), "peak_memory_mb": meter.cost.peak_memory_mb}
         out.write(name, finding, about | cost)
@@ -138,48 +119,28 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
 
 
 def _experiments(
-    options: Any,
-    dense: DenseModel | None,
-    mask: Tensor | None,
-    chosen: Sequence[str],
-    elsewhere: Setup | None,
-    overrides: Sequence[str],
+    options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
 ) -> dict[str, Callable[[], Finding]]:
-    """What is to be done, by name; files are read here, so that what is wrong with them shows before the long part.
+    """Return the experiments by name. Files are read here, so that errors in them show before the long part.
 
     Args:
-        options: of the command.
-        dense: model of the run, with its dense weights or those of its end; None for a folder with a model, and where nothing
-            needs one.
-        mask: of the gates, with the weights of the end.
-        chosen: experiments.
-        elsewhere: the run with other data; None without the experiment that needs them.
-        overrides: arguments in place of the run's.
+        options: The options of the command.
+        dense: The model of the run, with its dense or its final weights. None for a folder with a model or survival alone.
+        mask: The mask of the gates, with the final weights.
+        chosen: The names of the experiments.
+        elsewhere: The run with other data. None without the experiment that needs them.
     """
     found: dict[str, Callable[[], Finding]] = {}
     for name in chosen:
-        roles = options.roles or str(Path(options.run_dir) / "roles.csv")
-        if name in FROM_TABLES:
-            found[name] = partial(FROM_TABLES[name], options.run, roles)
-        elif name == KNOWN:
-            found[name] = _known(options.run, overrides)
-        elif name == CHANGES:
-            found[name] = partial(changes_of_roles, options.before, roles)
+        if name == SURVIVAL:
+            found[name] = partial(survival_of_roles, options.run, options.roles or str(Path(options.run_dir) / "roles.csv"))
         elif name == ROLES:
             observed = observe_folder(options.run) if dense is None else observe_run(dense, mask)
             found[name] = partial(roles_of_heads, observed, read_texts(_files(options), observed))
-        elif name == DYNAMICS:
-            found[name] = _dynamics(options, dense)
         else:
             assert dense is not None
             found[name] = _of_run(name, dense, elsewhere)
     return found
-
-
-def _known(run: str, overrides: Sequence[str]) -> Callable[[], Finding]:
-    """Roles of compiled models, which a table of their truth stands for, or of trained ones of the generated language."""
-    trained = (Path(run) / CONFIG).is_file() and not (Path(run) / "truth.csv").is_file()
-    return partial(embedded_roles, run, overrides) if trained else partial(known_roles, run)
 
 
 def _files(options: Any) -> RoleFiles:
@@ -190,25 +151,16 @@ def _files(options: Any) -> RoleFiles:
 
 
 def _names(option: str, listed: str | None) -> tuple[str, ...]:
-    """Names separated by commas; none where the option is not given."""
+    """Split names at commas. There are none where the option is not given."""
     names = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
     if listed is not None and not names:
         raise GateError(f"--{option} is {listed!r}; expected names separated by commas, or leave it out")
     return names
 
 
-def _dynamics(options: Any, dense: DenseModel | None) -> Callable[[], Finding]:
-    files = _files(options)
-    if dense is None:
-        return lambda: dynamics_of(looks_of_checkpoints(options.run, lambda observed: read_texts(files, observed)))
-    texts = read_texts(files, observe_run(dense))
-    return lambda: dynamics_of(looks_of_run(dense, texts))
-
-
 def _of_run(name: str, dense: DenseModel, elsewhere: Setup | None) -> Callable[[], Finding]:
-    """An experiment on the dense model of a run."""
     if name == DOMAINS:
         assert elsewhere is not None
-        vocabulary_of = str(dense.run.checkpoint("dense"))  # a vocabulary trained anew would mean nothing to the model
+        vocabulary_of = str(dense.run.checkpoint("dense"))  # a new vocabulary would mean nothing to the model
         return partial(across_domains, dense, open_data(elsewhere, vocabulary_of))
     return partial(EXPERIMENTS[name], dense)

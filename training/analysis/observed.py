@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from training.runs.run_directory import CONFIG
 from training.tasks.encoder_decoder import check_vocabulary, positions
 from training.tasks.loading import load_pretrained, read_config, read_tokenizer
 
-NUMBER = re.compile(r"\d+$")
 UNLIMITED = 1_000_000
 """A tokenizer that does not know its model's length states one beyond all texts."""
 
@@ -89,20 +87,6 @@ def is_model_folder(path: str) -> bool:
     """Whether a directory holds a model of Transformers and no run."""
     folder = Path(path)
     return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
-
-
-def checkpoints_in(path: str) -> list[tuple[int, Path]]:
-    """The numbers and folders of the models in a folder, in order, such as ``checkpoint-500``; empty where there are fewer than
-    two, or it is a run."""
-    folder = Path(path)
-    if not folder.is_dir() or (folder / CONFIG).is_file():
-        return []
-    found = []
-    for place in folder.iterdir():
-        number = NUMBER.search(place.name)
-        if number and is_model_folder(str(place)):
-            found.append((int(number.group()), place))
-    return sorted(found) if len(found) > 1 else []
 
 
 def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:

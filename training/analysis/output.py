@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gates.errors import GateError
-from training.analysis.asked import TITLES
+from training.analysis.arguments import TITLES
 from training.analysis.model import Finding
 from training.runs.lock import LOCK, refuse_file
 from training.runs.run_directory import RunDirectory

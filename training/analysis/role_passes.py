@@ -64,11 +64,6 @@ class Measured:
         """Names of the roles that no head had enough opportunities for."""
         return [role.rule.name for role in self.roles if bool(role.strength.isnan().all())]
 
-    @property
-    def known(self) -> list[str]:
-        """Names of the other roles that were looked for."""
-        return [role.rule.name for role in self.roles if role.rule.name not in self.unknown]
-
 
 class RolePasses:
     """Runs a model on texts and adds up what its heads look at.

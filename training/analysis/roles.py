@@ -1,4 +1,4 @@
-"""What each head does: its roles with strength, baseline and interval, where they lie, and the best head of each relation."""
+"""What each head does: its roles with strength, baseline and interval, and the best head of each relation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import pandas as pd
 from scipy import stats
 
 from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
-from training.analysis.depth import BACKGROUND, depth_table, depth_told, depths_of, mean_depths
 from training.analysis.model import Finding
 from training.analysis.observed import ObservedModel
-from training.analysis.published import beside_clark, clark_told
 from training.analysis.role_maps import maps_of_heads, shown_sentences, strongest_maps
 from training.analysis.role_page import attention_of, role_page
 from training.analysis.role_passes import Measured, RolePasses
-from training.analysis.role_story_plots import role_depths
 from training.analysis.role_texts import RoleTexts
 from training.report.attention import ATTENTION, as_text
 from training.report.role_plots import role_map
@@ -29,31 +26,24 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     """Every head's roles, with tables, pictures and what follows in words."""
     measured = RolePasses(observed, texts).run()
     table, relations = role_table(observed, measured), best_heads(observed, measured)
-    layers, depths, clark = by_layer(table), depths_of(table), beside_clark(relations)
     sentences = [
         *_left_out(observed),
         *_told(table, measured),
-        *depth_told(depths, measured.known),
         *_of_texts(texts, measured),
         *_best_told(relations),
-        *clark_told(clark),
     ]
     numbers = {
         "heads": len(table),
         "specialised": int(table["specialised"].sum()),
         "roles": {role.rule.name: int(role.holds.sum()) for role in measured.roles},
-        "mean_depth": {name: float(values.mean()) for name, values in depths.items()},
     }
-    figures = {
-        "roles": role_map(table, [role.rule.name for role in measured.roles]),
-        "depth": role_depths(depths, mean_depths(depths)),
-    }
+    figures = {"roles": role_map(table, [role.rule.name for role in measured.roles])}
     shown = shown_sentences(observed, texts)
     figures |= strongest_maps(observed, shown[0], measured.roles) | maps_of_heads(observed, shown, texts.maps)
     attention = attention_of(table, shown, observed.heads)
     pages = {"roles.html": role_page(figures["roles"], sentences, attention), ATTENTION: as_text(attention)}
-    tables = {"roles": table, "roles_by_layer": layers, "relations": relations, "syntactic": syntactic_table(table, measured)}
-    tables |= {"depth": depth_table(depths)} | ({"clark": clark} if len(clark) else {})
+    syntactic = syntactic_table(table, measured)
+    tables = {"roles": table, "roles_by_layer": by_layer(table), "relations": relations, "syntactic": syntactic}
     return Finding(tables, figures, sentences, numbers, pages)
 
 
@@ -96,7 +86,7 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     grouped = table.groupby(["kind", "layer"], sort=False)
     counts = grouped[[f"{rule.name}_has" for rule in RULES]].sum().astype(int)
     counts.columns = [rule.name for rule in RULES]
-    counts[BACKGROUND] = grouped["specialised"].apply(lambda own: int((~own).sum()))
+    counts["background"] = grouped["specialised"].apply(lambda own: int((~own).sum()))
     counts.insert(0, "heads", grouped.size())
     return counts.reset_index()
 

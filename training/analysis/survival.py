@@ -54,40 +54,29 @@ def survival_of_roles(run: str, roles: str) -> Finding:
 
 
 def read_masks(run: Path) -> Masks:
-    """The masks of a run or comparison, for every head; a gate of a group stands for all of its heads.
-
-    Raises:
-        GateError: if there are none.
-    """
-    sites, masks = read_gate_masks(run)
-    repeats = [heads // gates for _, gates, heads in sites for _ in range(gates)]
-    return {key: {seed: np.repeat(mask, repeats) for seed, mask in own.items()} for key, own in masks.items()}
-
-
-def read_gate_masks(run: Path) -> tuple[list[tuple[str, int, int]], Masks]:
-    """Label, gates and heads of every site, and the masks of a run or comparison, for every gate.
+    """Read the masks of a run or comparison, for every head. A gate of a group stands for all of its heads.
 
     Raises:
         GateError: if there are none.
     """
     try:
-        entries, listed_sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
+        entries, sites = read_json(run / "masks.json", list), read_json(run / "sites.json", list)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise GateError(
             f"{str(run)!r} has no masks.json and sites.json; give the directory of a finished run or comparison"
         ) from error
     found: Masks = {}
     try:
-        sites = [(str(site["label"]), int(site["gates"]), int(site["heads"])) for site in listed_sites]
+        repeats = [int(site["heads"]) // int(site["gates"]) for site in sites for _ in range(int(site["gates"]))]
         for entry in entries:
             if not is_dense(entry["method"]):
-                mask = np.array(entry["mask"], dtype=float).reshape(sum(gates for _, gates, _ in sites))
+                mask = np.repeat(np.array(entry["mask"], dtype=float).reshape(len(repeats)), repeats)
                 found.setdefault((str(entry["method"]), int(entry["budget"])), {})[int(entry["seed"])] = mask
     except (KeyError, TypeError, ValueError) as error:
         raise GateError(f"masks.json and sites.json in {str(run)!r} do not belong together; make them again") from error
     if not found:
         raise GateError(f"{str(run)!r} has no mask but the dense one; give a run that prunes")
-    return sites, found
+    return found
 
 
 def kept_table(tables: Mapping[tuple[str, int], Mapping[int, Table]]) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Tables in a document, each between a comment with the command that makes it and ``<!-- end -->``::
 
-<!-- python -m training summary notebooks/results/sst2 --stage retrained -->
+<!-- python -m training summary notebooks/results/sst2_seeds --stage 'post hoc' -->
 ...
 <!-- end -->
 """

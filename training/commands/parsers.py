@@ -14,8 +14,7 @@ Format = Literal["stock", "remote-code", "masked", "gates", "onnx"]
 ConvertedForm = Literal["pruned", "masked"]
 """None of the families that Transformers 4 pruned has a stock class with fewer heads of the same width."""
 EXPERIMENTS = (
-    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "disagreement", "closing", "dynamics",
-    "changes", "known-roles", "domains", "through-training",
+    "ablate", "one-per-layer", "by-kind", "causal", "relevance", "roles", "survival", "domains", "through-training",
 )  # fmt: skip
 
 
@@ -75,8 +74,8 @@ def summary_parser() -> ArgumentParser:
 def analyze_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m training analyze",
-        description="What the heads of a trained model do: roles, relevance, causal classes, which of them survive, when they "
-        "close, and Michel et al.'s (2019) experiments.",
+        description="Show what the heads of a trained model do: roles, which of them survive, relevance, causal classes, and "
+        "Michel et al.'s (2019) experiments.",
         epilog="The experiment domains needs other data of the same task: options of fit's data as --other_data.NAME, such as "
         "--other_data.test_file FILE; the rest is as in the run. After a lone -- come options of fit in place of the run's, "
         "such as -- --trainer.accelerator cpu --data.test_file FILE.",
@@ -85,14 +84,14 @@ def analyze_parser() -> ArgumentParser:
         "run",
         type=LocalPath,
         metavar="RUN",
-        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for dynamics one with its "
-        "checkpoints, for survival, disagreement and closing also the directory of a comparison.",
+        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for survival also the "
+        "directory of a comparison.",
     )
     parser.add_argument(
         "--run_dir", type=LocalPath, required=True, help="Directory to write; one of an earlier analysis is added to."
     )
     parser.add_argument(
-        "--conllu", type=LocalPath | None, default=None, metavar="FILE", help="For roles and dynamics: a treebank in CoNLL-U."
+        "--conllu", type=LocalPath | None, default=None, metavar="FILE", help="For roles: a treebank in CoNLL-U."
     )
     parser.add_argument(
         "--parser",
@@ -141,14 +140,7 @@ def analyze_parser() -> ArgumentParser:
         type=LocalPath | None,
         default=None,
         metavar="FILE",
-        help="For survival, disagreement, closing and changes: roles.csv of the same model (default: that in --run_dir).",
-    )
-    parser.add_argument(
-        "--before",
-        type=LocalPath | None,
-        default=None,
-        metavar="FILE",
-        help="For changes: roles.csv of the model before, such as the pretrained one's.",
+        help="For survival: roles.csv of the same model (default: that in --run_dir).",
     )
     parser.add_argument(
         "--weights",
@@ -160,8 +152,8 @@ def analyze_parser() -> ArgumentParser:
         "--experiments",
         type=str | None,
         default=None,
-        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas (default: with trees roles and what a run's tables "
-        "say of them, of a folder roles or dynamics, else ablate, one-per-layer and by-kind).",
+        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas (default: roles of a folder, roles and survival of a run "
+        "with trees, else ablate, one-per-layer and by-kind).",
     )
     return parser
 

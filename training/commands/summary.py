@@ -2,7 +2,7 @@
 
 A document says between two comments which command made a table, and ``--update README.md`` makes all its tables anew::
 
-    <!-- python -m training summary notebooks/results/sst2 --stage retrained -->
+    <!-- python -m training summary notebooks/results/sst2_seeds --stage 'post hoc' -->
     ...
     <!-- end -->
 """

@@ -69,14 +69,6 @@ class ExperimentCache:
         """
         return processes.in_first(lambda: self._read(key_of(determined_by)))
 
-    def get_like(self, determined_by: Mapping[str, Any], but: str) -> Experiment | None:
-        """The finished experiment that is determined by the same, whatever one part of it is there; None if there is none."""
-        known = {**json.loads(json.dumps(determined_by)), but: None}
-        for file in sorted(self.path.glob(f"[!.]*/{DETERMINED_BY}")):
-            if {**read_json(file, dict), but: None} == known:
-                return self._read(file.parent.name)
-        return None
-
     def get_or_make(self, determined_by: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Experiment:
         """The finished experiment; if there is none, it is made.
 

@@ -206,8 +206,8 @@ def write_tables(
             run.write_table(file, held)
         else:
             (run.path / file).unlink(missing_ok=True)
-    run.write_json("masks.json", results.masks)
-    run.write_json("sites.json", list(described_sites(gates)))
+    run.write_records("masks.json", results.masks)
+    run.write_records("sites.json", list(described_sites(gates)))
     run.write_text("verdict.md", said)
     run.write_json(
         METRICS,

@@ -43,21 +43,6 @@ MARKER = "indeed"
 LABELS = ("no", "yes")
 FRESH = 2**20
 """Beyond all seeds of the splits."""
-FACTS = {"agree?": "subject", "order?": "marked", "rare?": "rare"}
-"""The word that carries the fact behind the answer to each question, see :func:`places_of`."""
-READER = "answer"
-"""Where a model reads its answer off, which is no word."""
-RELATIONS = {
-    "agree?": (
-        ("verb", "subject"), ("subject", "verb"), ("question", "subject"), ("question", "verb"), (READER, "subject"),
-        (READER, "verb"),
-    ),
-    "order?": (
-        ("marker", "marked"), ("question", "marked"), ("question", "marker"), (READER, "marked"), (READER, "marker"),
-    ),
-    "rare?": (("question", "rare"), (READER, "rare")),
-}  # fmt: skip
-"""From where and to where a head can look that brings the fact behind each answer on its way, see :func:`arcs_of`."""
 
 
 def plural(noun: str) -> str:
@@ -121,42 +106,17 @@ def counterpart(words: Sequence[str], question: str, heads: Sequence[int]) -> li
         question: of :data:`QUESTIONS`.
         heads: the index of each word's dependency head, -1 for the root and the question.
     """
-    place, other = places_of(words, heads)[FACTS[question]], OTHER_NUMBER | OTHER_KIND
+    place, other = _place_of_fact(words, question, heads), OTHER_NUMBER | OTHER_KIND
     return [*words[:place], other[words[place]], *words[place + 1 :]]
 
 
-def places_of(words: Sequence[str], heads: Sequence[int]) -> dict[str, int]:
-    """The words that answers hang on, by what they are: the question, the marker and the word that it marks, the verb and its
-    subject, and the one rare word.
-
-    Args:
-        words, heads: see :func:`counterpart`.
-    """
-    marker = words.index(MARKER)
+def _place_of_fact(words: Sequence[str], question: str, heads: Sequence[int]) -> int:
+    if question == "order?":
+        return words.index(MARKER) - 1
+    if question == "rare?":
+        return next(index for index, word in enumerate(words) if word in OTHER_KIND)
     verb = next(index for index, head in enumerate(heads) if head == -1 and index > 0)
-    subject = next(index for index, head in enumerate(heads) if head == verb and words[index] in OTHER_NUMBER)
-    rare = next(index for index, word in enumerate(words) if word in OTHER_KIND)
-    return {"question": 0, "marker": marker, "marked": marker - 1, "verb": verb, "subject": subject, "rare": rare}
-
-
-def arc_name(source: str, target: str) -> str:
-    return f"{source} to {target}"
-
-
-def arcs_of(words: Sequence[str], question: str, heads: Sequence[int], reader: int) -> dict[str, tuple[int, int]]:
-    """The gold arcs of an example: from which word to which a head has to look to bring on the fact behind the answer.
-
-    No single one of them is necessary: a fact may go to the answer at once, or over another word.
-
-    Args:
-        words, question, heads: see :func:`counterpart`.
-        reader: the place where the model reads its answer off, such as -1 for a special token before all words.
-
-    Returns:
-        Source and target of every arc of :data:`RELATIONS`, by :func:`arc_name`.
-    """
-    places = places_of(words, heads) | {READER: reader}
-    return {arc_name(one, other): (places[one], places[other]) for one, other in RELATIONS[question]}
+    return next(index for index, head in enumerate(heads) if head == verb and words[index] in OTHER_NUMBER)
 
 
 def _example(random: np.random.Generator, question: str, max_distractors: int) -> dict[str, object]:
@@ -234,49 +194,26 @@ class SyntheticData(ClassificationData):
         }
 
     def counterparts(self, rows: int) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
-        """Fresh examples of each question with their counterparts, see :func:`counterpart`, in batches of one length each.
+        """Yield examples that are in no split with their counterparts, in batches of one question and one length.
 
         Args:
-            rows: examples, of all questions together.
+            rows: The number of examples of all questions together.
 
         Returns:
-            Batches: the question, the examples with their labels, and the counterparts with theirs.
-        """
-        encode = self._tokens_of
-        for question, members in self.fresh(rows):
-            others = [" ".join(counterpart(row["text"].split(), row["question"], row["heads"])) for row in members]
-            labels = torch.tensor([self.labels.index(row["label"]) for row in members])
-            texts = [row["text"] for row in members]
-            yield question, {**encode(texts), "labels": labels}, {**encode(others), "labels": 1 - labels}
-
-    def fresh(self, rows: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Examples that are in no split, see :func:`generate`: those of each question and length together.
-
-        Args:
-            rows: examples, of all questions together.
+            Batches: the question, the examples with their labels, and the counterparts with theirs, see :func:`counterpart`.
         """
         generated = generate(rows, seed=FRESH + self.options.text_seed, max_distractors=self.options.max_distractors)
 
         def kind(row: dict[str, Any]) -> tuple[int, int]:
             return QUESTIONS.index(row["question"]), len(row["heads"])
 
+        def encode(texts: list[str]) -> dict[str, Tensor]:
+            tokenizer: Any = self.tokenizer
+            return {**tokenizer(texts, return_tensors="pt")}
+
         for (question, _), group in groupby(sorted(generated.to_list(), key=kind), kind):
-            yield QUESTIONS[question], list(group)
-
-    def with_arcs(self, rows: int, reader: int) -> Iterator[tuple[dict[str, Tensor], list[dict[str, tuple[int, int]]]]]:
-        """Fresh examples of each question, in batches of one length each, with their gold arcs from token to token.
-
-        Args:
-            rows: examples, of all questions together.
-            reader: the token where the model reads its answer off; of those at the end -1 for the last one.
-        """
-        for question, members in self.fresh(rows):
-            batch = self._tokens_of([row["text"] for row in members])
-            place = reader % batch["input_ids"].shape[1] - 1  # words begin behind the first token
-            found = [arcs_of(row["text"].split(), question, row["heads"], place) for row in members]
-            yield batch, [{name: (one + 1, other + 1) for name, (one, other) in arcs.items()} for arcs in found]
-
-    def _tokens_of(self, texts: list[str]) -> dict[str, Tensor]:
-        """Texts of one length."""
-        tokenizer: Any = self.tokenizer
-        return {**tokenizer(texts, return_tensors="pt")}
+            members = list(group)
+            others = [" ".join(counterpart(row["text"].split(), row["question"], row["heads"])) for row in members]
+            labels = torch.tensor([self.labels.index(row["label"]) for row in members])
+            texts = [row["text"] for row in members]
+            yield QUESTIONS[question], {**encode(texts), "labels": labels}, {**encode(others), "labels": 1 - labels}

@@ -34,12 +34,6 @@ def pictures_of(contents: Contents) -> list[Picture]:
     return [*found, *_training(contents), *_agreement(contents), *_scores(contents)]
 
 
-def main_pictures(contents: Contents) -> list[Picture]:
-    """Those that say most of a directory: known truth, quality, the masks of the middle budget, and where heads stay."""
-    masks = _masks(contents, contents.focus) if contents.focus else []
-    return [*_truth(contents), *_quality(contents), *masks, *_kept(contents), *_prices(contents)]
-
-
 def _truth(contents: Contents) -> list[Picture]:
     if contents.truth is None:
         return []

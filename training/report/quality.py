@@ -37,20 +37,19 @@ DENSE, MAJORITY = "dense", "majority class"
 
 
 @styled
-def quality_against_heads(contents: Contents, stage: str, *, lowest: float | None = None) -> Figure:
+def quality_against_heads(contents: Contents, stage: str) -> Figure:
     """The main metric on the test split as heads are taken away: a line per method through its means over seeds, a band from
     its lowest to its highest seed, and the dense model. Budgets are equally far apart, since they mostly halve.
 
     Args:
         contents: with means and, for bands, the results of the single seeds.
         stage: of the results.
-        lowest: lower end of the axis as shown; what lies below is written at the edge. None: the lowest mean is within.
     """
     known = set(_of_stage(contents, stage)["method"])
     methods = [method for method in contents.methods if method in known]
     figure, styles = _figure(methods, 3.4), method_styles(contents.methods)
     axes = figure.subplots()
-    ends = draw_quality(axes, contents, stage, styles, lowest=lowest)
+    ends = draw_quality(axes, contents, stage, styles)
     axes.set_title(f"{STAGE_TITLES.get(stage, stage)}\n{what_is_drawn(contents, stage)}", fontsize=8.5)
     if len(methods) > FEW:
         legend_beside(figure, axes, sorted(ends, key=lambda name: -ends[name]))
@@ -59,14 +58,12 @@ def quality_against_heads(contents: Contents, stage: str, *, lowest: float | Non
     return figure
 
 
-def draw_quality(
-    axes: Axes, contents: Contents, stage: str, styles: Mapping[str, Mapping[str, Any]], *, lowest: float | None = None
-) -> dict[str, float]:
+def draw_quality(axes: Axes, contents: Contents, stage: str, styles: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """What :func:`quality_against_heads` shows, on axes that are there, without a title and names.
 
     Args:
         axes: to draw on.
-        contents, stage, lowest: as there.
+        contents, stage: as there.
         styles: of the lines by method, which several axes can share.
 
     Returns:
@@ -85,12 +82,10 @@ def draw_quality(
             low, high = (shown(metric, of_method[end]).to_numpy() for end in ("min", "max"))
             axes.fill_between(x, low, high, color=str(style["color"]), alpha=0.14, linewidth=0)
         ends[method] = float(means.iloc[0])
-        if lowest is not None:
-            _written_below(axes, x, means, lowest, str(style["color"]))
     if len(dense):
         ends[DENSE] = shown(metric, float(dense["mean"].iloc[0]))
         axes.axhline(ends[DENSE], color=INK, linestyle=":", linewidth=1.2, label=DENSE)
-    _limit(axes, rows, dense, metric, lowest)
+    _limit(axes, rows, dense, metric)
     if contents.lower_is_better:
         spread_widely_(axes, [*rows["mean"], *dense["mean"].dropna()])
     if _majority(axes, contents):
@@ -195,13 +190,6 @@ def _seeds(contents: Contents, stage: str) -> pd.DataFrame:
     return of_stage.groupby(["method", "budget"], as_index=False)[main].agg(["min", "max", "count"])
 
 
-def _written_below(axes: Axes, x: pd.Series, means: pd.Series, lowest: float, colour: str) -> None:
-    """The means that the axis does not reach, as numbers at its lower end."""
-    for place, mean in zip(x[means < lowest], means[means < lowest], strict=True):
-        how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-        axes.annotate(f"{mean:.1f} ↓", (place, lowest), xytext=(0, 3), color=colour, **how)
-
-
 def _majority(axes: Axes, contents: Contents) -> bool:
     """What always answering the most frequent class would score, where that is within the frame."""
     if contents.majority is None:
@@ -212,13 +200,13 @@ def _majority(axes: Axes, contents: Contents) -> bool:
     return bool(bottom <= value <= top)
 
 
-def _limit(axes: Axes, rows: pd.DataFrame, dense: pd.DataFrame, metric: str, lowest: float | None) -> None:
+def _limit(axes: Axes, rows: pd.DataFrame, dense: pd.DataFrame, metric: str) -> None:
     """Frame the means; a band of seeds that is many times wider is cut by the frame."""
     means = shown(metric, pd.concat([rows["mean"], dense["mean"]]).dropna())
     if not len(means):
         return
-    least = float(means.min()) if lowest is None else lowest
+    least = float(means.min())
     room = 0.6 * max(float(means.max()) - least, 1e-3 * abs(float(means.max())), 1e-9)
     bottom, top = axes.get_ylim()
     most = 101.0 if metric in IN_PERCENT else np.inf  # a share of more than all is no result; a mark at 100 % has room
-    axes.set_ylim(max(bottom, least - room) if lowest is None else lowest, min(top, most, float(means.max()) + room))
+    axes.set_ylim(max(bottom, least - room), min(top, most, float(means.max()) + room))

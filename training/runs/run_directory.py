@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,6 +246,11 @@ class RunDirectory:
 
     def write_json(self, name: str, content: Any) -> None:
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_records(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write a JSON list with one line for each record."""
+        lines = ",\n".join(json.dumps(record, allow_nan=False) for record in records)
+        self.write_text(name, f"[\n{lines}\n]\n")
 
     def read_json(self, name: str) -> Any:
         return read_json(self.path / name, object)

@@ -175,11 +175,10 @@ def test_a_plain_folder_through_the_command(folder, tmp_path, capsys):
         ([], "the experiment roles needs a treebank; give one with --conllu FILE, or texts and what parses them with --text"),
         (["--conllu", "x", "--parser", "y", "--text", "z"], "--conllu and --parser are both given; expected one of them"),
         (["--parser", "en_core_web_sm"], "--parser en_core_web_sm has nothing to parse; give texts, one on each line, with"),
-        (["--experiments", "changes", "--before", "x", "--parser", "y"], "--parser is given and nothing uses it"),
+        (["--experiments", "survival", "--parser", "y"], "--parser is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--weights", "pruned"], "needs a run, and"),
         (["--experiments", "ablate", "--weights", "pruned"], "--weights pruned is for the experiment roles alone"),
-        (["--experiments", "changes"], "needs the roles of the model before; give them with --before FILE"),
-        (["--experiments", "roles", "--conllu", "x", "--before", "y"], "--before is given and nothing uses it"),
+        (["--experiments", "changes"], "unknown experiment 'changes'; expected some of ablate, one-per-layer"),
         (["--experiments", "ablate", "--conllu", "x"], "--conllu is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--roles", "y"], "--roles is given and nothing uses it"),
         (["--experiments", "roles", "--conllu", "x", "--sentences", "0"], "--sentences is 0; expected 1 or more"),
@@ -222,7 +221,6 @@ def test_background_is_no_more_than_was_measured(folder, tmp_path):
     said = " ".join(found.sentences)
     assert re.search(r"Coreference\b[^.]* heads could be among them, so this is at most how many there are", said)
     assert "about half" not in said
-    assert "Of coreference heads there are none" not in said
     whole = roles_of_heads(observed, read_texts(RoleFiles(trees, coref=write_pronouns(tmp_path)), observed))
     assert not re.search(r"Coreference\b[^.]* heads could be among them", " ".join(whole.sentences))
 
@@ -319,19 +317,23 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     assert "removing one group alone raises test loss significantly" in capsys.readouterr().out
 
 
-def test_a_run_is_told_its_story_where_trees_are_given(tmp_path, capsys):
+def test_roles_and_survival_are_found_where_trees_are_given(tmp_path):
     config = write_config(tmp_path)
     assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
     trees = write_treebank(tmp_path, texts_of(make_dense().data))
     assert call(tmp_path / "run", tmp_path / "out", "--conllu", trees) == 0
-    found = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"roles.csv", "survival.csv", "closing.csv"} <= found
-    assert "disagreement.csv" not in found  # the run compared nothing, so that its heads have no scores
-    told = capsys.readouterr().out
-    assert "left out: " in told
+    assert {"roles.csv", "survival.csv"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_survival_is_left_out_of_a_run_without_masks_unless_it_is_chosen(tmp_path, capsys):
+    dense = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--compare", "none"]
+    assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *dense]) == 0
+    trees = write_treebank(tmp_path, texts_of(make_dense().data))
     capsys.readouterr()
-    assert call(tmp_path / "run", tmp_path / "asked", "--conllu", trees, "--experiments", "roles,disagreement") == 2
-    assert "error: " in capsys.readouterr().err
+    assert call(tmp_path / "run", tmp_path / "out", "--conllu", trees) == 0
+    assert "has no mask but the dense one" in capsys.readouterr().out.split("left out: ")[1]
+    assert call(tmp_path / "run", tmp_path / "chosen", "--conllu", trees, "--experiments", "roles,survival") == 2
+    assert "has no mask but the dense one" in capsys.readouterr().err
 
 
 def test_sentences_by_a_parser_of_ones_own(folder, tmp_path, monkeypatch, capsys):

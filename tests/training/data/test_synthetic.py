@@ -6,7 +6,7 @@ import torch
 from tests.training.runs import make_data
 from training.config.data import Synthetic
 from training.data import synthetic
-from training.data.synthetic import QUESTIONS, RELATIONS, SyntheticData, arcs_of, build_tokenizer, counterpart, generate
+from training.data.synthetic import QUESTIONS, SyntheticData, build_tokenizer, counterpart, generate
 
 ROWS = list(generate(900, seed=0))
 NUMBER = {synthetic.plural(noun): "plural" for noun in synthetic.NOUNS} | dict.fromkeys(synthetic.NOUNS, "singular")
@@ -121,53 +121,17 @@ def test_batches_of_counterparts_are_of_one_question_and_length_and_none_of_a_sp
     assert set(seen.values()) == {20}
 
 
-def word_of(row, name):
-    """The words that arcs are between, by rules written again here."""
+def place_of_fact(row):
+    """The word that an answer hangs on, by rules written again here."""
     words = row["text"].split()
-    return {
-        "question": 0,
-        "answer": -1,
-        "marker": words.index("indeed"),
-        "marked": words.index("indeed") - 1,
-        "subject": next(i for i, word in enumerate(words) if word in NUMBER),
-        "verb": next(i for i, word in enumerate(words) if word in VERB_NUMBER),
-        "rare": next(i for i, word in enumerate(words) if word in {*synthetic.HERBS, *synthetic.METALS}),
-    }[name]
+    if row["question"] == "order?":
+        return words.index("indeed") - 1
+    facts = NUMBER if row["question"] == "agree?" else {*synthetic.HERBS, *synthetic.METALS}
+    return next(i for i, word in enumerate(words) if word in facts)
 
 
-def test_arcs_lead_to_the_words_that_answers_hang_on():
-    for row in ROWS:
-        arcs = arcs_of(row["text"].split(), row["question"], row["heads"], reader=-1)
-        assert len(arcs) == len(RELATIONS[row["question"]])
-        for name, (source, target) in arcs.items():
-            one, other = name.split(" to ")
-            assert (source, target) == (word_of(row, one), word_of(row, other))
-
-
-def test_the_fact_is_where_the_counterpart_differs():
+def test_the_counterpart_differs_at_the_word_that_the_answer_hangs_on():
     for row in ROWS[:300]:
         words = row["text"].split()
         other = counterpart(words, row["question"], row["heads"])
-        (place,) = (i for i, (one, two) in enumerate(zip(words, other, strict=True)) if one != two)
-        facts = {target for _, target in arcs_of(words, row["question"], row["heads"], -1).values()}
-        assert place in facts
-
-
-@pytest.mark.parametrize("reader", [0, -1])
-def test_arcs_of_a_batch_are_from_token_to_token(reader):
-    data, seen = make_data(), Counter()
-    for batch, found in data.with_arcs(60, reader):
-        assert len(batch["input_ids"]) == len(found)
-        for ids, arcs in zip(batch["input_ids"].tolist(), found, strict=True):
-            tokens = data.tokenizer.convert_ids_to_tokens(ids)
-            seen[tokens[1]] += 1
-            for name, (source, target) in arcs.items():
-                if name.startswith("answer"):
-                    assert tokens[source] == ("[CLS]" if reader == 0 else "[SEP]")
-                if name.startswith("question"):
-                    assert tokens[source] in QUESTIONS
-                if name.endswith("rare"):
-                    assert tokens[target] in synthetic.OTHER_KIND
-                if name == "marker to marked":
-                    assert (tokens[source], target) == ("indeed", source - 1)
-    assert set(seen.values()) == {20}
+        assert [i for i, (one, two) in enumerate(zip(words, other, strict=True)) if one != two] == [place_of_fact(row)]

@@ -86,13 +86,6 @@ def test_few_methods_are_named_at_the_ends_of_their_lines():
     assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
 
 
-def test_means_below_the_axis_are_written_at_its_edge():
-    axes = quality_against_heads(contents_of(NAMES), "retrained", lowest=80).axes[0]
-    assert axes.get_ylim()[0] == 80
-    below = [100 * (0.9 - 0.02 - at / 3600 - i / 50 + 0.01) for i in range(7) for at in (36, 18, 9)]
-    assert sorted(text.get_text() for text in axes.texts) == sorted(f"{value:.1f} ↓" for value in below if value < 80)
-
-
 def test_names_are_moved_apart_but_not_out_of_order():
     assert spread(np.array([1.0, 5.0]), 1, 10).tolist() == [1, 5]
     assert spread(np.array([2.0, 2.0, 2.0]), 1, 10).tolist() == [1, 2, 3]
