@@ -14,6 +14,7 @@ import pytest
 import pytorch_lightning as pl
 
 import training.comparison.grid
+from gates.budget import Budget
 from gates.errors import GateError
 from tests.training.runs import write_config
 from training.commands.table import run_command
@@ -301,8 +302,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, tmp_pa
 
 
 def test_budgets_of_the_same_total_are_refused_by_their_names():
+    sizes, options = {"encoder": 48, "decoder": 48, "cross": 48}, [{"encoder": 10}, {"decoder": 10}]
+    budgets = [Budget.parse(option, sizes) for option in options]
     with pytest.raises(GateError, match=r"\{'encoder': 10\} and \{'decoder': 10\}, which both keep 106 heads in all"):
-        check_budgets([{"encoder": 10}, {"decoder": 10}], {"encoder": 48, "decoder": 48, "cross": 48})
+        check_budgets(options, budgets, 144)
 
 
 def test_every_price_that_was_trained_with_is_told(finished, tmp_path):

@@ -110,8 +110,8 @@ def test_swaps_before_a_refit_leave_the_refits_of_both_masks(tmp_path, monkeypat
     )
     adopt(experiments, pruner, run)
     assert is_adopted(experiments, pruner)
-    budget, before = pruner.steering.budget_option(pruner.gates.mask.cpu()), len(list(experiments.cache.path.iterdir()))
-    selector = MaskSelector(experiments, [budget], swaps=SwapSearch(passes=8.0), as_configured="learned")
+    budget, before = pruner.steering.budget_of(pruner.gates.mask.cpu()), len(list(experiments.cache.path.iterdir()))
+    selector = MaskSelector(experiments, [budget.total], swaps=SwapSearch(passes=8.0), as_configured="learned")
     found = selector.select(Method.parse("learned+swap+refit"), budget)
     assert len(list(experiments.cache.path.iterdir())) == before
     assert found.mask.tolist() == pruner.gates.mask.tolist()

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from gates.budget import Budget
 from gates.errors import GateError
 from gates.surgery.masks import save_mask
 from tests.training.runs import make_pruner
@@ -58,9 +59,14 @@ def test_a_mask_that_decides_nothing_is_refused(tmp_path, gates, mask):
         given_mask(written(tmp_path, mask), gates)
 
 
+def parsed_for(gates, budgets):
+    return [Budget.parse(budget, gates.kind_sizes()) for budget in budgets]
+
+
 @pytest.mark.parametrize(("budgets", "own"), [([4, 3, 2], 3), ([0.375, 2], 0.375), ([{"encoder": 3}], {"encoder": 3})])
 def test_its_budget_is_the_one_it_fills(tmp_path, gates, budgets, own):
-    assert own_budget(written(tmp_path, MASK), gates, budgets) == own
+    parsed, (expected,) = (parsed_for(gates, some) for some in (budgets, [own]))
+    assert own_budget(written(tmp_path, MASK), gates, parsed) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,7 @@ def test_its_budget_is_the_one_it_fills(tmp_path, gates, budgets, own):
 )
 def test_without_its_budget_it_is_refused(tmp_path, gates, budgets, said):
     methods = [Method("his"), Method(written(tmp_path, MASK))]
-    check_given_masks(methods[:1], gates, budgets)
+    parsed = parsed_for(gates, budgets)
+    check_given_masks(methods[:1], gates, parsed)
     with pytest.raises(GateError, match=said):
-        check_given_masks(methods, gates, budgets)
+        check_given_masks(methods, gates, parsed)

@@ -178,13 +178,13 @@ def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, t
 
 
 def planned(methods, budgets, stages):
-    plan = plan_of_comparison(parse_methods(methods), budgets, stages)
-    return [(one.method.name, one.budget, one.stages) for one in plan]
+    plan = plan_of_comparison(parse_methods(methods), [Budget(count, {}) for count in budgets], stages)
+    return [(one.method.name, one.budget and one.budget.total, one.stages) for one in plan]
 
 
 def test_a_comparison_has_its_controls_once_and_every_method_at_every_budget():
     found = planned(["his", "dense+distil", "learned"], [4, 2], STAGES)
-    assert found == [(name, 1, STAGES) for name in ("dense", "dense+distil")] + [
+    assert found == [(name, None, STAGES) for name in ("dense", "dense+distil")] + [
         (name, budget, STAGES) for budget in (4, 2) for name in ("his", "learned")
     ]
 
@@ -239,7 +239,7 @@ def test_a_run_is_compared_with_scores_and_masks_that_are_named(mask):
 
 
 def of_run(own="learned", **end):
-    plan = plan_of_run(Method.parse(own), 3, EndOfRun(**end))
+    plan = plan_of_run(Method.parse(own), Budget(3, {}), EndOfRun(**end))
     return {one.method.name: one.stages for one in plan}
 
 
@@ -289,7 +289,7 @@ def test_names_that_are_compared_with_nothing_are_named():
 )
 def test_points_of_the_curve_are_of_the_kinds_that_the_run_prunes(budget, fraction, expected):
     sizes = {"encoder": 8, "decoder": 4, "cross": 4}
-    assert curve_budget(Budget.parse(budget, sizes), fraction, sizes) == expected
+    assert curve_budget(Budget.parse(budget, sizes), fraction, sizes) == Budget.parse(expected, sizes)
 
 
 # -- what a run leaves ------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def at_total_cost(tmp_path_factory):
     )
     experiments, selector = asked.of_seed(0)
     with progress.stage("comparison") as shown:
-        rows = list(run_seed(experiments, selector, asked.plan, Results(), shown))
+        rows = list(run_seed(experiments, selector, asked.plan(selector.budgets), Results(), shown))
     return {(row["method"], row["stage"]): row for row in rows}, experiments, selector
 
 
@@ -388,9 +388,10 @@ def test_the_dense_row_is_the_same_whichever_stage_is_asked_for(at_total_cost, t
         experiments=tmp_path, searches={},
     )  # fmt: skip
     experiments, selector = alone.of_seed(0)
-    retrained_at_total_cost(experiments, selector.select(Method("random"), 3))  # before the dense row is asked for
+    retrained_at_total_cost(experiments, selector.select(Method("random"), Budget(3, {})))  # before the dense row is asked for
     with progress.stage("comparison") as shown:
-        (row,) = [row for row in run_seed(experiments, selector, alone.plan, Results(), shown) if row["method"] == "dense"]
+        rows_of_alone = run_seed(experiments, selector, alone.plan(selector.budgets), Results(), shown)
+        (row,) = [row for row in rows_of_alone if row["method"] == "dense"]
     usual = rows["dense", "retrained"]
     assert {name: row[name] for name in usual if name not in (*MEASURED, "stage")} == {
         name: value for name, value in usual.items() if name not in (*MEASURED, "stage")
@@ -410,7 +411,9 @@ def test_steps_are_as_many_as_are_paid_for_however_long_a_run_is_said_to_be(tmp_
         budgets=[3], seeds=[0], stages=["retrained", AT_TOTAL_COST], experiments=tmp_path, searches={"distil": {"distil": 0.5}},
     )  # fmt: skip
     with progress.stage("comparison") as shown:
-        rows = {(row["method"], row["stage"]): row for row in run_seed(*asked.of_seed(0), asked.plan, Results(), shown)}
+        experiments, selector = asked.of_seed(0)
+        found = run_seed(experiments, selector, asked.plan(selector.budgets), Results(), shown)
+        rows = {(row["method"], row["stage"]): row for row in found}
     whole = rows["dense", "retrained"]
     for method in ("his", "his+distil"):
         found = rows[method, AT_TOTAL_COST]
@@ -423,18 +426,18 @@ def test_from_the_dense_model_all_masks_are_trained_on_equally_long(at_total_cos
     as ever."""
     rows, experiments, selector = at_total_cost
     for name in ("learned", "learned(pipelined=false)", "learned+distil"):
-        chosen = selector.select(Method.parse(name), 3, post_hoc=True)
+        chosen = selector.select(Method.parse(name), Budget(3, {}), post_hoc=True)
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(chosen.mask.tolist()))
-        given = selector.select(Method(f"mask:{file}", Method.parse(name).modifiers), 3)
+        given = selector.select(Method(f"mask:{file}", Method.parse(name).modifiers), Budget(3, {}))
         found, of_file = run_stage(experiments, FROM_DENSE, chosen), run_stage(experiments, "retrained", given)
         assert found.key == of_file.key
         assert found.result["steps"] == rows["dense", "retrained"]["steps"]
-    refitted = selector.select(Method.parse("learned+refit"), 3, post_hoc=True)
+    refitted = selector.select(Method.parse("learned+refit"), Budget(3, {}), post_hoc=True)
     assert run_stage(experiments, FROM_DENSE, refitted).result["steps"] == rows["dense", "retrained"]["steps"]
     assert rows["learned", "retrained"]["steps"] == rows["dense", "retrained"]["steps"]  # of gates and weights together
     for name in ("his", "his+distil", "hies+refit"):
-        selection = selector.select(Method.parse(name), 3, post_hoc=True)
+        selection = selector.select(Method.parse(name), Budget(3, {}), post_hoc=True)
         assert run_stage(experiments, FROM_DENSE, selection).key == rows[name, "retrained"]["experiment"]
 
 
@@ -447,7 +450,7 @@ def test_what_cost_nothing_to_find_is_trained_as_long_as_ever(at_total_cost, met
 def test_where_nothing_is_left_the_mask_is_evaluated_as_it_is(at_total_cost):
     """And only what was spent on it counts."""
     _, experiments, selector = at_total_cost
-    selection = selector.select(Method.parse("learned+refit"), 3)
+    selection = selector.select(Method.parse("learned+refit"), Budget(3, {}))
     spent = replace(selection, cost=replace(selection.cost, forward_examples=1e6))
     found = retrained_at_total_cost(experiments, spent)
     assert found.key == experiments.post_hoc(selection.mask, start=selection.refit).key
@@ -458,7 +461,7 @@ def test_where_nothing_is_left_the_mask_is_evaluated_as_it_is(at_total_cost):
 
 def test_passes_that_nobody_counted_cannot_be_paid_for(at_total_cost):
     _, experiments, selector = at_total_cost
-    selection = selector.select(Method("his"), 3)
+    selection = selector.select(Method("his"), Budget(3, {}))
     uncounted = replace(selection, cost=replace(selection.cost, forward_examples=None))
     with pytest.raises(GateError, match="did not count them; give another folder"):
         retrained_at_total_cost(experiments, uncounted)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gates.budget import Budget
 from gates.families.closing import NOT_CLOSED
 from gates.search.sampled_masks import spread_ranks
 from tests.training.runs import make_pruner
@@ -87,7 +88,7 @@ def kept(mask):
 
 
 def select(experiments, budget, prices):
-    return MaskSelector(experiments, [4, 2], prices=prices).select(Method("lambda"), budget)
+    return MaskSelector(experiments, [4, 2], prices=prices).select(Method("lambda"), Budget(budget, {}))
 
 
 def test_the_price_is_chosen_at_each_budget_on_the_selection_split_and_all_are_paid_for():
@@ -108,8 +109,8 @@ def test_kinds_without_a_budget_have_no_price():
     experiments, prices = GivenExperiments(lambda mask: 1.0), []
     experiments.learn = lambda changes, learn=experiments.learn: prices.append(changes["price"]) or learn({})
     selector = MaskSelector(experiments, [{"encoder": 4}], prices=[0.1, {"encoder": 1.0}])
-    selector.select(Method("lambda"), {"encoder": 4})
-    MaskSelector(experiments, [{"encoder": 4}]).select(Method("lambda"), {"encoder": 4})
+    selector.select(Method("lambda"), Budget.parse({"encoder": 4}, {"encoder": 8}))
+    MaskSelector(experiments, [{"encoder": 4}]).select(Method("lambda"), Budget.parse({"encoder": 4}, {"encoder": 8}))
     assert prices == [{"encoder": 0.1}, {"encoder": 1.0}, {"encoder": 0.01}]
 
 
@@ -122,11 +123,11 @@ def test_a_given_mask_is_taken_as_it_is_at_its_own_budget(tmp_path):
     (tmp_path / "mask.json").write_text("[[0, 1, 0, 0], [1, 0, 0, 0]]")
     experiments = GivenExperiments(lambda mask: pytest.fail("tried"))
     selector = MaskSelector(experiments, [4, 2])
-    found = selector.select(Method(f"mask:{tmp_path / 'mask.json'}"), 4)
+    found = selector.select(Method(f"mask:{tmp_path / 'mask.json'}"), Budget(4, {}))
     assert (kept(found.mask), kept(found.values)) == ([1, 4], [1, 4])
     assert (found.start.key, found.changes, found.ranking) == ("dense", {"pipelined": False}, None)
     assert (found.cost.steps, found.cost.seconds) == (0, 0.0)
-    swapped = selector.select(Method.parse(f"mask:{tmp_path / 'mask.json'}+swap+distil"), 4)
+    swapped = selector.select(Method.parse(f"mask:{tmp_path / 'mask.json'}+swap+distil"), Budget(4, {}))
     assert kept(swapped.mask) == [2, 5]
     assert experiments.searched == [("swap", [1, 4], None, "dense")]
 
@@ -145,7 +146,7 @@ def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
     experiments = GivenExperiments(lambda mask: 1.0)
     for budget in (len(own), {"encoder": len(own)}):
         selector = MaskSelector(experiments, [budget], prices=[0.01])
-        assert kept(selector.select(Method("lambda"), budget).mask) == own
+        assert kept(selector.select(Method("lambda"), selector.budgets[0]).mask) == own
     assert kept(select(experiments, 4, [0.01]).mask) == [4, 5, 6, 7]
 
 
@@ -156,7 +157,7 @@ def test_a_price_that_leaves_just_the_budget_open_has_its_own_mask():
 def test_draws_are_around_log_alpha_where_it_is_a_logit_and_else_around_ranks(method, logits):
     experiments = GivenExperiments(lambda mask: 1.0)
     selector = MaskSelector(experiments, [4, 2])
-    plain, found = (selector.select(Method.parse(name), 2) for name in (method, f"{method}+draws"))
+    plain, found = (selector.select(Method.parse(name), Budget(2, {})) for name in (method, f"{method}+draws"))
     ((how, start, scores, weights),) = experiments.searched
     assert (how, start, weights) == ("draw", kept(plain.mask), plain.start.key)
     torch.testing.assert_close(scores, torch.tensor(LOG_ALPHA) if logits else spread_ranks(plain.ranking))
@@ -174,7 +175,7 @@ def test_swaps_start_from_the_best_draw():
     method = Method.parse("learned+swap+draws")
     assert method.name == "learned+draws+swap"
     assert method.is_ours
-    found = MaskSelector(experiments, [4, 2]).select(method, 2)
+    found = MaskSelector(experiments, [4, 2]).select(method, Budget(2, {}))
     (_, first, *_), (how, second, *_) = experiments.searched
     assert first == [2, 5]
     assert (how, second) == ("swap", [3, 6])
@@ -188,7 +189,7 @@ def test_searches_for_a_mask_run_on_the_weights_that_it_is_for():
         experiments = GivenExperiments(lambda mask: 1.0)
         selector, method = MaskSelector(experiments, [4, 2]), Method.parse(f"{name}+draws+swap")
         for post_hoc in (False, True):
-            selector.select(method, 2, post_hoc=post_hoc)
+            selector.select(method, Budget(2, {}), post_hoc=post_hoc)
         searched = [(how, start) for how, _, _, start in experiments.searched]
         assert searched == [("draw", used), ("swap", used), ("draw", "dense"), ("swap", "dense")]
 
@@ -198,10 +199,10 @@ def test_a_runs_own_method_has_the_options_of_the_run_and_others_those_of_their_
     experiments, changes = GivenExperiments(lambda mask: 1.0), {}
     experiments.learn = lambda made, restart=0, learn=experiments.learn: changes.update(made) or learn({})
     own = LEARNED[name].options
-    MaskSelector(experiments, [4, 2], as_configured=name).select(Method(name), 4)
+    MaskSelector(experiments, [4, 2], as_configured=name).select(Method(name), Budget(4, {}))
     assert changes.keys() <= {"budget", "price"}
     changes.clear()
-    MaskSelector(experiments, [4, 2], as_configured="learned(pipelined=false)").select(Method(name), 4)
+    MaskSelector(experiments, [4, 2], as_configured="learned(pipelined=false)").select(Method(name), Budget(4, {}))
     assert own.items() <= changes.items()
     assert changes.get("budget") == {"learned": 4, "dsp": 4, "linear-l1": 2, "lambda": None}[name]
 
@@ -212,8 +213,8 @@ def test_weights_are_refitted_to_the_final_mask(name, post_hoc):
     """After any search, on the dense weights where the mask is used on them."""
     experiments = GivenExperiments(lambda mask: 1.0)
     selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
-    plain = selector.select(Method.parse(name), 4, post_hoc=post_hoc)
-    found = selector.select(Method.parse(f"{name}+refit"), 4, post_hoc=post_hoc)
+    plain = selector.select(Method.parse(name), Budget(4, {}), post_hoc=post_hoc)
+    found = selector.select(Method.parse(f"{name}+refit"), Budget(4, {}), post_hoc=post_hoc)
     weights = "dense" if post_hoc else plain.start.key
     assert experiments.searched[-1] == ("refit", kept(plain.mask), 3, weights)
     assert (found.refit.key, plain.refit) == (f"refitted {kept(plain.mask)}", None)
@@ -229,9 +230,9 @@ def test_swaps_are_taken_before_a_refit_only_if_they_help_behind_it(helps, post_
     before, after = [2, 3, 5, 7], [0, 3, 4, 6]
     experiments = GivenExperiments(lambda mask: float(kept(torch.tensor(mask)) == (after if helps else before)))
     selector = MaskSelector(experiments, [4, 2], refits=RefitSearch(rows=3))
-    swapped = selector.select(Method.parse("learned+swap"), 4, post_hoc=post_hoc)
+    swapped = selector.select(Method.parse("learned+swap"), Budget(4, {}), post_hoc=post_hoc)
     assert kept(swapped.mask) == after
-    found = selector.select(Method.parse("learned+swap+refit"), 4, post_hoc=post_hoc)
+    found = selector.select(Method.parse("learned+swap+refit"), Budget(4, {}), post_hoc=post_hoc)
     weights = "dense" if post_hoc else found.start.key
     assert kept(found.mask) == kept(found.values) == (after if helps else before)
     assert found.ranking is None
@@ -244,7 +245,7 @@ def test_a_refit_that_is_judged_twice_is_paid_for_once():
     first, second = [2, 3, 5, 7], [0, 3, 4, 6]
     experiments = GivenExperiments(lambda mask: float(kept(torch.tensor(mask)) == first))
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2))
-    found = selector.select(Method.parse("learned+restarts+swap+refit"), 4, post_hoc=True)
+    found = selector.select(Method.parse("learned+restarts+swap+refit"), Budget(4, {}), post_hoc=True)
     assert kept(found.mask) == first
     assert experiments.searched[3] == ("swap", first, None, "dense")
     assert found.refits_paid == {tuple(float(gate in mask) for gate in range(8)) for mask in (first, second, OF_OBS)}
@@ -260,7 +261,7 @@ def test_of_several_times_of_learning_the_mask_of_lowest_loss_is_taken_and_all_a
     """Gates start equal, apart, and so on, each time with noise of their own; the score that sets them apart is tried too."""
     experiments = GivenExperiments(lambda found: float(kept(torch.tensor(found)) == mask))
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2, rows=6))
-    found = selector.select(Method.parse("learned+restarts"), 4)
+    found = selector.select(Method.parse("learned+restarts"), Budget(4, {}))
     assert kept(found.mask) == mask
     assert found.ranking is None
     assert experiments.learned[-2:] == [(0, 0.0, None), (1, 1.0, "obs")]
@@ -284,13 +285,13 @@ def test_how_many_heads_gates_closed_is_told_of_the_gates_whose_mask_is_taken(ma
     """Of their own budget; a score closes nothing by itself."""
     experiments = HeldExperiments(lambda found: float(kept(torch.tensor(found)) == mask))
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2))
-    assert selector.select(Method.parse("learned+restarts"), 4).closed_by_gates == share
-    assert selector.select(Method.parse("learned+restarts+swap"), 4).closed_by_gates == share
-    assert selector.select(Method("learned"), 4).closed_by_gates == 3 / 4
-    assert selector.select(Method("learned"), 2).closed_by_gates is None  # these gates were held to 4
-    assert selector.select(Method("his"), 4).closed_by_gates is None
+    assert selector.select(Method.parse("learned+restarts"), Budget(4, {})).closed_by_gates == share
+    assert selector.select(Method.parse("learned+restarts+swap"), Budget(4, {})).closed_by_gates == share
+    assert selector.select(Method("learned"), Budget(4, {})).closed_by_gates == 3 / 4
+    assert selector.select(Method("learned"), Budget(2, {})).closed_by_gates is None  # these gates were held to 4
+    assert selector.select(Method("his"), Budget(4, {})).closed_by_gates is None
     given = GivenExperiments(lambda found: 1.0)  # a price that is given holds gates to no budget
-    assert MaskSelector(given, [4, 2]).select(Method("learned"), 4).closed_by_gates is None
+    assert MaskSelector(given, [4, 2]).select(Method("learned"), Budget(4, {})).closed_by_gates is None
 
 
 @pytest.mark.parametrize("mask", [[2, 3, 5, 7], [0, 3, 4, 6], OF_OBS])
@@ -298,7 +299,7 @@ def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_pai
     """By the best of its ridges on the selection split; the refit of the mask that is taken is the method's own."""
     experiments, refits = GivenExperiments(lambda found: float(kept(torch.tensor(found)) == mask)), RefitSearch(rows=3)
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=2, rows=6), refits=refits)
-    found = selector.select(Method.parse("learned+restarts+refit"), 4)
+    found = selector.select(Method.parse("learned+restarts+refit"), Budget(4, {}))
     tried = [("refit", one, 3, "dense") for one in ([2, 3, 5, 7], [0, 3, 4, 6], OF_OBS)]
     assert experiments.searched[:3] == tried
     assert kept(found.mask) == mask
@@ -309,6 +310,6 @@ def test_behind_refits_the_mask_of_the_best_refit_is_taken_and_each_refit_is_pai
 def test_learning_once_tries_nothing_else():
     experiments = GivenExperiments(lambda mask: 1.0)
     selector = MaskSelector(experiments, [4, 2], restarts=RestartSearch(count=1))
-    found = selector.select(Method.parse("learned+restarts"), 4)
-    assert torch.equal(found.mask, selector.select(Method("learned"), 4).mask)
+    found = selector.select(Method.parse("learned+restarts"), Budget(4, {}))
+    assert torch.equal(found.mask, selector.select(Method("learned"), Budget(4, {})).mask)
     assert experiments.searched[0][:2] == ("judge", 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import pytorch_lightning as pl
 
+from gates.budget import Budget
 from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
 from tests.training.runs import make_setup
 from training.comparison.cache import ExperimentCache
@@ -27,6 +28,13 @@ SITES = [SiteTimes(f"encoder.{layer}", [0.0, 2.0, 3.0, 3.0, 5.0]) for layer in r
 WITHIN = TimeLimit(7.0, LatencyTable(1.0, SITES))
 
 
+SIZES = {"encoder": 8}
+
+
+def plan_of(asked):
+    return asked.plan([Budget.parse(budget, SIZES) for budget in asked.budgets])
+
+
 def comparison(folder, names, *, budgets=(3, 2), stages=("post hoc", "retrained"), seeds=(0,), **settings):
     return Comparison(
         setup=make_setup(**settings),
@@ -40,7 +48,7 @@ def comparison(folder, names, *, budgets=(3, 2), stages=("post hoc", "retrained"
 
 
 def test_every_task_stands_behind_those_it_needs(tmp_path):
-    tasks = tasks_of(comparison(tmp_path, NAMES, stages=STAGES).plan, seeds=[5, 7])
+    tasks = tasks_of(plan_of(comparison(tmp_path, NAMES, stages=STAGES)), seeds=[5, 7])
     for place, task in enumerate(tasks):
         assert all(need < place and tasks[need].seed == task.seed for need in task.needs)
     assert [task.seed for task in tasks if not task.needs] == [5, 7]  # the dense models
@@ -49,26 +57,28 @@ def test_every_task_stands_behind_those_it_needs(tmp_path):
 
 def test_two_times_are_two_budgets(tmp_path):
     budgets = (WITHIN, replace(WITHIN, milliseconds=5.0))
-    tasks = tasks_of(comparison(tmp_path, ["learned", "his"], budgets=budgets).plan, seeds=[0])
-    chosen = [(task.method.name, task.budget) for task in tasks if task.stage is None]
+    tasks = tasks_of(plan_of(comparison(tmp_path, ["learned", "his"], budgets=budgets)), seeds=[0])
+    chosen = [(task.method.name, task.budget.time) for task in tasks if task.stage is None and task.budget is not None]
     assert all(chosen.count((name, budget)) == 1 for name in ("learned", "his") for budget in budgets)
 
 
 def test_every_row_of_the_tables_is_a_task(tmp_path):
     asked = comparison(tmp_path, ["learned", "his+swap", "dense+distil", "learned+refit"], stages=STAGES)
-    rows = [(planned.method, planned.budget, stage) for planned in asked.plan for stage in planned.stages]
-    of_tasks = [(task.method, task.budget, task.stage) for task in tasks_of(asked.plan, [0]) if task.stage is not None]
+    rows = [(planned.method, planned.budget, stage) for planned in plan_of(asked) for stage in planned.stages]
+    of_tasks = [(task.method, task.budget, task.stage) for task in tasks_of(plan_of(asked), [0]) if task.stage is not None]
     assert of_tasks == rows
 
 
 def test_what_methods_share_is_made_before_they_need_it(tmp_path):
     """Gates that are learned for each budget by both relatives of a method, scores for all budgets, but nothing that nobody
     asked for: what +distil learns is learned with distillation alone."""
-    tasks = tasks_of(comparison(tmp_path, ["learned+swap", "learned+refit", "his", "learned+distil"]).plan, [0])
+    tasks = tasks_of(plan_of(comparison(tmp_path, ["learned+swap", "learned+refit", "his", "learned+distil"])), [0])
 
     def of(name, budget):
         return [
-            place for place, task in enumerate(tasks) if (task.method.name, task.budget, task.stage) == (name, budget, None)
+            place
+            for place, task in enumerate(tasks)
+            if (task.method.name, task.budget, task.stage) == (name, Budget(budget, {}), None)
         ]
 
     for budget in (3, 2):
@@ -79,7 +89,7 @@ def test_what_methods_share_is_made_before_they_need_it(tmp_path):
 
 
 def test_the_dense_model_is_trained_on_before_its_cost_is_shared_out(tmp_path):
-    tasks = tasks_of(comparison(tmp_path, ["his"], budgets=(3,), stages=["retrained", AT_TOTAL_COST]).plan, [0])
+    tasks = tasks_of(plan_of(comparison(tmp_path, ["his"], budgets=(3,), stages=["retrained", AT_TOTAL_COST])), [0])
     places = {(task.method.name, task.stage): place for place, task in enumerate(tasks)}
     assert places["dense", AT_TOTAL_COST] in tasks[places["his", AT_TOTAL_COST]].needs
     assert places["dense", AT_TOTAL_COST] not in tasks[places["his", "retrained"]].needs
@@ -98,7 +108,7 @@ def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch, budget):
         prune=0.5,
         retrain=0.5,
     )
-    waiting, done = list(enumerate(tasks_of(asked.plan, asked.seeds))), set()
+    waiting, done = list(enumerate(tasks_of(plan_of(asked), asked.seeds))), set()
     chance = random.Random(0)
     workers = [asked.of_seed(0), asked.of_seed(0)]
     while waiting:
@@ -111,6 +121,6 @@ def test_after_the_tasks_nothing_is_left_to_do(tmp_path, monkeypatch, budget):
     monkeypatch.setattr(pl.Trainer, "fit", lambda *args, **more: pytest.fail("something is trained"))
     monkeypatch.setattr(ExperimentCache, "_make", lambda self, determined_by, make: pytest.fail(f"{determined_by} is made"))
     with progress.stage("comparison") as shown:
-        rows = list(run_seed(*asked.of_seed(0), asked.plan, Results(), shown))
+        rows = list(run_seed(*asked.of_seed(0), plan_of(asked), Results(), shown))
     assert len(rows) == 3 * (1 + len(names))
-    assert uses_of(asked.plan) == (False, True)
+    assert uses_of(plan_of(asked)) == (False, True)
