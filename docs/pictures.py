@@ -51,7 +51,7 @@ HEADS = ("agreement_from_dense", "learned", 9)
 """The folder, method and budget whose gates and masks the pages show."""
 TRUTH = "known_truth"
 """The folder of the benchmark whose necessary heads are known; without it there is no picture of it."""
-LEFT_OUT = ("flap", "rank-sum-broad", "entropy-low-first", "entropy-high-first", "his-steps", "fisher")
+LEFT_OUT = ("flap", "hies(combine=ranks, keep=high)", "entropy(keep=high)", "entropy", "his(steps=10)", "fisher")
 """Methods that its picture leaves to the table."""
 SVG: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],

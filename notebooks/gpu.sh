@@ -36,7 +36,7 @@ done
 wide=(--data.batch_tokens 4096 --model.from_scratch.d_model 512 --model.from_scratch.encoder_ffn_dim 1024
   --model.from_scratch.decoder_ffn_dim 1024 --model.from_scratch.dropout 0.3 --model.learning_rate 7e-4
   --model.prune_learning_rate 2.3e-4 --model.finetune 30 --average_every 25)
-scores=obs,his,hies,entropy-low-first,entropy-high-first,random
+scores="obs,his,hies,entropy(keep=high),entropy,random"
 five=(--seeds 0,1,2,3,4)
 stages=(--stages "post hoc,retrained from dense")
 on=${ACCELERATOR:-cuda}
@@ -69,7 +69,7 @@ case $part in
     if [[ -e $data/novels/brown.txt ]]; then other=(--data.more_tests "{brown: $data/novels/brown.txt}"); fi
     command=(training compare --config configs/gpt_novels.yaml --data.train_file "$data/novels/train.txt"
       --data.select_file "$data/novels/valid.txt" --data.test_file "$data/novels/test.txt"
-      --methods learned,learned+refit,learned-obs+refit,obs+refit,his,his+refit,hies,entropy-low-first,entropy-high-first,random
+      --methods "learned,learned+refit,learned(start=obs)+refit,obs+refit,his,his+refit,hies,entropy(keep=high),entropy,random"
       --seeds 0,1,2 "${counted[@]}" "${other[@]}" "${stages[@]}")
     ;;
   benchmark)

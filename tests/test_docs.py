@@ -19,8 +19,7 @@ from gates.errors import GateError
 from training.__main__ import main
 from training.commands import table
 from training.commands.documents import tables_of
-from training.comparison.methods import LEARNED, MODIFIERS
-from training.scoring.scorers import SCORERS
+from training.comparison.methods import MODIFIERS, NAMES, PARAMETERS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -173,8 +172,12 @@ def test_pictures_are_small_and_shown(picture):
 
 
 def test_every_method_is_described():
-    named = set(re.findall(r"`([\w+-]+)`", (DOCS / "methods.md").read_text(encoding="utf-8")))
-    assert {*LEARNED, *SCORERS, *(f"+{name}" for name in MODIFIERS)} <= named
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w+-]+)`", page))
+    assert {*NAMES, *(f"+{name}" for name in MODIFIERS)} - {"dense"} <= named
+    for parameters in PARAMETERS.values():
+        for name, values in parameters.items():
+            assert f"`{name}={', '.join(str(value).lower() for value in values)}`" in page
 
 
 def test_every_configuration_is_in_the_guide():

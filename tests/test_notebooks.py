@@ -86,7 +86,7 @@ def test_what_heads_do(monkeypatch):
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     shown = "".join(str(output.get("data", {}).get("text/plain", "")) for output in outputs)
     assert "odds_ratio" in shown
-    assert "entropy-low-first" in shown
+    assert "entropy(keep=high)" in shown
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ PAGE = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 RESULTS = ROOT / "notebooks" / "results"
 TASKS = {"agreement": "agreement", "sick": "SICK", "sst2": "SST-2", "trec": "TREC"}
-ENTROPY = {"entropy-low-first", "entropy-high-first"}
+ENTROPY = {"entropy(keep=high)", "entropy"}
 OURS = "learned+restarts+refit"
 ON = "retrained from dense"
 WORDS = ("none", "one", "two", "three", "four", "five")
@@ -97,8 +97,8 @@ def test_where_hies_is_his():
     sst2 = by_seed("sst2_seeds")
     assert (sst2.xs("hies", level="method") == sst2.xs("his", level="method")).all(axis=None)
     sick = by_seed("sick_seeds").mean(axis=1)["post hoc", 4]
-    assert f"has {sick['entropy-low-first']:.1f} % of the examples" in PAGE
-    assert sick.max() - sick["entropy-low-first"] < 5
+    assert f"has {sick['entropy(keep=high)']:.1f} % of the examples" in PAGE
+    assert sick.max() - sick["entropy(keep=high)"] < 5
 
 
 def test_what_a_refit_gives_back():
@@ -210,11 +210,11 @@ def test_the_small_gpt():
     mean = by_seed("gpt_refit", "test_perplexity", seeds=3).mean(axis=1)["post hoc"]
     by = [mean[heads, "his"] - mean[heads, "learned"] for heads in (24, 12)]
     assert f"`learned` is {by[0]:.1f} ahead of HIS at 24 heads and {-by[1]:.1f} behind it at 12" in PAGE
-    assert mean[24].idxmin() == "learned-obs+refit"
-    assert mean[12, "learned-obs+refit"] == mean[12, "obs+refit"] == mean[12].min()
+    assert mean[24].idxmin() == "learned(start=obs)+refit"
+    assert mean[12, "learned(start=obs)+refit"] == mean[12, "obs+refit"] == mean[12].min()
     assert f"novels is {mean[48, 'dense']:.1f} per token" in PAGE
-    best = f"at 24 of 48 heads {mean[24, 'learned-obs+refit']:.1f} where the dense model has {mean[48, 'dense']:.1f}"
-    assert f"{best}, and at 12 heads {mean[12, 'learned-obs+refit']:.1f}, as `obs` itself" in README
+    best = f"at 24 of 48 heads {mean[24, 'learned(start=obs)+refit']:.1f} where the dense model has {mean[48, 'dense']:.1f}"
+    assert f"{best}, and at 12 heads {mean[12, 'learned(start=obs)+refit']:.1f}, as `obs` itself" in README
     cache = by_seed("gpt_refit", "kv_bytes_per_token", seeds=3).mean(axis=1)["post hoc"]
     assert (cache[24] > 0.85 * cache[48, "dense"]).all()
     assert "At 24 of 48 heads it is hardly smaller than the dense one" in PAGE
@@ -280,7 +280,7 @@ def test_the_embedded_example_with_the_mask_alone():
     six = (masked.loc[6].loc["learned"] - masked.loc[6]).drop("learned")
     ahead, significant = six.mean(axis=1), above("embedded_seeds", "post hoc", 6, "learned")
     assert significant == {*ENTROPY, "random"}
-    high, low = ahead["entropy-high-first"], ahead["entropy-low-first"]
+    high, low = ahead["entropy"], ahead["entropy(keep=high)"]
     assert f"(by {high:.1f} and {low:.1f} points) and random heads ({ahead['random']:.1f})" in PAGE
     near = six.drop(list(significant))
     assert f"ahead by {near.mean(axis=1).min():.1f} to {near.mean(axis=1).max():.1f} points, in six to nine of ten" in PAGE
@@ -297,7 +297,7 @@ def test_the_embedded_example_trained_on():
     on = by_seed("embedded_seeds_retrained", seeds=10).loc[("retrained", 6)]
     ahead = (on.drop("learned") > on.loc["learned"]).sum(axis=1)
     assert (ahead["leave-one-out"], ahead["his"], ahead["random"]) == (9, 8, 7)
-    others = ahead.drop("entropy-high-first")
+    others = ahead.drop("entropy")
     assert [others.min(), others.max()] == [7, 9]
     by = {name: f"{(on.loc[name] - on.loc['learned']).mean():.1f}" for name in ("leave-one-out", "his")}
     assert f"leave-one-out in nine, by {by['leave-one-out']} points in the mean, HIS in eight, by {by['his']}" in PAGE

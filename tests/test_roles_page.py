@@ -75,7 +75,7 @@ def test_what_survives_is_that_of_the_comparisons():
     kept = pd.read_csv(RESULTS / "survival.csv")
     pd.testing.assert_frame_equal(kept, script("tables").survival_table().reset_index(drop=True))
     for _, row in kept[
-        kept["method"].isin(["learned", "his", "entropy-low-first", "random"]) & (kept["budget"] > 4)
+        kept["method"].isin(["learned", "his", "entropy(keep=high)", "random"]) & (kept["budget"] > 4)
     ].iterrows():
         shares = f"{100 * row['specialised_kept']:.0f} % | {100 * row['others_kept']:.0f} %"
         over = f"{row['low']:.2f} to {row['high']:.2f}" if row["low"] == row["low"] else "seeds alike"
@@ -91,7 +91,7 @@ def test_what_is_said_of_survival():
         for budget in (18, 9):
             assert all(kept.loc[(task, method, budget), "low"] > 1 for task in ("agreement", "sst2", "trec"))
     assert all(kept.loc[("sick", "learned", budget), "low"] < 1 for budget in (18, 9))
-    assert all(kept.loc[(task, "entropy-low-first", 18), "high"] < 1 for task in ("agreement", "sick", "sst2"))
+    assert all(kept.loc[(task, "entropy(keep=high)", 18), "high"] < 1 for task in ("agreement", "sick", "sst2"))
     roles, less = str(RESULTS / "roles.csv"), {}
     for task in ("agreement", "sick", "sst2", "trec"):
         sentences = survival_of_roles(str(RESULTS.parent / f"{task}_seeds"), roles).sentences

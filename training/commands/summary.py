@@ -25,6 +25,7 @@ from training.commands.parsers import summary_parser
 from training.commands.rewriting import rewrite
 from training.commands.seeds_of_one import check_seeds_of_one
 from training.commands.unused import check_no_others
+from training.config.comparison import split_methods
 from training.config.stages import STAGES
 from training.runs.lock import only_writer
 from training.runs.stored import read_json, read_table, read_text
@@ -152,7 +153,7 @@ def report(options: Namespace) -> str:
     """The table with a line that says what it shows, or the verdict."""
     if options.verdict:
         return "\n\n".join(read_verdict(path, options.stage) for path in map(Path, options.runs))
-    runs, methods = [Path(run) for run in options.runs], options.methods.split(",") if options.methods else None
+    runs, methods = [Path(run) for run in options.runs], split_methods(options.methods) if options.methods else None
     if options.truth is not None:
         truth = choose(read_truth(runs, options.truth), None, methods)
         return {"programs": by_program, "methods": by_method, "facts": by_facts}[options.truth](truth)

@@ -73,9 +73,9 @@ def split_methods(text: str) -> list[str]:
     """Return the names in a list; commas between the brackets of a method's parameters do not separate.
 
     >>> split_methods("learned, his(granularity=token, steps=10)")
-    ['learned', ' his(granularity=token, steps=10)']
+    ['learned', 'his(granularity=token, steps=10)']
     """
-    return re.split(r",(?![^()]*\))", text.strip("[] "))
+    return [name.strip() for name in re.split(r",(?![^()]*\))", text.strip("[] "))]
 
 
 def split(value: Any) -> list[Any]:

@@ -20,7 +20,7 @@ def test_scores_of_gates_stand_beside_the_rankings_made_of_them(compared):
     assert {"his", "entropy", "fisher"} <= set(scores)
     assert {f"ranking:{name}" for name in ("learned", *RANKINGS)} == {name for name in scores if name.startswith("ranking:")}
     order = (-scores["entropy"]).argsort(kind="stable").tolist()
-    assert (-scores["ranking:entropy-high-first"]).argsort(kind="stable").tolist() == order[::-1]
+    assert (-scores["ranking:entropy"]).argsort(kind="stable").tolist() == order[::-1]
 
 
 def test_sites_and_metrics_say_what_rows_are_of(compared):

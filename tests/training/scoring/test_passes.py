@@ -186,7 +186,7 @@ def test_stepwise_his_by_hand(scores, subject):
 
     with subject.at_rest():
         order = order_of_steps(subject.gates, scores_at)
-    assert scores.ranking("his-steps").argsort().tolist() == order
+    assert scores.ranking("his(steps=10)").argsort().tolist() == order
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "his"])
