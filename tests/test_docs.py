@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 WITH_COMMANDS = [*PAGES, ROOT / "notebooks" / "results" / "README.md"]
 RUN_WHOLE = {"library.md", "extending.md"}
 """Pages whose snippets and commands a test of their own runs, in a folder with the files that they name."""
-PROGRAMS = ("python", "head-gates", "make", "pip", "wandb", "vllm")
+PROGRAMS = ("python", "head-gates", "make", "pip", "wandb", "vllm", "lm_eval")
 """What a page may tell its reader to run."""
 
 
@@ -115,6 +115,8 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                 assert (ROOT / script).is_file()
             case ["make", target]:
                 assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+            case ["pip", "install", "lm_eval[hf]"] | ["lm_eval", "--model", "hf", *_]:
+                pass
             case ["pip", "install", what]:
                 assert what == "." or re.fullmatch(r"\.\[(.*)\]", what)[1] in extras
             case ["wandb", *_] | ["vllm", "serve", _]:

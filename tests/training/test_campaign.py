@@ -363,7 +363,6 @@ LINES = {
     "export": ["runs/a", "--format", "masked", "--output", "out", "--length", "64"],
     "convert": ["old", "--output", "out"],
     "translate": ["a", "b", "--source", "x.txt", "--beams", "4", "--batch_size", "8", "--length_penalty", "1.0"],
-    "speed": ["a", "--source", "x.txt", "--beams", "1", "--tokens", "32", "--repeats", "5"],
     "deployment": ["--only", "[bert]", "--output", "out.md", "--repeats", "3"],
     "coverage": ["--only", "[bert]", "--output", "out.md"],
 }  # fmt: skip

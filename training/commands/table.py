@@ -23,7 +23,6 @@ from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
 from training.commands.benchmark_parser import benchmark_parser
 from training.commands.coverage_parsers import coverage_parser, deployment_parser
-from training.commands.evaluate_parser import evaluate_parser
 from training.config.data import KINDS
 from training.config.latency import LatencyOptions
 from training.runs import progress
@@ -127,13 +126,6 @@ COMMANDS = {
         "training.commands.benchmark:benchmark",
         check="training.commands.benchmark_line:check_line",
     ),
-    "evaluate": Command(
-        "a language model on tasks of lm-evaluation-harness",
-        evaluate_parser,
-        "training.commands.evaluate:evaluate_model",
-        check="training.commands.evaluate_line:check_line",
-    ),
-    "speed": Command("tokens per second of translators", parsers.speed_parser, "training.commands.speed:measure_speed"),
     "latency": Command(
         "how long a model takes with which heads, for budgets in time",
         build_latency_parser,
