@@ -16,9 +16,8 @@ from markdown_it import MarkdownIt
 
 import gates
 from gates.errors import GateError
-from training.__main__ import main
+from tools import docs_tables
 from training.commands import table
-from training.commands.documents import tables_of
 from training.comparison.methods import LEARNED, MODIFIERS
 from training.scoring.scorers import SCORERS
 
@@ -111,6 +110,8 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                     parse(command, arguments)
             case ["python", "-m", "training.fit", *arguments]:
                 parse("fit", arguments)
+            case ["python", "-m", module, *_] if module.startswith("tools."):
+                assert (ROOT / module.replace(".", "/") / "__main__.py").is_file()
             case ["python", script, *_]:
                 assert (ROOT / script).is_file()
             case ["make", target]:
@@ -147,13 +148,13 @@ def test_pages_with_a_test_of_their_own_have_one(page):
     assert any(page.name in path.read_text(encoding="utf-8") for path in others)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if tables_of("summary").search(page.read_text())], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if docs_tables.TABLE.search(page.read_text())], ids=name_of)
 def test_tables_are_those_of_the_files(page, tmp_path):
     copy = tmp_path / page.relative_to(ROOT)
     copy.parent.mkdir(exist_ok=True)
     shutil.copy(page, copy)
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    assert main(["summary", "--update", str(copy)]) == 0
+    docs_tables.update(copy)
     assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 

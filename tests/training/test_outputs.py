@@ -140,7 +140,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch
         (tmp_path / name).touch()
     monkeypatch.setattr(Path, "read_text", refused)
     monkeypatch.setattr("torch.load", refused)
-    for more in ([], ["--verdict"], ["--rewrite"]):
+    for more in ([], ["--verdict"]):
         assert run_command("summary", [str(tmp_path), *more]) == 2
         assert "cannot be read or written: Permission denied" in capsys.readouterr().err
     for read in (read_checkpoint, read_json):

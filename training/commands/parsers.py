@@ -58,16 +58,7 @@ def summary_parser() -> ArgumentParser:
         "interchange.csv says of the heads that carry facts.",
     )
     parser.add_argument(
-        "--rewrite",
-        action="store_true",
-        help="Write summary.csv, statistics.csv and verdict.md of these directories anew from their comparison.csv, as of an "
-        "earlier version.",
-    )
-    parser.add_argument(
         "--methods", type=str | None, default=None, help="Some methods only, separated by commas, in this order."
-    )
-    parser.add_argument(
-        "--update", type=LocalPath | None, default=None, metavar="DOCUMENT", help="Make the tables of this document anew."
     )
     return parser
 

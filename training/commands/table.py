@@ -21,7 +21,6 @@ from training.cli.latency_parser import build_latency_parser
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
-from training.commands.benchmark_parser import benchmark_parser
 from training.commands.coverage_parsers import coverage_parser, deployment_parser
 from training.config.data import KINDS
 from training.config.latency import LatencyOptions
@@ -119,12 +118,6 @@ COMMANDS = {
         "a file translated by one or more systems, with BLEU",
         parsers.translate_parser,
         "training.commands.translate:translate_files",
-    ),
-    "benchmark": Command(
-        "what gates, scores and pruned models cost on this machine",
-        benchmark_parser,
-        "training.commands.benchmark:benchmark",
-        check="training.commands.benchmark_line:check_line",
     ),
     "latency": Command(
         "how long a model takes with which heads, for budgets in time",
