@@ -171,11 +171,12 @@ def _load_strictly(names: Any, config: PreTrainedConfig, state_dict: Mapping[str
         )
     constants = re.compile(r"(^|\.)(attn|crossattention)\.masked_bias$")  # which older releases saved among the weights
     weights = {key: tensor for key, tensor in state_dict.items() if not constants.search(key)}
-    model: PreTrainedModel
     try:
-        model, report = stock.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True)
+        loaded: Any = stock.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True)
     except Exception as error:  # Transformers raises many kinds for weights of other shapes
         raise GateError(f"the weights do not load as {name}: {first_line(error)}") from error
+    model: PreTrainedModel
+    model, report = loaded
     found = {what: report[f"{what}_keys"] for what in ("missing", "unexpected")}
     if wrong := [f"{len(keys)} {what} (the first is {min(keys)!r})" for what, keys in found.items() if keys]:
         raise GateError(

@@ -7,7 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def _pruned_rows(setting: Setting, how: str, size: Size, folder: str) -> list[Ro
     what = f"{how}, {size}"
     work = {str(share): prepare_pruned(setting, how, size, share, folder) for share in SHARES}
     times = setting.times(f"dense and pruned, {what}", work)
-    del work
+    del work  # before the peaks of memory
     # On a CPU a process keeps the memory of removed heads, which would hide what the pruned model takes.
     heaviest = setting.device == "cuda" and how == "eager" and size == setting.sizes[-1]
     peaks = {
@@ -104,10 +104,7 @@ def pruned_model(setting: Setting, how: str, share: float) -> PreTrainedModel:
 
 
 def prepare_pruned(setting: Setting, how: str, size: Size, share: float, folder: str) -> Work:
-    """Return a forward pass, or the generation of :data:`NEW_TOKENS`, of the model with this share of its heads.
-
-    ONNX files are written into ``folder`` where they are missing.
-    """
+    """Return a forward pass, or the generation of :data:`NEW_TOKENS`, of the model with this share of its heads."""
     model = pruned_model(setting, how, share)
     inputs = inputs_of(setting, size, model)
     if how == "onnx":
@@ -153,26 +150,6 @@ def cost_of(setting: Setting, how: str, size: Size, share: float) -> tuple[int, 
     return count_parameters(model), int(counter.get_total_flops())
 
 
-class Operators(NamedTuple):
-    """The milliseconds of the matrix products and of the other operators of one pass, and the number of operators."""
-
-    products: float
-    others: float
-    calls: float
-
-    def less(self, other: Operators, steps: int) -> Operators:
-        """Return the share of one step in the difference to a pass with fewer steps."""
-        return Operators(*((own - others) / steps for own, others in zip(self, other, strict=True)))
-
-
-def operators_of(durations: Mapping[tuple[str, ...], list[float]], passes: int) -> Operators:
-    """Sum up the milliseconds of calls by operator and shapes, by the median of equal calls."""
-    by_kind = {True: 0.0, False: 0.0}
-    for (name, *_), taken in durations.items():
-        by_kind[name in PRODUCTS] += statistics.median(taken) * len(taken) / passes
-    return Operators(by_kind[True], by_kind[False], sum(map(len, durations.values())) / passes)
-
-
 def measure_profile(setting: Setting) -> list[Row]:
     """Return a row for the smallest and the largest batch, with all heads and with the fewest; none on a GPU."""
     sizes = decoded_sizes(setting) if setting.device == "cpu" else ()
@@ -185,33 +162,38 @@ def profile_token(setting: Setting, size: Size, share: float, tokens: int = NEW_
     inputs = inputs_of(setting, size, model)
     many, one = (lambda: generate(model, inputs, tokens)), (lambda: generate(model, inputs, 1))
     times = setting.times(f"decoding, {size}, {share:g} of the heads", {"many": many, "one": one})
-    more = times.difference("many", "one")
+    more, weights = times.difference("many", "one"), bytes_read(model)
     whole = Spread(*(value / (tokens - 1) for value in (more.median, more.low, more.high)))
-    own, weights = profiled(many).less(profiled(one), tokens - 1), bytes_read(model)
+    pairs = zip(profiled(many), profiled(one), strict=True)
+    products, others, calls = ((long - short) / (tokens - 1) for long, short in pairs)
     return {
         "how": "decode, a token",
         "size": str(size),
         "heads_kept": share,
         "whole_ms": cell(whole),
-        "products_ms": own.products,
-        "others_ms": own.others,
-        "around_ms": max(0.0, whole.median - own.products - own.others),
-        "calls": round(own.calls),
+        "products_ms": products,
+        "others_ms": others,
+        "around_ms": max(0.0, whole.median - products - others),
+        "calls": round(calls),
         "weights_mb": weights / 2**20,
-        "gb_per_second": weights / 1e6 / own.products,
+        "gb_per_second": weights / 1e6 / products,
     }
 
 
-def profiled(work: Callable[[], object], passes: int = 5) -> Operators:
-    """Profile PyTorch's operators on a CPU, without the operators that they call."""
+def profiled(work: Callable[[], object], passes: int = 5) -> tuple[float, float, float]:
+    """Return the milliseconds of matrix products and of PyTorch's other operators in one pass on a CPU, and their number.
+    Operators count without those that they call, and equal calls by their median."""
     work()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         for _ in range(passes):
             work()
-    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in seen.events() or ():
         found[event.name, str(event.input_shapes)].append(event.self_cpu_time_total / 1000)
-    return operators_of(found, passes)
+    by_kind = {True: 0.0, False: 0.0}
+    for (name, _), taken in found.items():
+        by_kind[name in PRODUCTS] += statistics.median(taken) * len(taken) / passes
+    return by_kind[True], by_kind[False], sum(map(len, found.values())) / passes
 
 
 def bytes_read(model: PreTrainedModel) -> int:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from gates import GateConfig, GatedModel, HeadGates, get_gated_model
@@ -45,9 +46,7 @@ def measure_steps(setting: Setting) -> list[Row]:
 def _step_row(setting: Setting, kind: str, size: Size, compiled: bool) -> Row:
     what = f"a training step of the {kind}, {size}{', compiled' * compiled}"
     variants = {name: (prepare_step, (setting, kind, size, name == "gated", compiled)) for name in ("plain", "gated")}
-    work = {name: prepare(*arguments) for name, (prepare, arguments) in variants.items()}
-    times = setting.times(what, work)
-    del work
+    times = setting.times(what, {name: prepare(*arguments) for name, (prepare, arguments) in variants.items()})
     known = setting.device == "cuda" or not compiled  # on a CPU most would be the compiler's own memory
     peaks = peaks_in_turn(what, setting, setting.memory_turns if known else 0, variants)
     row = {"model": kind, "size": str(size), "compiled": "yes" if compiled else "no"}
@@ -67,12 +66,7 @@ def prepare_step(setting: Setting, kind: str, size: Size, gated: bool, compiled:
 
 
 def stepping(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Mapping[str, Tensor],
-    *,
-    compiled: bool = False,
-    bfloat16: bool = False,
+    model: nn.Module, optimizer: Optimizer, batch: Mapping[str, Tensor], *, compiled: bool = False, bfloat16: bool = False
 ) -> Callable[[], None]:
     """Return a step of a model with or without gates. With ``bfloat16`` the forward pass is under autocast."""
     run: Any = torch.compile(model) if compiled else model
@@ -97,21 +91,14 @@ def measure_precision(setting: Setting) -> list[Row]:
         for size in setting.sizes:
             exact, rounded = (prepare_step(setting, kind, size, True, False, rounded) for rounded in (False, True))
             rows.append(_precision_row(setting, kind, size, "a gated training step", exact, rounded))
-            for what, own in passes_of(setting, kind, size).items():
+            model = setting.trained(kind).eval()
+            scored = partial(head_scores, HeadGates(model), setting.batch_for(model, size, kind))
+            passed = torch.no_grad()(partial(losses_of, model, setting.batch_for(model, size, kind)))
+            for what, own in (("a forward pass", passed), ("exact HIS", scored)):
                 in_bfloat16 = torch.autocast(setting.device, torch.bfloat16)(own)
                 row = _precision_row(setting, kind, size, what, own, in_bfloat16)
                 rows.append(row | {"difference": distance(own(), in_bfloat16())})
     return rows
-
-
-def passes_of(setting: Setting, kind: str, size: Size) -> dict[str, Callable[[], Tensor]]:
-    """Return passes in evaluation mode that give losses ``[batch]`` and the gradients of exact HIS ``[batch, heads]``."""
-    model = setting.trained(kind).eval()
-    batch, gates = setting.batch_for(model, size, kind), HeadGates(model)
-    return {
-        "a forward pass": torch.no_grad()(lambda: losses_of(model, batch)),
-        "exact HIS": lambda: head_scores(gates, batch),
-    }
 
 
 def distance(exact: Tensor, rounded: Tensor) -> float:

@@ -15,11 +15,7 @@ PERCENT = {"heads_kept": 1, "of_ideal": 0, "parameters_left": 0, "memory_left": 
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound for the median of a column in every row of a part that has it.
-
-    ``sense`` is the good side of the bound, ``where`` the column and value of the rows that count, ``device`` the one that the
-    goal is for.
-    """
+    """A bound for the median of a column in every row of a part, or in those with the column and value of ``where``."""
 
     part: str
     text: str
