@@ -78,7 +78,7 @@ def shown(value: Any, column: str = "") -> str:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return f"{shown(value['median'])} ({shown(value['low'])} to {shown(value['high'])})"
+        return f"{shown(value['median'], column)} ({shown(value['low'], column)} to {shown(value['high'], column)})"
     if not isinstance(value, int | float):
         return str(value)
     if column in PERCENT:
