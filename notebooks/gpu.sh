@@ -74,7 +74,7 @@ case $part in
     ;;
   benchmark)
     device=${ACCELERATOR:-cuda}
-    command=(training benchmark --device "${device/gpu/cuda}" ${model:+--model "$model"})
+    command=(tools.benchmark --device "${device/gpu/cuda}")
     common=(--run_dir "$out/$part")
     ;;
   *) echo "unknown part '$part'; expected tests, fit, sst2, encoder, all, gpt, groups or benchmark" >&2; exit 2 ;;

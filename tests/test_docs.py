@@ -16,9 +16,8 @@ from markdown_it import MarkdownIt
 
 import gates
 from gates.errors import GateError
-from training.__main__ import main
+from tools import docs_tables
 from training.commands import table
-from training.commands.documents import tables_of
 from training.comparison.methods import MODIFIERS, NAMES, PARAMETERS
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +26,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 WITH_COMMANDS = [*PAGES, ROOT / "notebooks" / "results" / "README.md"]
 RUN_WHOLE = {"library.md", "extending.md"}
 """Pages whose snippets and commands a test of their own runs, in a folder with the files that they name."""
-PROGRAMS = ("python", "head-gates", "make", "pip", "wandb", "vllm")
+PROGRAMS = ("python", "head-gates", "make", "pip", "wandb", "vllm", "lm_eval")
 """What a page may tell its reader to run."""
 
 
@@ -110,10 +109,14 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                     parse(command, arguments)
             case ["python", "-m", "training.fit", *arguments]:
                 parse("fit", arguments)
+            case ["python", "-m", module, *_] if module.startswith("tools."):
+                assert (ROOT / module.replace(".", "/") / "__main__.py").is_file()
             case ["python", script, *_]:
                 assert (ROOT / script).is_file()
             case ["make", target]:
                 assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+            case ["pip", "install", "lm_eval[hf]"] | ["lm_eval", "--model", "hf", *_]:
+                pass
             case ["pip", "install", what]:
                 assert what == "." or re.fullmatch(r"\.\[(.*)\]", what)[1] in extras
             case ["wandb", *_] | ["vllm", "serve", _]:
@@ -144,13 +147,13 @@ def test_pages_with_a_test_of_their_own_have_one(page):
     assert any(page.name in path.read_text(encoding="utf-8") for path in others)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if tables_of("summary").search(page.read_text())], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if docs_tables.TABLE.search(page.read_text())], ids=name_of)
 def test_tables_are_those_of_the_files(page, tmp_path):
     copy = tmp_path / page.relative_to(ROOT)
     copy.parent.mkdir(exist_ok=True)
     shutil.copy(page, copy)
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    assert main(["summary", "--update", str(copy)]) == 0
+    docs_tables.update(copy)
     assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.benchmark.__main__ import parser_of
 from training.commands.table import COMMANDS, load, read
 from training.comparison.methods import parse_methods
 from training.config import ComparisonOptions, Setup, group_of
@@ -60,6 +61,10 @@ def test_options_of_a_part_are_those_of_its_command(part, machine, monkeypatch):
     done = started(machine, part, *([str(machine / "model")] if part == "sst2" else []))
     assert done.returncode == 0, done.stderr
     dash_m, module, *given = done.stdout.splitlines()
+    if part == "benchmark":
+        assert (dash_m, module) == ("-m", "tools.benchmark")
+        assert parser_of().parse_args(given).run_dir == machine / "out" / part
+        return
     name = "fit" if module == "training.fit" else given.pop(0)
     assert (dash_m, module) == ("-m", "training.fit" if name == "fit" else "training")
     times = Counter(argument for argument in given if argument.startswith("--"))

@@ -12,10 +12,10 @@ APPLICATION = sorted((ROOT / "training").rglob("*.py"))
 FORBIDDEN = {"training", "pytorch_lightning", "lightning", "wandb"}
 LAYERS = (
     ("__main__", "fit", "commands"),
-    ("comparison", "analysis", "sweeps", "coverage", "benchmark"),
+    ("comparison", "analysis", "sweeps", "coverage"),
     ("setup",),
     ("pruner", "report"),
-    ("scoring", "plotting"),
+    ("scoring", "plotting", "latency"),
     ("data", "stats"),
     ("tasks",),
     ("runs", "config", "cli"),
@@ -135,6 +135,11 @@ def test_the_library_prints_only_when_asked_to():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert printing <= {"print_open_heads"}
+
+
+def test_the_product_imports_no_tools():
+    names = {name.split(".")[0] for path in [*LIBRARY, *APPLICATION] for name in imported(path)}
+    assert "tools" not in names
 
 
 def test_importing_has_no_side_effects(tmp_path):

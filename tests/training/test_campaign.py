@@ -136,24 +136,6 @@ def test_summaries_of_damaged_tables(name, run, tally):
                       f"{pattern}, {damage}", ended)  # fmt: skip
 
 
-def test_summaries_written_anew_from_damaged_tables(run, tally):
-    files = ["metrics.json", "comparison.csv", "statistics.csv"]
-    written = ("summary.csv", "statistics.csv", "verdict.md", "checksums.json")
-    assert run_command("summary", [str(run), "--rewrite"]) == 0
-    before = {name: (run / name).read_bytes() for name in written}
-    for pattern in files:
-        for path, damage in damaged_files(run, pattern, "rewrite"):
-            ended = held(lambda: run_command("summary", [str(run), "--rewrite"]))
-
-            def right():
-                return all((run / name).read_bytes() == before[name] for name in written)
-
-            tally.add("damaged files: summary --rewrite", ended.outcome(right, names_of(path)), f"{pattern}, {damage}",
-                      ended)  # fmt: skip
-            for name, content in before.items():
-                (run / name).write_bytes(content)
-
-
 def plain(value):
     """What a report is drawn from, in a form that compares."""
     if is_dataclass(value):
@@ -363,7 +345,6 @@ LINES = {
     "export": ["runs/a", "--format", "masked", "--output", "out", "--length", "64"],
     "convert": ["old", "--output", "out"],
     "translate": ["a", "b", "--source", "x.txt", "--beams", "4", "--batch_size", "8", "--length_penalty", "1.0"],
-    "speed": ["a", "--source", "x.txt", "--beams", "1", "--tokens", "32", "--repeats", "5"],
     "deployment": ["--only", "[bert]", "--output", "out.md", "--repeats", "3"],
     "coverage": ["--only", "[bert]", "--output", "out.md"],
 }  # fmt: skip
@@ -518,25 +499,9 @@ def with_room(size, work):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_no_room_for_what_is_written_anew(run, tally):
-    """What is there stays, or is whole and new."""
-    assert run_command("summary", [str(run), "--rewrite"]) == 0
-    whole = {name: (run / name).read_bytes() for name in ("summary.csv", "statistics.csv", "verdict.md", "checksums.json")}
-    for number in range(30 * TIMES):
-        size = chances("rewrite", number).randrange(max(map(len, whole.values())) + 99)
-        ended = with_room(size, lambda: run_command("summary", [str(run), "--rewrite"]))
-        outcome = ended.outcome(lambda: True, ["File too large"])
-        again = held(lambda: run_command("summary", [str(run), "--rewrite"]))
-        if again.code != 0 or any((run / name).read_bytes() != content for name, content in whole.items()):
-            outcome = SILENT
-        tally.add("full disk", outcome, f"summary --rewrite in {size} bytes", ended)
-        for name, content in whole.items():
-            (run / name).write_bytes(content)
-
-
 def test_no_room_for_an_export(run, tally, tmp_path):
     """It is there whole, or not at all."""
-    for number in range(20 * TIMES):
+    for number in range(50 * TIMES):
         size = int(10 ** chances("export", number).uniform(0, 5.5))
         output = tmp_path / str(number)
         command = ["export", str(run), "--format", "masked", "--output", str(output)]
@@ -569,26 +534,21 @@ def test_no_room_for_a_run(original, tally, tmp_path):
 # -- processes that are killed, and two at once -------------------------------------------------------------------
 
 
-def test_commands_that_are_killed_while_they_write(run, tally, tmp_path):
+def test_exports_that_are_killed_while_they_write(run, tally, tmp_path):
     """The same command again does it all, and leaves nothing of the first."""
-    assert run_command("summary", [str(run), "--rewrite"]) == 0
     output = tmp_path / "out"
-    commands = {
-        "summary --rewrite": (["summary", str(run), "--rewrite"], run, 16),
-        "export": (["export", str(run), "--format", "masked", "--output", str(output)], output, 20),
-    }
-    for name, (command, folder, most) in commands.items():
-        assert in_processes(tmp_path, command)[0].code == 0
-        expected = files_of(folder)
-        for number in range(8 * TIMES):
-            shutil.rmtree(output, ignore_errors=True)
-            kill_at = chances("kill", name, number).randrange(1, most)
-            (ended,) = in_processes(tmp_path, command, kill_at=kill_at)
-            if ended is None and not output.exists():  # which a killed command leaves whole, or not at all
-                (ended,) = in_processes(tmp_path, command)
-            right = files_of(folder) == expected and not list(tmp_path.rglob("*.partial-*"))
-            outcome = SURVIVED if ended is None and right else SILENT if ended is None else ended.outcome(lambda: right)  # noqa: B023
-            tally.add("kill -9", outcome if outcome != CLEAR else TRACEBACK, f"{name} at change {kill_at}", ended)
+    command = ["export", str(run), "--format", "masked", "--output", str(output)]
+    assert in_processes(tmp_path, command)[0].code == 0
+    expected = files_of(output)
+    for number in range(16 * TIMES):
+        shutil.rmtree(output, ignore_errors=True)
+        kill_at = chances("kill", "export", number).randrange(1, 20)
+        (ended,) = in_processes(tmp_path, command, kill_at=kill_at)
+        if ended is None and not output.exists():  # which a killed command leaves whole, or not at all
+            (ended,) = in_processes(tmp_path, command)
+        right = files_of(output) == expected and not list(tmp_path.rglob("*.partial-*"))
+        outcome = SURVIVED if ended is None and right else SILENT if ended is None else ended.outcome(lambda: right)  # noqa: B023
+        tally.add("kill -9", outcome if outcome != CLEAR else TRACEBACK, f"export at change {kill_at}", ended)
 
 
 def test_runs_that_are_killed_while_they_write(original, tmp_path, tally):
@@ -612,29 +572,21 @@ def test_runs_that_are_killed_while_they_write(original, tmp_path, tally):
         shutil.rmtree(run)
 
 
-PAIRS = {
-    "two exports": ("export", ["{run}", "--format", "masked", "--output", "{folder}/out"]),
-    "two summaries": ("summary", ["{run}", "--rewrite"]),
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_two_commands_at_once(name, run, tally, tmp_path):
+def test_two_exports_at_once(run, tally, tmp_path):
     """Each does its work or says that it cannot; what they leave is whole, and that of one of them."""
-    command, given = PAIRS[name]
-    line = [command, *(part.format(run=run, folder=tmp_path) for part in given)]
-    left = tmp_path / "out" if command == "export" else run
+    output = tmp_path / "out"
+    line = ["export", str(run), "--format", "masked", "--output", str(output)]
     assert in_processes(tmp_path, line)[0].code == 0
-    expected = files_of(left)
-    for number in range(6 * TIMES):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    expected = files_of(output)
+    for number in range(12 * TIMES):
+        shutil.rmtree(output, ignore_errors=True)
         both = in_processes(tmp_path, line, line)
         for ended in both:
             refused = ["another process", "already exists", "exists already", "not empty", "is there"]
-            outcome = ended.outcome(lambda: files_of(left) == expected, refused)
+            outcome = ended.outcome(lambda: files_of(output) == expected, refused)
             if all(one.code for one in both):
                 outcome = SILENT
-            tally.add("two processes", outcome, f"{name} {number}", ended)
+            tally.add("two processes", outcome, f"two exports {number}", ended)
 
 
 @pytest.mark.parametrize("existing", ["refuse", "overwrite"])

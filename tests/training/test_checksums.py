@@ -1,11 +1,9 @@
 """What tells a table that was written so from one of which a digit has changed."""
 
-import json
-
 import pytest
 
 from gates.errors import GateError
-from training.runs.checksums import CHECKSUMS, changing, check_unchanged, remove_checksums, write_checksums
+from training.runs.checksums import CHECKSUMS, remove_checksums, write_checksums
 from training.runs.stored import read_json, read_table, read_text
 
 
@@ -51,22 +49,3 @@ def test_damaged_checksums_are_named(text, folder):
     (folder / CHECKSUMS).write_text(text)
     with pytest.raises(GateError, match=rf"cannot read '{folder / CHECKSUMS}' as checksums: it is damaged .*; delete it"):
         read_text(folder / "verdict.md")
-
-
-def test_what_changes_is_stated_anew_and_the_others_are_not(folder):
-    """A damage of another file is not made right by it; and who is stopped in between leaves nothing that is stated wrongly."""
-    (folder / "comparison.csv").write_text("seed,test_accuracy\n0,0.6\n")
-    with changing(folder, ["verdict.md"]):
-        assert "verdict.md" not in json.loads((folder / CHECKSUMS).read_text())
-        (folder / "verdict.md").write_text("Better.\n")
-        check_unchanged(folder / "verdict.md", "Better.\n")
-    with pytest.raises(GateError):
-        check_unchanged(folder / "verdict.md", "Level.\n")
-    with pytest.raises(GateError, match="has changed"):
-        read_table(folder / "comparison.csv")
-
-
-def test_where_there_are_no_checksums_there_are_none_afterwards(tmp_path):
-    with changing(tmp_path, ["verdict.md"]):
-        (tmp_path / "verdict.md").write_text("Level.\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["verdict.md"]

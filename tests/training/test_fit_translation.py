@@ -24,7 +24,6 @@ from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents
 
-speed = partial(run_command, "speed")
 export = partial(run_command, "export")
 translate = partial(run_command, "translate")
 
@@ -137,7 +136,7 @@ def test_the_export_translates_the_same_where_this_project_is_not_installed(run,
     assert done.stdout.split("\n")[:-1] == read_texts(run / "translations" / "learned.retrained.beam.txt")
 
 
-def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path, capsys):
+def test_systems_are_translated_and_compared_by_a_command(run, tmp_path, capsys):
     masked = str(tmp_path / "dense")
     assert export([str(run / "checkpoints" / "dense.ckpt"), "--format", "masked", "--budget", "16", "--output", masked]) == 0
     files = ["--source", str(run / "translations" / "source.txt"), "--reference", str(run / "translations" / "reference.txt")]
@@ -147,13 +146,6 @@ def test_systems_are_translated_compared_and_measured_by_commands(run, tmp_path,
     scores = pd.read_csv(tmp_path / "out" / "scores.csv").set_index("system")
     own = pd.read_csv(run / "comparison.csv").query("method == 'learned' and stage == 'retrained'").iloc[0]
     assert scores.loc["run", "bleu"] == pytest.approx(own["test_beam_bleu"], rel=1e-4)
-    more = ["--batch_sizes", "[1,4]", "--tokens", "5", "--repeats", "2", "--output", str(tmp_path / "speed.csv")]
-    assert speed([masked, str(run), *files[:2], *more]) == 0
-    rows = pd.read_csv(tmp_path / "speed.csv")
-    assert list(rows["batch_size"]) == [1, 1, 4, 4]
-    assert (rows.loc[rows["system"] == "dense", "speedup"] == 1).all()
-    parameters = rows.groupby("system")["parameters"].first()
-    assert parameters["run"] < parameters["dense"]
     capsys.readouterr()
 
 
@@ -215,24 +207,17 @@ def test_settings_that_make_no_sense_are_one_sentence(arguments, said, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("command", "more", "said"),
+    ("more", "said"),
     [
-        (translate, ["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
-        (speed, ["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
-        (translate, ["--length_penalty", ".nan"], "length_penalty is nan"),
-        (translate, ["--target_language", "de_DE"], "does not know the language 'de_DE'"),
-        (speed, ["--target_language", "de_DE"], "does not know the language 'de_DE'"),
-        (speed, ["--tokens", "0"], "--tokens is 0; expected at least 1"),
-        (speed, ["--batch_sizes", "[]"], "--batch_sizes is empty"),
-        (speed, ["--batch_sizes", "[8,0]"], "a batch size is 0"),
-        (speed, ["--source_prefix", "the " * 40], "has 42 tokens, more than the 41 positions"),
-        (speed, ["--tokens", "42"], "--tokens is 42, more than the 41 positions of 'run'"),
-        (translate, ["--source_prefix", "the " * 40], "has 42 tokens, more than the 41 positions"),
+        (["--device", "nonsense"], "--device 'nonsense' cannot be used here"),
+        (["--length_penalty", ".nan"], "length_penalty is nan"),
+        (["--target_language", "de_DE"], "does not know the language 'de_DE'"),
+        (["--source_prefix", "the " * 40], "has 42 tokens, more than the 41 positions"),
     ],
 )
-def test_settings_that_a_system_cannot_have_are_one_sentence(command, more, said, run, tmp_path, capsys):
+def test_settings_that_a_system_cannot_have_are_one_sentence(more, said, run, tmp_path, capsys):
     (tmp_path / "source.txt").write_text("king\n")
-    assert command([str(run), "--source", str(tmp_path / "source.txt"), *more]) == 2
+    assert translate([str(run), "--source", str(tmp_path / "source.txt"), *more]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -245,10 +230,9 @@ def test_sources_and_translations_as_long_as_the_model_has_positions(run, tmp_pa
     (tmp_path / "source.txt").write_text("the " * 40 + "\n")  # with the end token the model's 41 positions
     common = [str(run), "--source", str(tmp_path / "source.txt"), "--beams", "1"]
     assert translate(common) == 0  # by default up to 128 tokens, where the model ends none before
-    assert speed([*common, "--tokens", "41", "--batch_sizes", "[1]", "--repeats", "1"]) == 0
     (tmp_path / "source.txt").write_text("the " * 41 + "\n")
     capsys.readouterr()
-    assert speed(common) == 2
+    assert translate(common) == 2
     assert "has 42 tokens, more than the 41 positions" in capsys.readouterr().err
 
 
@@ -290,10 +274,9 @@ def test_the_user_is_told_how_many_pairs_are_left_out(tmp_path, capsys):
     assert read_texts(tmp_path / "run" / "translations" / "source.txt") == kept
 
 
-@pytest.mark.parametrize(("command", "more"), [(translate, []), (speed, [])])
-def test_commands_name_what_is_wrong(command, more, tmp_path, capsys):
+def test_a_folder_without_a_model_is_named(tmp_path, capsys):
     (tmp_path / "source.txt").write_text("a\n")
-    assert command([str(tmp_path / "nothing"), "--source", str(tmp_path / "source.txt"), *more]) == 2
+    assert translate([str(tmp_path / "nothing"), "--source", str(tmp_path / "source.txt")]) == 2
     assert "holds no model" in capsys.readouterr().err
 
 

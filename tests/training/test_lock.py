@@ -104,7 +104,6 @@ COMMANDS = {
     "fit, resumed": ["fit", "--config", "{config}", "--run_dir", "{run}", "--existing", "resume"],
     "fit, overwriting": ["fit", "--config", "{config}", "--run_dir", "{run}", "--existing", "overwrite"],
     "compare": ["compare", "--config", "{config}", "--run_dir", "new"],
-    "summary": ["summary", "{run}", "--rewrite"],
     "report": ["report", "{run}", "--output", "{run}/report.html"],
     "export": ["export", "{run}", "--format", "masked", "--output", "{run}/masked", "--measure", "[]"],
     "analyze": ["analyze", "{run}", "--run_dir", "new"],

@@ -34,12 +34,6 @@ def no_waiting():
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_document_that_is_a_pipe(tmp_path, capsys):
-    os.mkfifo(tmp_path / "a.md")
-    assert run_command("summary", ["--update", str(tmp_path / "a.md")]) == 2
-    assert "a.md' is no regular file" in capsys.readouterr().err
-
-
 def test_a_lock_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / LOCK)
     with pytest.raises(GateError, match=r"\.lock' is no regular file, so it locks nothing; remove it"), only_writer(tmp_path):

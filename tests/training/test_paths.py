@@ -9,7 +9,6 @@ import yaml
 
 from gates.errors import GateError
 from training.cli.values import hints_of
-from training.commands.evaluate_line import task_names
 from training.commands.table import COMMANDS, read, run_command
 from training.comparison.methods import Method
 from training.config import Setup
@@ -66,10 +65,9 @@ def test_a_configuration_in_the_home_directory(home):
     assert (options.seed, options.data.class_path) == (7, "training.config.classification.Ratings")
 
 
-def test_masks_and_tasks_in_the_home_directory(home):
+def test_a_mask_in_the_home_directory(home):
     (home / "m.json").write_text('{"0": [1]}')
     assert Method.parse("mask:~/m.json+refit").base == f"mask:{home / 'm.json'}"
-    assert task_names("~/own.yaml, arc_easy") == [str(home / "own.yaml"), "arc_easy"]
 
 
 @pytest.mark.parametrize("place", [*ELSEWHERE, "~noone-has-this-name/a"])

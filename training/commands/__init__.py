@@ -1,1 +1,1 @@
-"""Commands that are no training: compare, summary, export, convert, translate, speed, benchmark."""
+"""Commands that are no training: report, summary, export, convert, translate, latency."""

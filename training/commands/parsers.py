@@ -57,16 +57,7 @@ def summary_parser() -> ArgumentParser:
         "interchange.csv says of the heads that carry facts.",
     )
     parser.add_argument(
-        "--rewrite",
-        action="store_true",
-        help="Write summary.csv, statistics.csv and verdict.md of these directories anew from their comparison.csv, as of an "
-        "earlier version.",
-    )
-    parser.add_argument(
         "--methods", type=str | None, default=None, help="Some methods only, separated by commas, in this order."
-    )
-    parser.add_argument(
-        "--update", type=LocalPath | None, default=None, metavar="DOCUMENT", help="Make the tables of this document anew."
     )
     return parser
 
@@ -279,7 +270,16 @@ def convert_parser() -> ArgumentParser:
 
 def translate_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m training translate", description="Translate a file with one or more systems.")
-    _add_systems(parser)
+    parser.add_argument(
+        "systems", type=LocalPath, nargs="+", metavar="SYSTEM", help="Folders of models or runs; the first is the baseline."
+    )
+    parser.add_argument(
+        "--source", type=LocalPath, required=True, help="Text file with a sentence on each line; .gz is unpacked."
+    )
+    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
+    for side in ("source", "target"):
+        text = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
+        parser.add_argument(f"--{side}_language", type=str | None, default=None, help=text)
     parser.add_argument("--reference", type=LocalPath | None, default=None, help="Its translation, for BLEU and chrF.")
     parser.add_argument("--beams", type=int, default=4, help="1 for greedy decoding.")
     parser.add_argument("--length_penalty", type=float, default=1.0, help="Power of the length that divides a beam's score.")
@@ -297,29 +297,3 @@ def translate_parser() -> ArgumentParser:
     parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
     parser.add_argument("--output", type=LocalPath | None, default=None, help="Folder to write translations and scores into.")
     return parser
-
-
-def speed_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training speed", description="Tokens per second of translators.")
-    _add_systems(parser)
-    parser.add_argument("--batch_sizes", type=list[int], default=[1, 8, 32], help="Sentences translated at a time.")
-    parser.add_argument("--beams", type=int, default=1, help="1 for greedy decoding.")
-    parser.add_argument("--tokens", type=int, default=32, help="Tokens that every translation has.")
-    parser.add_argument("--repeats", type=int, default=10, help="Timed batches of each system and batch size.")
-    parser.add_argument("--device", type=str, default="cpu", help="Such as cuda.")
-    parser.add_argument("--output", type=LocalPath | None, default=None, help="csv file to write.")
-    return parser
-
-
-def _add_systems(parser: ArgumentParser) -> None:
-    """The options of every command that translates."""
-    parser.add_argument(
-        "systems", type=LocalPath, nargs="+", metavar="SYSTEM", help="Folders of models or runs; the first is the baseline."
-    )
-    parser.add_argument(
-        "--source", type=LocalPath, required=True, help="Text file with a sentence on each line; .gz is unpacked."
-    )
-    parser.add_argument("--source_prefix", type=str, default="", help="Text before every source (T5).")
-    for side in ("source", "target"):
-        text = f"{side.capitalize()} language of multilingual models, such as en_XX (default: the system's own)."
-        parser.add_argument(f"--{side}_language", type=str | None, default=None, help=text)

@@ -1,11 +1,4 @@
-"""``python -m training summary DIRECTORY...``: results as a Markdown table, also inside a document.
-
-A document says between two comments which command made a table, and ``--update README.md`` makes all its tables anew::
-
-    <!-- python -m training summary notebooks/results/sst2_seeds --stage 'post hoc' -->
-    ...
-    <!-- end -->
-"""
+"""``python -m training summary DIRECTORY...``: results as a Markdown table."""
 
 from __future__ import annotations
 
@@ -19,26 +12,20 @@ from jsonargparse import Namespace
 
 from gates.errors import GateError
 from training.cli.line import CommandLine
+from training.commands.comparable import check_comparable
 from training.commands.costs import NOTE, cost_cells, split_costs
-from training.commands.documents import update_tables
-from training.commands.parsers import summary_parser
-from training.commands.rewriting import rewrite
-from training.commands.seeds_of_one import check_seeds_of_one
 from training.commands.unused import check_no_others
 from training.config.comparison import split_methods
 from training.config.stages import STAGES
-from training.runs.lock import only_writer
 from training.runs.stored import read_json, read_table, read_text
 from training.stats.numbers import CACHE, counted, kinds_kept, shown, unit
 from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
 
 ALONE = {
-    "--rewrite": ("--update", "--verdict", "--truth", "--metric", "--stage", "--methods", "--costs"),
-    "--update": ("--verdict", "--truth", "--metric", "--stage", "--methods", "--costs"),
     "--verdict": ("--truth", "--metric", "--methods", "--costs"),
     "--truth": ("--metric", "--stage", "--costs"),
 }
-"""What each of these options does not use."""
+"""The options that each of these options does not use."""
 
 
 def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
@@ -72,7 +59,7 @@ def read_runs(paths: Sequence[Path]) -> pd.DataFrame:
             raise GateError(
                 f"metrics.json or comparison.csv in {str(path)!r} is not as training.fit or training compare writes it"
             ) from error
-    check_seeds_of_one(paths, tables)
+    check_comparable(paths, tables)
     rows = pd.concat(tables, ignore_index=True)
     rows = rows.drop_duplicates([name for name in rows if not str(name).endswith("_examples")])
     cell = ["seed", "stage", "method", "heads", "kinds"]
@@ -215,20 +202,8 @@ def _name(column: str) -> str:
     return column.removeprefix("select_").removeprefix("test_")
 
 
-def update(document: Path) -> None:
-    """Make every table of this command in a document anew; see :func:`update_tables`."""
-
-    def made(given: Sequence[str], options: Namespace) -> str:
-        check_no_others(given, "a table in a document", ("--rewrite", "--update"))
-        check_unused(given)
-        options.runs = [document.parent / path for path in options.runs]
-        return report(options)
-
-    update_tables(document, "summary", summary_parser(), made)
-
-
 def check_unused(given: Sequence[str]) -> None:
-    """Raises :class:`GateError` for options of which one takes no notice of another."""
+    """Raise :class:`GateError` for an option that another one does not use."""
     names = {argument.split("=")[0] for argument in given}
     for option, others in ALONE.items():
         if option in names:
@@ -236,18 +211,6 @@ def check_unused(given: Sequence[str]) -> None:
 
 
 def show(line: CommandLine) -> None:
-    """Print the tables, or write them into a page, or into their directories."""
-    options = line.options
+    """Print the table or the verdict."""
     check_unused(line.given)
-    if options.rewrite:
-        if not options.runs:
-            raise GateError("--rewrite is given, but no directory; name some that training.fit or training compare wrote")
-        for path in map(Path, options.runs):
-            with only_writer(path):
-                rewrite(path)
-    elif (document := options["update"]) is not None:  # options.update is a method of theirs
-        if options.runs:
-            raise GateError(f"{options.runs[0]!r} is given, but --update does not use it; the document names its directories")
-        update(Path(document))
-    else:
-        print(report(options))
+    print(report(line.options))

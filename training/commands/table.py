@@ -21,9 +21,7 @@ from training.cli.latency_parser import build_latency_parser
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
-from training.commands.benchmark_parser import benchmark_parser
 from training.commands.coverage_parsers import coverage_parser, deployment_parser
-from training.commands.evaluate_parser import evaluate_parser
 from training.config.data import KINDS
 from training.config.latency import LatencyOptions
 from training.runs import progress
@@ -121,19 +119,6 @@ COMMANDS = {
         parsers.translate_parser,
         "training.commands.translate:translate_files",
     ),
-    "benchmark": Command(
-        "what gates, scores and pruned models cost on this machine",
-        benchmark_parser,
-        "training.commands.benchmark:benchmark",
-        check="training.commands.benchmark_line:check_line",
-    ),
-    "evaluate": Command(
-        "a language model on tasks of lm-evaluation-harness",
-        evaluate_parser,
-        "training.commands.evaluate:evaluate_model",
-        check="training.commands.evaluate_line:check_line",
-    ),
-    "speed": Command("tokens per second of translators", parsers.speed_parser, "training.commands.speed:measure_speed"),
     "latency": Command(
         "how long a model takes with which heads, for budgets in time",
         build_latency_parser,

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.latency.table import LatencyTable, TimeLimit
-from training.benchmark.latency import Inputs, inputs_shaped, measure_achieved, measure_table
 from training.config import BudgetOption, Setup
 from training.data.base import TaskData
+from training.latency import Inputs, inputs_shaped, measure_achieved, measure_table
 from training.pruner.module import HeadPruner
 from training.runs import processes
 from training.runs.run_directory import LATENCY, RunDirectory

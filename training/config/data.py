@@ -61,7 +61,7 @@ __all__ = [
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
-    "source.spm",
+    "sentencepiece.model", "source.spm",
 )  # fmt: skip
 """One of which a folder with a tokenizer has."""
 KINDS = {

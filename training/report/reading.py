@@ -116,7 +116,7 @@ def _read_tables(contents: Contents) -> None:
         contents.statistics = contents.verdict = None
         contents.missing.append(
             "statistics.csv and verdict.md are of an earlier version, whose tests over seeds were too sure, so they are not "
-            f"shown; write them anew with python -m training summary {path} --rewrite."
+            "shown; start the command that wrote them again."
         )
     summary = _optional(contents, "summary.csv", "means are shown without intervals")
     if summary is not None:

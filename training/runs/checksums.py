@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gates.errors import GateError, first_line
@@ -27,20 +26,6 @@ NOT_RESULTS = (CHECKSUMS, "finished.json", "hparams.yaml", "metrics-before-resum
 def write_checksums(folder: Path) -> None:
     """State what the tables, masks and texts in a directory are, once they are complete."""
     _write(folder, {path.relative_to(folder).as_posix(): _of(path.read_text(encoding="utf-8")) for path in _files(folder)})
-
-
-@contextmanager
-def changing(folder: Path, names: Collection[str]) -> Iterator[None]:
-    """Files of a directory that change in the ``with`` block: nothing is stated of them until they have. Of the others, what
-    was stated still is, and in a directory without checksums nothing."""
-    file = folder / CHECKSUMS
-    if not os.path.lexists(file):
-        yield
-        return
-    others = {name: checksum for name, checksum in _stated(file).items() if name not in names}
-    _write(folder, others)
-    yield
-    _write(folder, others | {name: _of((folder / name).read_text(encoding="utf-8")) for name in names})
 
 
 def remove_checksums(folder: Path) -> None:

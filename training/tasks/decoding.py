@@ -47,7 +47,6 @@ def generate(
     decoding: Decoding,
     *,
     beams: int,
-    exactly: int | None = None,
 ) -> Tensor:
     """Token ids ``[batch, target]`` of translations, padded on the right, beginning with the decoder's start token.
 
@@ -56,12 +55,9 @@ def generate(
         input_ids, attention_mask: sources ``[batch, source]``.
         decoding: lengths and penalty.
         beams: 1 for greedy decoding.
-        exactly: tokens that every translation is to have, for measurements of speed; None lets each end where it will.
     """
     searching: dict[str, Any] = {"length_penalty": decoding.length_penalty, "early_stopping": False} if beams > 1 else {}
     longest = min(decoding.max_length, 2 * input_ids.shape[1] + 10)
-    if exactly is None:
-        searching["stopping_criteria"] = [OwnLength(2 * attention_mask.sum(-1) + 10)]
     if (limit := positions(model.config, "decoder")) is not None:
         longest = min(longest, limit)
     with torch.no_grad():
@@ -73,8 +69,9 @@ def generate(
             use_cache=True,
             max_length=None,
             min_length=0,
-            min_new_tokens=exactly,
-            max_new_tokens=longest if exactly is None else exactly,
+            min_new_tokens=None,
+            max_new_tokens=longest,
+            stopping_criteria=[OwnLength(2 * attention_mask.sum(-1) + 10)],
             **searching,
         )
     return ids

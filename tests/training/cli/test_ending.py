@@ -11,7 +11,7 @@ from gates.errors import GateError
 from training.cli.ending import PIPED_WIDTH, advised, finish, stdout
 from training.commands.table import run_command
 
-speed = partial(run_command, "speed")
+report = partial(run_command, "report")
 
 
 def ends(work, capsys):
@@ -67,7 +67,7 @@ def test_other_failures_are_not_hidden(capsys):
 
 def test_help_ends_as_the_parser_says():
     with pytest.raises(SystemExit) as end:
-        speed(["--help"])
+        report(["--help"])
     assert end.value.code == 0
 
 

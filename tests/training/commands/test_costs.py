@@ -55,14 +55,6 @@ def test_they_are_means_over_seeds_of_the_chosen_rows(tmp_path, capsys):
     assert "| selection, forward | selection, backward |\n" in capsys.readouterr().out  # nothing is retrained
 
 
-def test_a_document_asks_for_them_too(tmp_path, capsys):
-    counted(tmp_path / "a")
-    page = tmp_path / "page.md"
-    page.write_text("<!-- python -m training summary a --costs --methods his -->\n<!-- end -->\n")
-    assert main(["--update", str(page)]) == 0
-    assert "| retrained | his | 90.0 | 90.0 | 2.0 | 1.0 | 7.0 | 7.0 |" in page.read_text()
-
-
 def test_tables_that_say_no_costs_are_named(tmp_path, capsys):
     assert main([run(tmp_path / "old", 0, [row[:4] for row in ROWS]), "--costs"]) == 2
     assert "do not say what selecting heads took" in capsys.readouterr().err

@@ -143,101 +143,6 @@ def test_runs_of_two_tasks_are_not_put_into_one_table(tmp_path, capsys):
     assert "expected one that all of these rows have: there is none" in capsys.readouterr().err
 
 
-def test_a_document_gets_its_tables_anew(tmp_path, capsys):
-    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8), ("random", "post hoc", 18, 0.6), ("his", "retrained", 18, 0.9)])
-    document = tmp_path / "README.md"
-    command = "<!-- python -m training summary a --stage 'post hoc' --methods random,his -->"
-    document.write_text(f"before\n\n{command}\nstale\n<!-- end -->\n\nafter <!-- end -->\n")
-    assert main(["--update", str(document)]) == 0
-    first = document.read_text()
-    assert first.startswith(f"before\n\n{command}\n\n| stage | method | 18 heads |")
-    assert first.index("| post hoc | random | 60.0 |") < first.index("| post hoc | his | 80.0 |")
-    assert "retrained" not in first
-    assert "stale" not in first
-    assert first.endswith("<!-- end -->\n\nafter <!-- end -->\n")
-    assert main(["--update", str(document)]) == 0
-    assert document.read_text() == first
-
-
-def test_a_document_behind_a_link_is_written_there_and_its_lines_end_as_they_did(tmp_path):
-    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8)])
-    document, link = tmp_path / "README.md", tmp_path / "link.md"
-    document.write_bytes(b"before\r\n<!-- python -m training summary a -->\r\nstale\r\n<!-- end -->\r\nafter\r\n")
-    link.symlink_to(document)
-    assert main(["--update", str(link)]) == 0
-    assert link.is_symlink()
-    text = document.read_bytes()
-    assert text.startswith(b"before\r\n")
-    assert text.endswith(b"<!-- end -->\r\nafter\r\n")
-    assert b"stale" not in text
-
-
-@pytest.mark.parametrize("content", [b"no table\n", b"<!-- end -->\n", b"caf\xe9", b""])
-def test_a_document_without_a_table_is_not_written(content, tmp_path, capsys):
-    document = tmp_path / "notes.md"
-    document.write_bytes(content)
-    before = document.stat()
-    assert main(["--update", str(document)]) == 2
-    assert str(document) in capsys.readouterr().err
-    assert (document.read_bytes(), document.stat().st_ino) == (content, before.st_ino)
-
-
-def test_a_document_with_a_wrong_command_stays_as_it_is(tmp_path, capsys):
-    document = tmp_path / "README.md"
-    document.write_text("<!-- python -m training summary nowhere -->\nold\n<!-- end -->\n")
-    assert main(["--update", str(document)]) == 2
-    assert "nowhere" in capsys.readouterr().err
-    assert document.read_text() == "<!-- python -m training summary nowhere -->\nold\n<!-- end -->\n"
-
-
-@pytest.mark.parametrize("command", ["a --stage 'post hoc", "a --nonsense"])
-def test_a_command_that_cannot_be_read_is_named(command, tmp_path, capsys):
-    document = tmp_path / "README.md"
-    document.write_text(f"<!-- python -m training summary {command} -->\nold\n<!-- end -->\n")
-    assert main(["--update", str(document)]) == 2
-    assert f"has the command '<!-- python -m training summary {command} -->', which cannot be read".replace("'", "") in (
-        capsys.readouterr().err.replace("'", "").replace('"', "")
-    )
-
-
-def finished(folder, seeds, **metrics):
-    """A comparison of three methods with the tests of an earlier version, which all claim something."""
-    folder.mkdir()
-    quality = {"dense": 0.9, "learned": 0.8, "his": 0.7}
-    rows = [
-        {"seed": seed, "method": method, "stage": "retrained", "budget": 8 if method == "dense" else 4, "heads": 4,
-         "test_accuracy": mean + 0.01 * seed * (method == "his")}
-        for seed in range(seeds)
-        for method, mean in quality.items()
-    ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(folder / "comparison.csv", index=False)
-    pairs = [("learned", "his"), ("his", "learned"), ("learned", "dense"), ("his", "dense")]
-    tests = pd.DataFrame(pairs, columns=["method", "rival"]).assign(stage="retrained", budget=4, seeds=seeds, difference=0.1)
-    tests.assign(low=0.05, high=0.2, p=0.001, p_holm=0.003).to_csv(folder / "statistics.csv", index=False)
-    about = {"main_metric": "accuracy", "ours": ["learned"], "budgets_by_kind": {}, "unit": "head", "heads": 8}
-    (folder / "metrics.json").write_text(json.dumps({**about, **metrics}))
-    return folder
-
-
-def test_results_of_an_earlier_version_are_written_anew(tmp_path, capsys):
-    """Its tests of several seeds are no longer claims, those of one seed are."""
-    one, three = finished(tmp_path / "one", 1), finished(tmp_path / "three", 3, budgets_by_kind={"4": {"encoder": 2}})
-    assert main([str(one), str(three), "--rewrite"]) == 0
-    assert capsys.readouterr().out == ""
-    kept, gone = (pd.read_csv(folder / "statistics.csv").set_index(["method", "rival"]) for folder in (one, three))
-    assert (kept["p_holm"] == 0.003).all()
-    assert gone[["low", "high", "p", "p_holm"]].isna().all(axis=None)
-    row = gone.loc[("learned", "his")]
-    assert row[["difference", "ahead", "least", "most"]].tolist() == pytest.approx([0.09, 3, 0.08, 0.1])
-    assert "For this one seed, significantly behind: his (-10.0)." in (one / "verdict.md").read_text()
-    assert "**4 heads (encoder 2)**: learned has the best mean, 80.0" in (three / "verdict.md").read_text()
-    assert "Behind in every seed: his (-9.0, from -10.0 to -8.0)." in (three / "verdict.md").read_text()
-    assert pd.read_csv(three / "summary.csv")["mean"].tolist() == pytest.approx([0.9, 0.8, 0.71])
-    before = [path.read_bytes() for path in sorted(three.iterdir())]
-    assert main([str(three), "--rewrite"]) == 0
-    assert [path.read_bytes() for path in sorted(three.iterdir())] == before
-
-
 def test_within_a_time_a_mean_is_over_seeds_however_many_heads_they_keep(tmp_path, capsys):
     """The cell is that of the budget, by the most heads that fit; each of two times has its own."""
     columns = ["seed", "method", "stage", "budget", "heads", "test_accuracy"]
@@ -250,37 +155,6 @@ def test_within_a_time_a_mean_is_over_seeds_however_many_heads_they_keep(tmp_pat
     out = capsys.readouterr().out
     assert "| 72 heads | 40 heads (at most, within 10 ms) | 30 heads (at most, within 8 ms) |" in out
     assert "| post hoc | his |  | 80.0 ± 0.0 | 80.0 ± 14.1 |" in out
-
-
-def test_a_verdict_that_is_written_anew_names_the_time(tmp_path):
-    folder = finished(tmp_path / "a", 3, within={"4": "8 ms"})
-    assert main([str(folder), "--rewrite"]) == 0
-    assert "**4 heads at most, within 8 ms**" in (folder / "verdict.md").read_text()
-
-
-def test_what_cannot_be_written_anew_stays(tmp_path, capsys):
-    lacking, wrong = finished(tmp_path / "lacking", 3), finished(tmp_path / "wrong", 3, main_metric="bleu")
-    (lacking / "statistics.csv").unlink()
-    assert main([str(lacking), "--rewrite"]) == 2
-    assert "metrics.json, comparison.csv or statistics.csv is missing" in capsys.readouterr().err
-    assert main([str(wrong), "--rewrite"]) == 2
-    assert "the comparison has no metric 'bleu'" in capsys.readouterr().err
-    (wrong / "metrics.json").write_text('{"main_metric": "accuracy"}')
-    assert main([str(wrong), "--rewrite"]) == 2
-    assert "is not as training.fit or training compare writes it" in capsys.readouterr().err
-    assert not (wrong / "verdict.md").exists()
-
-
-def test_a_comparison_that_lost_rows_is_not_written_anew(tmp_path, capsys):
-    folder = finished(tmp_path / "three", 3)
-    assert main([str(folder), "--rewrite"]) == 0
-    before = (folder / "verdict.md").read_bytes()
-    rows = (folder / "comparison.csv").read_text().splitlines(keepends=True)
-    (folder / "comparison.csv").write_text("".join(rows[:-1]))
-    capsys.readouterr()
-    assert main([str(folder), "--rewrite"]) == 2
-    assert "has lost rows: " in capsys.readouterr().err
-    assert (folder / "verdict.md").read_bytes() == before
 
 
 OPTIONS = {

@@ -59,30 +59,14 @@ def test_a_method_that_is_distilled_uses_its_temperature():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["runs/a", "--rewrite", "--stage", "retrained"], "--stage is given, but --rewrite does not use it"),
-        (["runs/a", "--rewrite", "--verdict"], "--verdict is given, but --rewrite does not use it"),
-        (["runs/a", "--rewrite", "--update=a.md"], "--update is given, but --rewrite does not use it"),
-        (["--rewrite"], "--rewrite is given, but no directory"),
-        (["--update", "a.md", "--metric=test_bleu"], "--metric is given, but --update does not use it"),
-        (["--update", "a.md", "--verdict"], "--verdict is given, but --update does not use it"),
-        (["runs/a", "--update", "a.md"], "'runs/a' is given, but --update does not use it"),
-        (["runs/a", "--verdict", "--methods", "his"], "--methods is given, but --verdict does not use it"),
+        (["--verdict", "--methods", "his"], "--methods is given, but --verdict does not use it"),
+        (["--verdict", "--metric=test_bleu"], "--metric is given, but --verdict does not use it"),
+        (["--truth", "methods", "--costs"], "--costs is given, but --truth does not use it"),
     ],
 )
-def test_a_summary_refuses_what_it_would_not_use(given, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    document = "<!-- python -m training summary x --verdict -->\n<!-- end -->\n"
-    (tmp_path / "a.md").write_text(document)
-    assert run_command("summary", given) == 2
+def test_a_summary_refuses_what_it_would_not_use(given, said, capsys):
+    assert run_command("summary", ["runs/a", *given]) == 2
     assert f"error: {said}" in capsys.readouterr().err
-    assert (tmp_path / "a.md").read_text() == document
-
-
-@pytest.mark.parametrize("option", ["--rewrite", "--update b.md", "--verdict --methods his"])
-def test_so_does_one_in_a_document(option, tmp_path, capsys):
-    (tmp_path / "a.md").write_text(f"<!-- python -m training summary x {option} -->\n<!-- end -->\n")
-    assert run_command("summary", ["--update", str(tmp_path / "a.md")]) == 2
-    assert "does not use it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Latency tables as they are measured: against planted times, which are those of what is left of each model."""
+"""Variants that take turns, and latency tables against planted times, which are those of the heads left in each model."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,18 +12,86 @@ from gates.head_gates import HeadGates
 from gates.latency.table import TimeLimit
 from gates.sites import find_attention, matched_sites
 from tests.models import build, inputs
-from training.benchmark import latency
-from training.benchmark.alternate import Effort, Times
-from training.benchmark.latency import (
-    MOST_COUNTS,
+from training import latency
+from training.latency import (
+    MAX_COUNTS,
+    MIN_TURNS,
+    Effort,
+    Spread,
+    Times,
+    alternate,
     counts_of,
     inputs_shaped,
     kinds_of_sites,
     measure_achieved,
     measure_table,
+    order_of,
     site_times,
     without_heads,
 )
+
+CPU = torch.device("cpu")
+
+
+def measured(effort, names="abc"):
+    """The calls in their order, and the times, of a stopwatch that counts calls and a clock that counts looks at it."""
+    calls, clock = [], itertools.count()
+
+    def stopwatch(work):
+        work()
+        return float(len(calls))
+
+    variants = {name: lambda name=name: calls.append(name) for name in names}
+    return calls, alternate("letters", variants, CPU, effort, stopwatch=stopwatch, clock=lambda: next(clock))
+
+
+def test_variants_take_turns_in_changing_order_after_a_warm_up():
+    calls, times = measured(Effort(turns=3, warm_up=2))
+    assert "".join(calls) == "abccba" + "abccbaabc"
+    assert times.of == {"a": [7.0, 12.0, 13.0], "b": [8.0, 11.0, 14.0], "c": [9.0, 10.0, 15.0]}  # warm-up calls are left out
+
+
+def test_no_variant_always_follows_the_same_one():
+    followers = {(a, b) for turn in range(2) for a, b in itertools.pairwise(order_of("abc", turn))}
+    assert followers == {("a", "b"), ("b", "c"), ("c", "b"), ("b", "a")}
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(100.0, 30), (2.5, MIN_TURNS + 2), (0.0, MIN_TURNS)])
+def test_it_ends_when_the_time_is_up_but_not_before_there_are_quartiles(seconds, turns):
+    """The clock is looked at once at the start, and before each turn once there are enough of them."""
+    calls, times = measured(Effort(turns=30, warm_up=0, seconds=seconds))
+    assert {len(values) for values in times.of.values()} == {turns}
+    assert len(calls) == 3 * turns
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_median_and_quartiles_are_those_of_numpy(count):
+    values = np.random.default_rng(count).exponential(size=count).tolist()
+    spread = Spread.of(values)
+    assert spread.median == pytest.approx(np.median(values))
+    assert (spread.low, spread.high) == pytest.approx(tuple(np.percentile(values, [25, 75])))
+
+
+def test_ratios_are_taken_within_turns():
+    """A machine that is ten times slower in the second half changes the times, and no ratio."""
+    plain = [1.0, 1.0, 1.0, 10.0, 10.0, 10.0]
+    times = Times({"plain": plain, "gated": [1.5 * value for value in plain]})
+    assert times.ratio("gated", "plain") == Spread(1.5, 1.5, 1.5)
+    assert times.milliseconds("plain").high == pytest.approx(10)
+
+
+def test_a_cpu_is_timed_by_the_wall_clock(monkeypatch):
+    went = itertools.count(0, 2)
+    monkeypatch.setattr("training.latency.time.perf_counter", lambda: next(went))
+    assert alternate("a", {"a": int}, CPU, Effort(turns=2, warm_up=0)).of["a"] == [2000.0] * 2
+
+
+def test_the_stopwatch_of_a_cpu_runs_the_work_once():
+    calls = []
+    times = alternate("a", {"a": lambda: calls.append(1)}, CPU, Effort(turns=2, warm_up=1))
+    assert len(calls) == 3
+    assert all(value >= 0 for value in times.of["a"])
+
 
 COSTS = {"encoder": 1.0, "decoder": 2.0, "cross": 0.5}
 
@@ -36,10 +106,10 @@ def clock(monkeypatch):
     """Planted times in place of a clock's."""
     monkeypatch.setattr(latency, "_forward", lambda model, *_: lambda: model)
 
-    def alternate(what, variants, device, effort):
+    def planted_times(what, variants, device, effort):
         return Times({name: [planted(work())] * 5 for name, work in variants.items()})
 
-    monkeypatch.setattr(latency, "alternate_shown", alternate)
+    monkeypatch.setattr(latency, "alternate", planted_times)
 
 
 @pytest.mark.parametrize("name", ["bert", "bart"])
@@ -95,12 +165,12 @@ def test_sites_of_one_shape_are_measured_together():
     assert [{sites[index].kind for index in members} for members in kinds.values()] == [{"encoder"}, {"decoder"}, {"cross"}]
 
 
-@pytest.mark.parametrize("size", [1, 4, 12, MOST_COUNTS, 33, 64])
+@pytest.mark.parametrize("size", [1, 4, 12, MAX_COUNTS, 33, 64])
 def test_counts_go_from_none_to_all(size):
     counts = counts_of(size)
     assert (counts[0], counts[-1]) == (0, size)
     assert counts == sorted(set(counts))
-    assert len(counts) == min(size, MOST_COUNTS) + 1
+    assert len(counts) == min(size, MAX_COUNTS) + 1
 
 
 def test_noise_is_smoothed_without_moving_the_dense_model():

@@ -1,4 +1,4 @@
-"""Whether directories whose results are averaged differ in their seeds alone."""
+"""Check that directories whose results are averaged differ only in their seeds."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from training.runs.resuming import FREE_WHEN_RESUMED
 from training.runs.run_directory import CONFIG
 
 CELL = ["stage", "method", "heads", "kinds"]
-"""Columns whose values a mean has in common."""
-SEEDS = ("seed", "seeds", "data.init_args.seed")
-TOLD_BY_THE_CELL = (
-    "budgets", "methods", "stages", "model.budget", "model.gate", "model.swaps", "model.refit", "model.pipelined",
+"""The columns whose values a mean has in common."""
+IN_THE_CELL = (
+    "seed", "seeds", "data.init_args.seed", "budgets", "methods", "stages", "model.budget", "model.gate", "model.swaps",
+    "model.refit", "model.pipelined",
 )  # fmt: skip
-"""Options that a mean's own columns tell, such as what a method is called after."""
+"""Seeds, and options that the columns of a mean show, for example in the name of a method."""
 WITHOUT_EFFECT = (
     "experiments", "list_methods", "launcher", "ray_", "data.init_args.eval_batch_size", "trainer.accelerator",
 )  # fmt: skip
-OF_RESULTS = ("ckpt_path", "from_scratch_epochs", "from_scratch_learning_rate")
-"""Options that a run may change when it is resumed, and that all the same change results of which a mean is taken."""
-FREE = ({*FREE_WHEN_RESUMED} - {*OF_RESULTS}) | {*SEEDS, *TOLD_BY_THE_CELL, *WITHOUT_EFFECT}
+FREE_YET_DECISIVE = {"ckpt_path", "from_scratch_epochs", "from_scratch_learning_rate"}
+"""Options that may change when a run is resumed, and that change results."""
+FREE = ({*FREE_WHEN_RESUMED} - FREE_YET_DECISIVE) | {*IN_THE_CELL, *WITHOUT_EFFECT}
 
 
-def check_seeds_of_one(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> None:
-    """Raises :class:`GateError` for the first option in which two directories differ that have results of which a mean would be
-    taken. Directories without a configuration, and options that one of the two does not know, are not compared.
+def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> None:
+    """Check the options of directories that have results in one mean. Directories without a configuration, and options that
+    only one of two configurations has, are not compared.
 
     Args:
-        paths: of the directories.
-        tables: their rows, with the columns of :data:`CELL`.
+        paths: The directories.
+        tables: Their rows, with the columns of :data:`CELL`.
+
+    Raises:
+        GateError: for the first option in which two directories differ.
     """
     known: list[tuple[Path, set[tuple[Any, ...]], dict[str, Any]]] = []
     for path, table in zip(paths, tables, strict=True):
@@ -44,11 +47,11 @@ def check_seeds_of_one(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) ->
         options = read_options(path / CONFIG, mend="start the command that wrote it again")
         for other, its_cells, its_options in known:
             if cells & its_cells:
-                _compare(other, its_options, path, options)
+                _check_options(other, its_options, path, options)
         known.append((path, cells, options))
 
 
-def _compare(one: Path, options: dict[str, Any], other: Path, others: dict[str, Any]) -> None:
+def _check_options(one: Path, options: dict[str, Any], other: Path, others: dict[str, Any]) -> None:
     for name in sorted(options.keys() & others.keys()):
         first, second = options[name], others[name]
         own = name == "ckpt_path" and first is not None and second is not None  # each seed may go on from its own

@@ -1,0 +1,91 @@
+"""The benchmark measures what it says, and the page shows what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from gates import find_attention
+from tools.benchmark import growth, large, memory, pruned, scores, steps
+from tools.benchmark.__main__ import PARTS, main, read
+from tools.benchmark.setting import KINDS, Setting, Size
+from tools.benchmark.tables import GOALS, markdown
+from training.scoring.passes import PASSES
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "notebooks" / "results" / "benchmarks"
+SIZE = Size(3, 16)
+SETTING = Setting("tiny", "cpu", 1, (SIZE,), quick=True)
+
+
+def test_the_page_has_the_goals_and_figures_of_the_data():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert markdown(read(RESULTS / "cpu"), ["goals"]).split("\n\n")[-1] in page
+    [tried] = [row for row in read(RESULTS / "cpu_large")["parts"]["large"] if row["tried"] != "no"]
+    assert f"in {tried['measured_gb']:.1f} GB and {tried['step_ms']['median'] / 1000:.0f} seconds" in page
+    assert {goal.part for goal in GOALS} <= set(PARTS)
+
+
+def test_a_quick_look_is_recorded_and_continued(tmp_path, capsys):
+    given = ["--run_dir", str(tmp_path / "cpu"), "--quick", "--device", "cpu", "--threads", "1"]
+    main([*given, "--parts", "scores"])
+    record = json.loads((tmp_path / "cpu" / "benchmark.json").read_text())
+    assert record["command"].startswith("python -m tools.benchmark --run_dir cpu --quick")
+    main([*given, "--parts", "scores,large"])
+    both = json.loads((tmp_path / "cpu" / "benchmark.json").read_text())["parts"]
+    assert both["scores"] == record["parts"]["scores"]
+    assert both["large"][1]["step_ms"]["median"] > 0
+    main([str(tmp_path / "cpu"), "--parts", "scores,goals"])
+    assert "a quick look, no measurement" in capsys.readouterr().out
+    for wrong in (["--sizes", "8"], ["--sizes", "1x600"], ["--shape", "small"], ["--parts", "speed"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*given, *wrong])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_one_by_one_are_those_of_the_batch(kind):
+    model = SETTING.trained(kind).eval()
+    gates, batch = scores.HeadGates(model), SETTING.batch_for(model, SIZE, kind)
+    ones = [{name: tensor[index : index + 1] for name, tensor in batch.items()} for index in range(3)]
+    each = [scores.head_scores(gates, one) for one in ones]
+    torch.testing.assert_close(scores.head_scores(gates, batch), torch.cat(each), rtol=1e-3, atol=1e-6)
+    for work in [*scores.prepare_passes(SETTING, kind, SIZE).values(), steps.prepare_step(SETTING, kind, SIZE, True)]:
+        work()
+
+
+@pytest.mark.parametrize("mask", scores.MASKS)
+def test_the_definition_is_the_entropy_under_every_mask(mask):
+    works = {name: scores.prepare_entropy(SETTING, "float32", mask, 9, name) for name in ("entropy", "definition")}
+    torch.testing.assert_close(works["entropy"]()[0], works["definition"](), rtol=1e-4, atol=1e-5)
+    query, key = torch.randn(2, 1, 2, 9, 4).unbind(0)
+    expected = Categorical(logits=query @ key.transpose(-1, -2) / 2).entropy()
+    torch.testing.assert_close(scores.explicit_entropy(query, key, 0.5), expected)
+
+
+def test_the_ideal_is_that_of_the_operations_worked_out_by_hand():
+    """A head of 16 has 2 * 16 * 64 * 16 operations in each of four projections of 16 tokens, and twice 2 * 16 * 16 * 16 in its
+    two products."""
+    costs = {share: pruned.cost_of(SETTING, "eager", SIZE, share)[1] for share in (1.0, 0.5)}
+    assert costs[1.0] - costs[0.5] == 4 * (4 * 2 * 16 * 64 * 16 + 2 * 2 * 16 * 16 * 16)
+    assert pruned.prepare_pruned(SETTING, "decode", SIZE, 0.125, "")().shape == (3, 16 + pruned.NEW_TOKENS)
+    assert pruned.profile_token(SETTING, Size(2, 8), 0.125, tokens=3)["products_ms"] > 0
+
+
+def test_jobs_prune_and_passes_are_counted(monkeypatch):
+    assert sum(site.heads for site in find_attention(steps.prepare_job(SETTING, SIZE, 6)())) == 4
+    monkeypatch.setattr(growth, "SIZE", Size(2, 8))
+    counted = {name: growth._method_row(SETTING, name) for name in ("gradients", "left-out")}
+    assert [(row["forward"], row["backward"]) for row in counted.values()] == [(1, 1), (33, 0)]
+    assert "his" in counted["gradients"]["methods"]
+    assert set(counted) <= set(PASSES)
+
+
+def test_memory_and_large_models_by_hand():
+    assert memory.ratio([100.0, 200.0, None], [100.0, 400.0, 1.0]).median == 0.75
+    assert memory.ratio([100.0], [memory.NOISE / 2]) is None
+    assert large.parameters_of("7B (as Llama 2)") == 6_738_415_616
+    assert large.gigabytes("7B (as Llama 2)", "bfloat16") == pytest.approx((2 * 6_738_415_616 + 16 * 1024) / 1e9)
+    peak = memory.peak_megabytes("entropy", SETTING, scores.prepare_entropy, SETTING, "float32", "none", 1024, "definition")
+    assert peak is None or peak > 4 * scores.HEADS * 1024**2 / 2**20

@@ -1,0 +1,59 @@
+"""Tables in documents, and stored comparisons that are written again."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from tests.training.commands.test_summary import run
+from tools.docs_tables import main
+
+
+def test_a_page_gets_its_tables_and_keeps_the_rest(tmp_path):
+    run(tmp_path / "a", 0, [("his", "post hoc", 18, 0.8), ("random", "post hoc", 18, 0.6), ("his", "retrained", 18, 0.9)])
+    page, link = tmp_path / "README.md", tmp_path / "link.md"
+    command = "<!-- python -m training summary a --stage 'post hoc' --methods random,his -->"
+    page.write_bytes(f"before\r\n{command}\r\nstale\r\n<!-- end -->\r\nafter <!-- end -->\r\n".encode())
+    link.symlink_to(page)
+    main([str(link)])
+    first = page.read_bytes().decode()
+    assert first.index("| post hoc | random | 60.0 |") < first.index("| post hoc | his | 80.0 |")
+    assert not {"retrained", "stale"} & set(first.split())
+    assert first.startswith(f"before\r\n{command}\n")
+    assert first.endswith("<!-- end -->\r\nafter <!-- end -->\r\n")
+    main([str(page)])
+    assert (page.read_bytes().decode(), link.is_symlink()) == (first, True)
+
+
+@pytest.mark.parametrize("command", ["nowhere", "a --stage 'post hoc", "a --nonsense", "a --verdict --methods his", ""])
+def test_a_page_with_a_wrong_command_or_without_a_table_stays(command, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    text = f"<!-- python -m training summary {command} -->\nold\n<!-- end -->\n" if command else "old"
+    page.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        main([str(page)])
+    assert page.read_text() == text
+    assert "page.md" in capsys.readouterr().err
+
+
+def test_a_comparison_is_written_again_and_claims_only_what_it_may(tmp_path, capsys):
+    """Tests of three seeds are no claims."""
+    rows = [(seed, method, 8 if method == "dense" else 4, mean + 0.01 * seed * (method == "his"))
+            for seed in range(3) for method, mean in (("dense", 0.9), ("learned", 0.8), ("his", 0.7))]  # fmt: skip
+    table = pd.DataFrame(rows, columns=["seed", "method", "budget", "test_accuracy"]).assign(stage="retrained", heads=4)
+    table.to_csv(tmp_path / "comparison.csv", index=False)
+    tests = pd.DataFrame([("learned", "his")], columns=["method", "rival"]).assign(stage="retrained", budget=4, seeds=3)
+    tests.assign(low=0.05, high=0.2, p=0.001, p_holm=0.003).to_csv(tmp_path / "statistics.csv", index=False)
+    about = {"main_metric": "accuracy", "ours": ["learned"], "budgets_by_kind": {"4": {"encoder": 2}}, "unit": "head"}
+    (tmp_path / "metrics.json").write_text(json.dumps(about))
+    main(["--rewrite", str(tmp_path)])
+    found = pd.read_csv(tmp_path / "statistics.csv").set_index(["method", "rival"])
+    assert found[["low", "high", "p", "p_holm"]].isna().all(axis=None)
+    assert found.loc[("learned", "his"), ["difference", "ahead"]].tolist() == pytest.approx([0.09, 3])
+    text = (tmp_path / "verdict.md").read_text()
+    assert "Behind in every seed: his (-9.0, from -10.0 to -8.0)." in text
+    table.iloc[:-1].to_csv(tmp_path / "comparison.csv", index=False)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--rewrite", str(tmp_path)])
+    assert "has lost rows" in capsys.readouterr().err
+    assert (tmp_path / "verdict.md").read_text() == text

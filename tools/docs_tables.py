@@ -1,0 +1,124 @@
+"""``python -m tools.docs_tables PAGE...``: update the tables of results in documents, or the verdicts of stored comparisons.
+
+A page says between two comments which command makes a table::
+
+    <!-- python -m training summary notebooks/results/sst2_seeds --stage "post hoc" -->
+    ...
+    <!-- end -->
+
+``--rewrite FOLDER...`` writes ``summary.csv``, ``statistics.csv`` and ``verdict.md`` of finished comparisons again, from their
+rows and the tests that they have.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from gates.errors import GateError
+from gates.files import replacing
+from training.cli.line import parse
+from training.commands.parsers import summary_parser
+from training.commands.summary import check_unused, report
+from training.runs.checksums import CHECKSUMS, remove_checksums, write_checksums
+from training.runs.lock import only_writer
+from training.runs.stored import read_json, read_table
+from training.stats.statistics import rank_methods, restate, summarise
+from training.stats.verdict import verdict
+
+TABLE = re.compile(r"(<!-- python -m training summary ([^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m tools.docs_tables", description="Update the tables of results in documents.")
+    parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="documents to update")
+    parser.add_argument("--rewrite", type=Path, nargs="+", default=[], metavar="FOLDER", help="comparisons to write again")
+    options = parser.parse_args(arguments)
+    try:
+        for folder in options.rewrite:
+            with only_writer(folder):
+                rewrite(folder)
+        for page in options.pages:
+            update(page)
+    except GateError as error:
+        parser.error(str(error))
+
+
+def update(page: Path) -> None:
+    """Update every table of a document. Nothing is written if a command in it is wrong."""
+    with page.open(encoding="utf-8", newline="") as file:  # lines end as before
+        text = file.read()
+    if not TABLE.search(text):
+        raise GateError(f"{str(page)!r} has no table: no line <!-- python -m training summary ... --> with <!-- end --> below")
+
+    def made(match: re.Match[str]) -> str:
+        try:
+            given = shlex.split(match[2])
+            options = parse(summary_parser(), given)
+            check_unused(given)
+            options.runs = [page.parent / run for run in options.runs]
+            return f"{match[1]}\n\n{report(options)}\n\n<!-- end -->"
+        except ValueError as error:  # a GateError, or quotes that do not close
+            raise GateError(f"{str(page)!r} has the command {match[1]!r}, which fails: {error}") from error
+
+    changed = TABLE.sub(made, text)
+    with replacing(page) as partial:
+        partial.write_bytes(changed.encode())
+
+
+def rewrite(folder: Path) -> None:
+    """Write the summary, the tests and the verdict of a comparison again.
+
+    Predictions are not needed: tests that are still claims are kept, see :func:`training.stats.statistics.restate`.
+
+    Raises:
+        GateError: if the comparison is not finished, or its rows are not all there.
+    """
+    try:
+        metrics = read_json(folder / "metrics.json", dict)
+        comparison, earlier = (read_table(folder / name) for name in ("comparison.csv", "statistics.csv"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise GateError(f"{str(folder)!r} does not hold a finished comparison; start its command again") from error
+    metric, lower = str(metrics["main_metric"]), bool(metrics.get("lower_is_better", False))
+    summary, tests = summarise(comparison, metric), restate(comparison, earlier, metric, lower_is_better=lower)
+    check_complete(folder, summary)
+    text = verdict(
+        summary,
+        tests,
+        main_metric=metric,
+        lower_is_better=lower,
+        ours=metrics["ours"],
+        ranks=rank_methods(comparison, metric, lower_is_better=lower),
+        kinds={int(budget): kinds for budget, kinds in metrics["budgets_by_kind"].items()},
+        unit=metrics["unit"],
+        within={int(budget): time for budget, time in metrics.get("within", {}).items()},
+        majority=metrics.get("majority", {}).get(metric),
+    )
+    files = {"summary.csv": summary.to_csv(index=False), "statistics.csv": tests.to_csv(index=False), "verdict.md": text}
+    has_checksums = (folder / CHECKSUMS).is_file()
+    remove_checksums(folder)
+    for name, content in files.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(content, encoding="utf-8")
+    if has_checksums:
+        write_checksums(folder)
+
+
+def check_complete(folder: Path, summary: pd.DataFrame) -> None:
+    """Raise :class:`GateError` if the stored summary has seeds that the rows of the comparison lack."""
+    if not (folder / "summary.csv").is_file():
+        return
+    cell = ["stage", "budget", "method"]
+    stored = read_table(folder / "summary.csv", needed=(*cell, "seeds")).set_index(cell)["seeds"]
+    found = summary.set_index(cell)["seeds"].reindex(stored.index).fillna(0)
+    if (lacking := stored[found < stored]).any():
+        raise GateError(f"comparison.csv in {str(folder)!r} has lost rows of {lacking.index[0]}; start its command again")
+
+
+if __name__ == "__main__":
+    main()
