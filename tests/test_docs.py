@@ -72,7 +72,7 @@ def test_links_lead_to_files_and_headings(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_files_exist(page):
     """In README and documentation; the changelog names what was."""
-    named = re.findall(r"`((?:gates|training|configs|notebooks|tests|docs)/[\w./]*)`", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`((?:gates|training|tools|configs|notebooks|tests|docs)/[\w./]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -111,6 +111,8 @@ def test_commands_parse(page, tmp_path, monkeypatch):
                     parse(command, arguments)
             case ["python", "-m", "training.fit", *arguments]:
                 parse("fit", arguments)
+            case ["python", "-m", module, *_] if module.startswith("tools."):
+                assert (ROOT / module.replace(".", "/") / "__main__.py").is_file()
             case ["python", script, *_]:
                 assert (ROOT / script).is_file()
             case ["make", target]:

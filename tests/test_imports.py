@@ -14,7 +14,7 @@ APPLICATION = sorted((ROOT / "training").rglob("*.py"))
 FORBIDDEN = {"training", "pytorch_lightning", "lightning", "wandb"}
 LAYERS = (
     ("__main__", "fit", "commands"),
-    ("comparison", "analysis", "sweeps", "coverage", "benchmark"),
+    ("comparison", "analysis", "sweeps", "benchmark"),
     ("setup",),
     ("pruner", "report"),
     ("scoring", "plotting"),

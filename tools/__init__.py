@@ -1,0 +1,1 @@
+"""Tools of the developers, which are not installed with the product."""
