@@ -32,8 +32,6 @@ from gates.surgery.remove import remove_heads_, zero_heads_
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import GatedModel, check_reloaded, in_float64, masked_outputs, outputs, tensors
 
-CLOSE = {"atol": 5e-6, "rtol": 2e-5}
-"""Differences of float32 outputs that are rounding only."""
 FALCON_ALIBI = "Falcon (ALiBi)"
 WITH_SINKS = ("GptOss", "HYV4")
 PADDING_SEES_NO_KEY = (FALCON_ALIBI, "GPTNeoXJapanese", "Doge")
@@ -161,7 +159,7 @@ class ArchitectureChecks:
     def _from_matrices(self, eager: PreTrainedModel, sites: tuple[AttentionSite, ...]) -> Tensor:
         """Compute the entropy of every head from the attention matrices that the model returns."""
         found = eager(**self.unpadded, output_attentions=True)
-        by_kind = {"cross": getattr(found, "cross_attentions", None)}
+        by_kind: dict[str, Any] = {"cross": getattr(found, "cross_attentions", None)}
         if "cross" in self.architecture.kinds:
             by_kind |= {"encoder": found.encoder_attentions, "decoder": found.decoder_attentions}
         elif self.architecture.name == "CLIP":
@@ -206,39 +204,38 @@ class ArchitectureChecks:
         """Pruned equals masked: for random masks and values, without any head, in two steps, and with uneven groups."""
         if self.architecture.gate_only:
             return self._refused(model)
-        dense = outputs(model, self.batch)
+        dense, gates = outputs(model, self.batch), HeadGates(self.built)
         for seed in (2, 3):
             mask = zoo.random_mask(self.architecture, seed=seed)
             values = torch.rand(self.heads, generator=torch.Generator().manual_seed(9)) if seed == 3 else None
-            pruned, expected = self._pruned(mask, values)
+            pruned, expected = self._pruned(gates, mask, values)
             assert max((one - other).abs().max() for one, other in zip(dense, expected, strict=True)) > 1e-3
             assert sum(site.heads for site in find_attention(pruned)) == int(mask.sum())
             again = remove_heads_(pruned, torch.ones(int(mask.sum())))
             check_close(outputs(again, self.batch), expected, "removing no more heads")
-        pruned, _ = self._pruned(torch.zeros(self.heads))
+        pruned, _ = self._pruned(gates, torch.zeros(self.heads))
         assert sum(isinstance(module, Headless) for module in pruned.modules()) == self.heads // 4
-        self._two_steps()
+        self._two_steps(gates)
         if self.architecture.kv_heads == 2:
             for keep, kv_heads in ((1, 1, 1, 0), 3), ((1, 0, 0, 1), 2), ((1, 1, 0, 0), 1), ((0, 0, 0, 1), 1):
-                pruned, _ = self._pruned(torch.tensor(keep * 2, dtype=torch.float32))
+                pruned, _ = self._pruned(gates, torch.tensor(keep * 2, dtype=torch.float32))
                 assert {(site.heads, site.kv_heads) for site in find_attention(pruned)} == {(sum(keep), kv_heads)}
         return "yes"
 
-    def _pruned(self, mask: Tensor, values: Tensor | None = None) -> tuple[PreTrainedModel, list[Tensor]]:
+    def _pruned(self, gates: HeadGates, mask: Tensor, values: Tensor | None = None) -> tuple[PreTrainedModel, list[Tensor]]:
         """Return a pruned copy and the masked outputs, once both are found equal."""
-        model = copy.deepcopy(self.built)
-        expected = masked_outputs(model, self.batch, mask if values is None else mask * values)
-        pruned = remove_heads_(model, mask, values=values)
+        expected = masked_outputs(self.built, self.batch, mask if values is None else mask * values, gates)
+        pruned = remove_heads_(copy.deepcopy(self.built), mask, values=values)
         check_close(outputs(pruned, self.batch), expected, "removing heads")
         return pruned, expected
 
-    def _two_steps(self) -> None:
+    def _two_steps(self, gates: HeadGates) -> None:
         first = torch.ones(self.heads)
         first[1::4] = 0.0
         both = first.clone()
         both[2::4] = 0.0
-        once, expected = self._pruned(both)
-        twice, _ = self._pruned(first)
+        once, expected = self._pruned(gates, both)
+        twice, _ = self._pruned(gates, first)
         remove_heads_(twice, both[first.bool()])
         check_close(outputs(twice, self.batch), expected, "removing heads in two steps")
         assert twice.config.pruned_attention == once.config.pruned_attention
@@ -307,9 +304,9 @@ class ArchitectureChecks:
         return "encoder"
 
 
-def check_close(found: list[Tensor] | Tensor, expected: list[Tensor] | Tensor, what: str, **tolerances: float) -> None:
-    """Compare element by element."""
-    torch.testing.assert_close(found, expected, **(tolerances or CLOSE), msg=lambda text: f"{what}: {text}")
+def check_close(found: Any, expected: Any, what: str, atol: float = 5e-6, rtol: float = 2e-5) -> None:
+    """Compare tensors or lists of tensors element by element; by default, only rounding of float32 may differ."""
+    torch.testing.assert_close(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{what}: {text}")
 
 
 @contextmanager
