@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def try_route(architecture: zoo.Architecture, name: str) -> str:
         try:
             save_pruned(model, export, mask, form=route.form, pad_heads=route.pad_heads, tokenizer=None, check_batch=batch)
         except GateError as error:
-            return f"no: {error}"
+            return f"no: {re.split('[,;]', str(error))[0]}"
         found = _loaded(export, type(model), own_auto_class(model), name).eval()(**batch)[0]
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
     return "yes" if difference <= 1e-5 else f"FAILED: differs by {difference:.2g}"
