@@ -206,11 +206,10 @@ def _refused(module: nn.Module) -> str:
 
 
 def _match(module: nn.Module) -> Layout | None:
-    for layout in LAYOUTS:
-        paths = [path for stream in layout.streams for path in stream.paths]
+    for layout in LAYOUTS if module._modules else ():
         if layout.classes and type(module).__name__ not in layout.classes:
             continue
-        if all(_projection(module, path) is not None for path in paths):
+        if all(_projection(module, path) is not None for stream in layout.streams for path in stream.paths):
             return layout
     return None
 

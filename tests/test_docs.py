@@ -70,7 +70,7 @@ def test_links_lead_to_files_and_headings(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_files_exist(page):
     """In README and documentation; the changelog names what was."""
-    named = re.findall(r"`((?:gates|training|configs|notebooks|tests|docs)/[\w./]*)`", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`((?:gates|training|tools|configs|notebooks|tests|docs)/[\w./]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

@@ -12,7 +12,7 @@ APPLICATION = sorted((ROOT / "training").rglob("*.py"))
 FORBIDDEN = {"training", "pytorch_lightning", "lightning", "wandb"}
 LAYERS = (
     ("__main__", "fit", "commands"),
-    ("comparison", "analysis", "sweeps", "coverage"),
+    ("comparison", "analysis", "sweeps"),
     ("setup",),
     ("pruner", "report"),
     ("scoring", "plotting", "latency"),

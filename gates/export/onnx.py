@@ -4,7 +4,7 @@
 :func:`gates.export.onnx_step.export_onnx_step` writes one step of a decoder with its key/value cache;
 :func:`export_onnx_files` writes what a model needs to be served. Batch and sequence axes are dynamic.
 
-Of the architectures in ``training.coverage.architectures`` these fail with torch 2.13, Transformers 5.23 and ONNX Runtime
+Of the architectures in ``tools.coverage.architectures`` these fail with torch 2.13, Transformers 5.23 and ONNX Runtime
 1.31: Falcon with ALiBi (multiplies in bfloat16, which ONNX Runtime has not on a CPU); Longformer and the encoder of LED (whose
 chunks depend on the values in the mask, so that the exporter cannot guard them).
 """

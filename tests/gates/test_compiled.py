@@ -8,7 +8,7 @@ import torch
 
 from gates.surgery.pruned import Headless
 from gates.surgery.remove import remove_heads_
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 ALL = pytest.mark.parametrize("name", ["Bert", "Llama", "Bart", pytest.param("T5", marks=pytest.mark.slow)])
 

@@ -9,7 +9,7 @@ from gates.hooks.probe import seen_kinds
 from gates.sites import describe_kinds, find_attention
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -345,8 +345,6 @@ LINES = {
     "export": ["runs/a", "--format", "masked", "--output", "out", "--length", "64"],
     "convert": ["old", "--output", "out"],
     "translate": ["a", "b", "--source", "x.txt", "--beams", "4", "--batch_size", "8", "--length_penalty", "1.0"],
-    "deployment": ["--only", "[bert]", "--output", "out.md", "--repeats", "3"],
-    "coverage": ["--only", "[bert]", "--output", "out.md"],
 }  # fmt: skip
 NO_NUMBERS = ["\uff13", "x", "", "nan", "inf", "-inf", "1e999", "[", "{a", "3 4", "3,4", "\u0663", "\u00b2", "0x1g", "3\n4"]
 ODD = ["", " ", "-", "--", "null", "[]", "{}", "\x00", "\udce9", "x" * 5000, "../../x", "*a", "&a [*a]",

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
 from tests.training.causal_runs import GROUPED, ROWS, make_data
+from tools.coverage import architectures as zoo
 from training.commands.table import run_command
 from training.commands.trained import load_trained
 from training.config import PrunerOptions, Source
-from training.coverage import architectures as zoo
 from training.data.synthetic_documents import build_document_tokenizer
 from training.fit import main
 from training.pruner.module import HeadPruner

@@ -21,7 +21,6 @@ from training.cli.latency_parser import build_latency_parser
 from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
 from training.cli.run_parser import GROUPS, build_parser, data_options
 from training.commands import parsers
-from training.commands.coverage_parsers import coverage_parser, deployment_parser
 from training.config.data import KINDS
 from training.config.latency import LatencyOptions
 from training.runs import progress
@@ -126,12 +125,6 @@ COMMANDS = {
         groups=((LatencyOptions, ""), *GROUPS),
         hidden=OF_A_RUN,
     ),
-    "deployment": Command(
-        "how exports load and what runs them",
-        deployment_parser,
-        "training.coverage.deployment:deployment",
-    ),
-    "coverage": Command("what works for which architecture", coverage_parser, "training.coverage.command:cover_architectures"),
 }
 
 

@@ -22,8 +22,8 @@ from gates.model import get_gated_model
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
 from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
-from training.coverage.every_type import check_code
-from training.coverage.types import tiny_models
+from tools.coverage.every_type import check_code
+from tools.coverage.tiny import tiny_models
 
 ROOT = str(Path(__file__).parents[3])
 PROCESS = """

@@ -20,7 +20,7 @@ from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build, inputs, logits, random_mask
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers

@@ -15,7 +15,7 @@ from gates.export.example_inputs import example_inputs
 from gates.sites import find_attention
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_, zero_heads_
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 FULL_SIZE = ("SeamlessM4T", "SeamlessM4Tv2")
 """Whose base class has towers that no config field makes small enough."""

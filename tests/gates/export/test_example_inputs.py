@@ -10,7 +10,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import save_pruned
 from gates.export.example_inputs import example_inputs, resized
 from gates.sites import find_attention
-from training.coverage import architectures
+from tools.coverage import architectures
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT = {**SIZES, "vocab_size": 60, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -15,7 +15,7 @@ from gates.export.safe_load import CHECKSUM_FILE
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from gates.surgery.modeling_file import MODELING_FILE, auto_classes
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 FAMILIES = ("Llama", "Gemma3", "Bart", "ViT", "Mixtral", "CLIP", "Bloom")
 FRESH = """

@@ -12,8 +12,8 @@ from gates.export.kv_cache import cache_bytes, cache_bytes_of, generates
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_, why_not_removable
 from tests.models import build
-from training.coverage import architectures as zoo
-from training.coverage.types import tiny_models
+from tools.coverage import architectures as zoo
+from tools.coverage.tiny import tiny_models
 from training.tasks import from_config
 
 GROUPS = {

@@ -14,7 +14,7 @@ from gates.export.onnx_step import export_onnx_step
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 CONFIGS = {
     "Bert": zoo.BERT, "Llama": zoo.GROUPED, "GPT2": {**zoo.GPT, "pad_token_id": 0, "eos_token_id": 2}, "Bart": zoo.BART,

@@ -8,7 +8,7 @@ from gates.export.onnx import export_onnx_files
 from gates.export.onnx_step import export_onnx_step
 from gates.surgery.remove import remove_heads_
 from tests.gates.export.test_onnx import build, masked, run, texts
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def empty_cache(session, batch):

@@ -14,7 +14,7 @@ from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.gates.export.test_stock import TINY
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def llama(**more):

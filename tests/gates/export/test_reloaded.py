@@ -5,7 +5,7 @@ from gates.errors import GateError
 from gates.export import checkpoint
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.export.reloaded import check_same_outputs, tolerance_of
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 HALF = (torch.float16, torch.bfloat16)
 

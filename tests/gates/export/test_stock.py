@@ -9,7 +9,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
 from gates.head_gates import HeadGates
 from gates.sites import find_attention
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 POSSIBLE = ("Llama", "Qwen3", "Mistral", "Gemma", "NomicBert", "GptOss", "T5", "ViT")
 

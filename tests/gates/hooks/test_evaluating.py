@@ -11,7 +11,7 @@ from gates.scores.attention_importance import attention_gradients
 from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.scores.importance import head_gradients
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def test_every_module_gets_its_own_mode_back_also_after_an_error():

@@ -16,7 +16,7 @@ from gates.scores.confidence import AttentionConfidence
 from gates.scores.entropy import AttentionEntropy
 from gates.sites import find_attention
 from tests.models import build, inputs, logits
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def entropies(model, batch, **valid):

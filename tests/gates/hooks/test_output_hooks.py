@@ -9,7 +9,7 @@ from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.output_hooks import OutputHooks
 from gates.sites import find_attention
 from tests.models import build, inputs, logits
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def test_detach_leaves_no_trace():

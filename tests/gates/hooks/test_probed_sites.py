@@ -14,8 +14,8 @@ from gates.hooks.probed_sites import PROBED, probe_attention
 from gates.scores.importance import head_gradients
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
-from training.coverage import architectures as zoo
-from training.coverage.types import tiny_models
+from tools.coverage import architectures as zoo
+from tools.coverage.tiny import tiny_models
 
 
 @pytest.mark.parametrize("name", ["Bert", "Llama", "GPT2", "T5", "DistilBert", "Bloom", "Falcon (new decoder)"])

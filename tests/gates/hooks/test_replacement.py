@@ -10,7 +10,7 @@ from gates.scores.importance import head_gradients
 from gates.sites import find_attention
 from tests.gates.scores.test_importance import losses_of
 from tests.models import FAMILIES, build, inputs, logits
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 NAMES = ["bert", "llama", "marian"]
 

@@ -15,8 +15,8 @@ from gates.scores.entropy import AttentionEntropy
 from gates.scores.fluctuation import HeadOutputVariance
 from gates.sites import find_attention
 from tests.models import build
-from training.coverage import architectures as zoo
-from training.coverage.shrink import tiny_config
+from tools.coverage import architectures as zoo
+from tools.coverage.tiny import tiny_config
 
 PADDED = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 

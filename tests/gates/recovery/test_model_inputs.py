@@ -9,8 +9,8 @@ from gates.errors import GateError
 from gates.export.example_inputs import example_inputs
 from gates.hooks.valid import stack_of
 from gates.recovery.model_inputs import found_queries
-from training.coverage import architectures as zoo
-from training.coverage.shrink import tiny_config
+from tools.coverage import architectures as zoo
+from tools.coverage.tiny import tiny_config
 
 SOUND = torch.tensor([[1] * 8000, [1] * 5000 + [0] * 3000, [1] * 6500 + [0] * 1500])
 FRAMES = torch.tensor([[1] * 128, [1] * 70 + [0] * 58, [1] * 101 + [0] * 27])

@@ -8,7 +8,7 @@ from gates.scores.attention_importance import attention_gradients, reduce_matrix
 from gates.sites import find_attention
 from tests.gates.scores.test_importance import losses_of
 from tests.models import build, inputs
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "marian"])

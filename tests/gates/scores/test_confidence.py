@@ -9,7 +9,7 @@ from gates.scores.confidence import AttentionConfidence, attention_confidence
 from gates.scores.entropy import AttentionEntropy, attention_entropy
 from gates.sites import find_attention
 from tests.models import FAMILIES, build, inputs, logits
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 @given(st.integers(1, 3), st.integers(1, 30), st.integers(1, 30), st.floats(0.1, 4.0), st.integers(0, 10**6))

@@ -11,7 +11,7 @@ from gates.scores import entropy as module
 from gates.scores.entropy import AttentionEntropy, attention_entropy, normalised_entropy
 from gates.sites import find_attention
 from tests.models import FAMILIES, build, inputs, logits
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def naive(query, key, scale, bias=None):

@@ -9,7 +9,7 @@ from gates.scores.gradient_norm import gradient_norms, input_weights
 from gates.scores.importance import requiring_gradients
 from tests.gates.scores.test_importance import losses_of
 from tests.models import build, inputs
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 
 def objective(model, batch):

@@ -7,7 +7,7 @@ import transformers as t
 from gates.export.checkpoint import save_pruned
 from gates.sites import find_attention
 from gates.surgery.labels import site_labels
-from training.coverage import architectures
+from tools.coverage import architectures
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT = {**SIZES, "vocab_size": 60, "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -13,7 +13,7 @@ from gates.surgery import pruned
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_
 from tests.models import build, inputs, logits, random_mask
-from training.coverage.types import tiny_models
+from tools.coverage.tiny import tiny_models
 
 HOSTILE = 'evil"\'\n"""; __import__("os").system("boom") #'
 

@@ -17,7 +17,7 @@ from gates.surgery.pruned import Bias, Headless
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build as build_family
 from tests.models import inputs as family_inputs
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 QUICK = ("Bert", "Llama", "T5", "Bart", "GPTJ", "Albert")
 

@@ -13,7 +13,7 @@ from gates.model import get_gated_model
 from gates.surgery import remove, slices, verify
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build, inputs, logits, random_mask
-from training.coverage.architectures import BART, BERT, GROUPED_EXPLICIT, T5, VIT, randomise_
+from tools.coverage.architectures import BART, BERT, GROUPED_EXPLICIT, T5, VIT, randomise_
 
 SIZES = {"hidden_size": 32, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 

@@ -9,7 +9,7 @@ from gates.head_gates import HeadGates
 from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build, inputs, logits
-from training.coverage import architectures as zoo
+from tools.coverage import architectures as zoo
 
 VALUES = torch.tensor([0.5, 1.0, 0.0, 0.25])
 MASK = (VALUES > 0).float()

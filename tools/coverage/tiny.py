@@ -1,18 +1,28 @@
-"""A tiny configuration from any configuration class of Transformers, by rules on the names of its fields.
+"""Tiny random models of every model type of the installed Transformers, by rules on the names of configuration fields.
 
-Sizes that have to agree with each other are given the same number throughout, so that they still do: every width is
-:data:`WIDTH`, every count of heads :data:`HEADS`, every head size :data:`HEAD_SIZE`. What is listed by layer keeps one layer of
-each sort, and special tokens get numbers within the small vocabulary, the same for the same token everywhere.
+Sizes that have to agree get the same number throughout: every width is :data:`WIDTH`, every count of heads :data:`HEADS`, every
+head size :data:`HEAD_SIZE`. Lists by layer keep one layer of each sort. A special token gets the same number within the small
+vocabulary everywhere.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from transformers import PreTrainedConfig, ResNetConfig
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, ResNetConfig
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+from gates.errors import first_line
+from tools.coverage.architectures import randomise_
 
 HEADS, HEAD_SIZE = 4, 16
 WIDTH = HEADS * HEAD_SIZE
@@ -28,16 +38,13 @@ def at_most(limit: int) -> Rule:
 
 
 def above(least: int, size: int) -> Rule:
-    """``size`` for values of at least ``least``; smaller ones stay."""
+    """Return the rule that replaces values of at least ``least`` by ``size``."""
     return lambda value: size if value >= least else value
 
 
 RULES: tuple[tuple[str, Rule], ...] = (
     (r".*(token_id|token_index|token_ids|_index|_idx)|(pad|bos|eos|unk|mask|sep|cls)_index", lambda value: value),
-    (
-        r".*xpath.*|num_labels|num_channels|audio_channels|output_stride|encoder_stride|.*kernel(_size)?",
-        lambda value: value,
-    ),
+    (r".*xpath.*|num_labels|num_channels|audio_channels|output_stride|encoder_stride|.*kernel(_size)?", lambda value: value),
     # state-space and linear attention
     (r"(mamba|ssm)_(n|num)_heads", above(8, 2 * WIDTH // HEAD_SIZE)),
     (r"mamba_(d_head|head_dim)|(mamba_)?d_state|ssm_state_size|state_size|mamba_d_state|time_step_rank", at_most(HEAD_SIZE)),
@@ -106,50 +113,27 @@ RULES: tuple[tuple[str, Rule], ...] = (
         above(24, WIDTH),
     ),
 )
-"""From the name of a field with a number to its size in the tiny configuration; the first that fits the whole name counts."""
+"""Patterns of field names with the size in the tiny configuration. The first that matches the whole name counts."""
 COMPILED = [(re.compile(pattern), rule) for pattern, rule in RULES]
 BY_LAYER = re.compile(r"\w*num_(\w+_)?layers|n_layers?|\w*_layers|(\w+_)?depth|num_blocks")
 INDICES = re.compile(r"\w*(indexes|indices|feature_layers?|layer_ids|_layers_list|select_layers?|mlp_only_layers)")
 TOKEN = re.compile(r"\w*(token_id|token_index|token_ids|token_indices|_start_id|_end_id)|(pad|bos|eos|unk|mask|sep|cls)_index")
 ROPE = ("rope_parameters", "rope_scaling")
 UNSTATED: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "head_dim": HEAD_SIZE,
-    "n_routed_experts": 4,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "top_k_experts": 2,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": WIDTH,
-    "dropout_rate": 0.0,
-    "shared_expert_intermediate_size": WIDTH,
-    "num_key_value_heads": HEADS,
-    "n_group": 1,
-    "topk_group": 1,
-    "prediction_length": 4,
-    "clip_qkv": 8.0,
-    "pad_token_id": 0,
-    "mask_token_id": 1,
-    "image_token_index": 100,
-    "image_token_id": 100,
-    "video_token_index": 101,
-    "audio_token_index": 102,
-    "audio_token_id": 102,
-    "vocabulary_map": {"<image>": VOCABULARY - 1},
-    "layer_types": ["full_attention"] * LAYERS,
-    "mlp_layer_types": ["dense"] * LAYERS,
-    "attention_types": [[["global", "local"], LAYERS // 2]],
+    "vocab_size": VOCABULARY, "head_dim": HEAD_SIZE, "n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2,
+    "top_k_experts": 2, "n_shared_experts": 1, "moe_intermediate_size": WIDTH, "dropout_rate": 0.0,
+    "shared_expert_intermediate_size": WIDTH, "num_key_value_heads": HEADS, "n_group": 1, "topk_group": 1,
+    "prediction_length": 4, "clip_qkv": 8.0, "pad_token_id": 0, "mask_token_id": 1, "image_token_index": 100,
+    "image_token_id": 100, "video_token_index": 101, "audio_token_index": 102, "audio_token_id": 102,
+    "vocabulary_map": {"<image>": VOCABULARY - 1}, "layer_types": ["full_attention"] * LAYERS,
+    "mlp_layer_types": ["dense"] * LAYERS, "attention_types": [[["global", "local"], LAYERS // 2]],
     "image_grid_pinpoints": [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]],
-}
-"""Fields that some classes leave empty and cannot do without, and two whose values nest."""
+}  # fmt: skip
+"""Values for fields that some classes leave empty and need, and for two whose values nest."""
 
 
 def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The same configuration, with layers, widths, vocabularies and pictures made small.
-
-    Args:
-        config: configuration of any class; its defaults, as a rule.
-    """
+    """Return the same configuration with small layers, widths, vocabularies and pictures."""
     tokens = sorted({token for part in _configs(config) for token in _tokens(part) if token >= VOCABULARY})
     small = {token: VOCABULARY - 1 - position for position, token in enumerate(tokens)}
     return _tiny(config, small)
@@ -160,7 +144,7 @@ def _tiny(config: PreTrainedConfig, tokens: Mapping[int, int]) -> PreTrainedConf
     layers = _layers_that_stay(stated, len(getattr(config, "out_indices", None) or ()))
     usual = dict(_stated(type(config)()))
     new = {name: _new(name, old, stated, layers, tokens) for name, old in stated.items()}
-    # What was not changed is left to the class, which may compute it from the rest, unless it is not the class's own default.
+    # The class may compute unchanged fields from the rest, unless they differ from its defaults.
     changed = {name: value for name, value in new.items() if value is not stated[name] or stated[name] != usual.get(name)}
     if not isinstance(config, ResNetConfig) and stated.get("use_timm_backbone"):
         changed |= {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
@@ -179,7 +163,7 @@ def _tiny(config: PreTrainedConfig, tokens: Mapping[int, int]) -> PreTrainedConf
 
 
 def _new(name: str, old: Any, stated: Mapping[str, Any], layers: Sequence[int] | None, tokens: Mapping[int, int]) -> Any:
-    """The value of one field in the tiny configuration; the old one itself, if it stays."""
+    """Return the value of one field in the tiny configuration; the same object if it stays."""
     if old is None or name in ("attention_types", "image_grid_pinpoints"):
         return UNSTATED.get(name, old)
     if isinstance(old, PreTrainedConfig):
@@ -222,12 +206,12 @@ def _new_list(name: str, old: Sequence[Any], layers: Sequence[int] | None, state
 
 
 def sized(name: str, value: int) -> int:
-    """What becomes of the number in a field of this name."""
+    """Return the tiny size for a field of this name."""
     return next((rule(value) for pattern, rule in COMPILED if pattern.fullmatch(name)), value)
 
 
 def _grouped(name: str, keys: int, stated: Mapping[str, Any]) -> int:
-    """Half as many key/value heads as query heads, if there are fewer of them at all."""
+    """Return half as many key/value heads as query heads if there are fewer of them."""
     queries = stated.get(re.sub(r"(key_value|kv)_heads", "attention_heads", name)) or stated.get("num_attention_heads")
     if keys in (0, 1):
         return keys
@@ -235,7 +219,7 @@ def _grouped(name: str, keys: int, stated: Mapping[str, Any]) -> int:
 
 
 def _per_layer(stated: Mapping[str, Any]) -> int | None:
-    """The number of layers that a configuration states."""
+    """Return the number of layers that a configuration states."""
     for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "decoder_layers", "encoder_layers"):
         if isinstance(found := stated.get(name), int):
             return found
@@ -243,7 +227,7 @@ def _per_layer(stated: Mapping[str, Any]) -> int | None:
 
 
 def _layers_that_stay(stated: Mapping[str, Any], outputs: int) -> list[int] | None:
-    """The first layer of each sort, at least :data:`LAYERS` and as many as are asked for by index; None without layers."""
+    """Return the first layer of each sort: at least :data:`LAYERS`, and as many as an index needs."""
     count = _per_layer(stated)
     if count is None:
         return None
@@ -259,7 +243,7 @@ def _layers_that_stay(stated: Mapping[str, Any], outputs: int) -> list[int] | No
 
 
 def _rope(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary parameters for heads of :data:`HEAD_SIZE` features, one set or one for each sort of layer."""
+    """Return rotary parameters for heads of :data:`HEAD_SIZE` features, one set or one for each sort of layer."""
     new: dict[str, Any] = {name: _rope(value) if isinstance(value, Mapping) else value for name, value in old.items()}
     share = new.get("partial_rotary_factor")
     if isinstance(share, float):
@@ -277,13 +261,13 @@ def _rope(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _backbone() -> ResNetConfig:
-    """Convolutions in the place of a network that another package would have to provide."""
+    """Return convolutions in the place of a network that another package provides."""
     sizes = {"embedding_size": 16, "hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1]}
     return ResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])  # type: ignore[arg-type, call-arg]
 
 
 def _stated(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration that can be given when it is made, with their values."""
+    """Iterate over the fields that the constructor takes, with their values."""
     for name in dict.fromkeys([*(field.name for field in fields(config)), *config.sub_configs]):
         if name.startswith("_") or name in ("id2label", "label2id", "transformers_version", "architectures"):
             continue
@@ -304,3 +288,92 @@ def _tokens(config: PreTrainedConfig) -> Iterator[int]:
     for name, value in _stated(config):
         if TOKEN.fullmatch(name):
             yield from (one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, int))
+
+
+class NotBuiltError(Exception):
+    """No tiny model of a type can be made here; the message says why."""
+
+
+def model_types() -> list[str]:
+    """Return the sorted names of all model types."""
+    return sorted({*CONFIG_MAPPING_NAMES, *(name for mapping in _mappings().values() for name in mapping)})
+
+
+def tiny_models(model_type: str) -> Iterator[PreTrainedModel]:
+    """Iterate over tiny random models of a type in evaluation mode, one for each class, the plain one first.
+
+    Raises:
+        NotBuiltError: If no class can be built.
+    """
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+        config = config_class()
+    except Exception as error:  # configurations refuse in many ways
+        raise NotBuiltError(f"its configuration has no defaults: {first_line(error)}") from error
+    classes = list(classes_of(model_type, config_class))
+    if not classes:
+        raise NotBuiltError("no class of models is made from its configuration")
+    reasons: list[str] = []
+    for model_class in classes:
+        torch.manual_seed(0)
+        try:
+            small = tiny_config(config)
+            _check_size(model_class, small)
+            model = model_class(small)
+        except Exception as error:  # so do models
+            reasons.append(f"{model_class.__name__}: {first_line(error)}")
+            continue
+        yield randomise_(model).eval()
+    if len(reasons) == len(classes):
+        raise NotBuiltError(reasons[0])
+
+
+def classes_of(model_type: str, config_class: type[PreTrainedConfig]) -> Iterator[type[PreTrainedModel]]:
+    """Iterate over the classes of a type: that of AutoModel, those of other Auto classes, else those of a part."""
+    seen: set[str] = set()
+    for _, mapping in sorted(_mappings().items(), key=lambda item: item[0] != "MODEL_MAPPING_NAMES"):
+        entry = mapping.get(model_type, ())
+        for name in (entry,) if isinstance(entry, str) else entry:
+            try:
+                found = getattr(transformers, name)
+            except (ImportError, AttributeError, RuntimeError):  # of packages that are not installed
+                continue
+            if inspect.isclass(found) and issubclass(found, PreTrainedModel) and name not in seen:
+                seen.add(name)
+                yield found
+    if not seen:
+        yield from _parts(config_class)
+
+
+def _mappings() -> dict[str, Any]:
+    """Return Transformers' mappings from model types to names of classes, one for each Auto class."""
+    return {name: value for name, value in vars(modeling_auto).items() if name.endswith("_NAMES") and name.startswith("MODEL")}
+
+
+def _parts(config_class: type[PreTrainedConfig]) -> Iterator[type[PreTrainedModel]]:
+    """Iterate over models that are part of another and that no Auto class loads, the shortest name first."""
+    package, _, file = config_class.__module__.rpartition(".")
+    try:
+        module = importlib.import_module(f"{package}.{file.replace('configuration', 'modeling')}")
+    except ImportError:
+        return
+    found = [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, PreTrainedModel)
+        and member.__module__ == module.__name__
+        and getattr(member, "config_class", None) is config_class
+        and not member.__name__.endswith("PreTrainedModel")
+    ]
+    yield from sorted(found, key=lambda member: len(member.__name__))
+
+
+def _check_size(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    with torch.device("meta"):
+        try:
+            model: nn.Module = model_class(config)
+        except Exception:  # building it will show the error
+            return
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count > 60_000_000:  # some size was not made small
+        raise NotBuiltError(f"its tiny model would have {count:,} parameters")

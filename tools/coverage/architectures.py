@@ -1,7 +1,4 @@
-"""Tiny random models of every architecture this project knows, from configurations alone.
-
-``python -m training coverage`` runs them, and so do the tests. Nothing is downloaded.
-"""
+"""Tiny random models of every architecture that is checked in full, from configurations alone."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ class Architecture:
     """One row of the coverage table.
 
     Args:
-        model: prefix of the classes in Transformers, such as ``Bert``.
-        head: suffix of the model class, such as ``ForMaskedLM``.
-        config: of the tiny model: 4 heads of 8 features in 2 layers, unless ``head_dims`` says otherwise.
-        kinds: heads of each kind that this model has.
-        kv_heads: key/value heads of each site.
-        input: what it reads.
-        generates: whether ``generate`` continues its text.
-        gate_only: whether its heads can be gated and scored but not removed.
-        variant: what tells it from another row of the same model.
-        head_dims: features of the heads of all sites.
-        idle: heads whose outputs no output of the model depends on.
+        model: The prefix of the classes in Transformers, such as ``Bert``.
+        head: The suffix of the model class, such as ``ForMaskedLM``.
+        config: The configuration: 4 heads of 8 features in 2 layers, unless ``head_dims`` differs.
+        kinds: The number of heads of each kind.
+        kv_heads: The key/value heads of each site.
+        input: The kind of input.
+        generates: Whether ``generate`` continues its text.
+        gate_only: Whether its heads can be gated and scored but not removed.
+        variant: A suffix of the name for a second row of the same model.
+        head_dims: The features of the heads of all sites.
+        idle: The number of last heads that no output depends on.
     """
 
     model: str
@@ -58,88 +55,58 @@ class Architecture:
 
 
 BERT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 48,
-    "pad_token_id": 0,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": VOCABULARY,
+    "max_position_embeddings": 48, "pad_token_id": 0,
+}  # fmt: skip
 DECODER = {**BERT, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {**DECODER, "num_key_value_heads": 2}
 GROUPED_EXPLICIT = {**GROUPED, "head_dim": 8}
+SLIDING = {**GROUPED_EXPLICIT, "query_pre_attn_scalar": 8, "sliding_window": 4}
 BART = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 40,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "decoder_start_token_id": 1,
-    "eos_token_id": 2,
-    "forced_eos_token_id": None,
-    "forced_bos_token_id": None,
-}
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "vocab_size": VOCABULARY, "max_position_embeddings": 48, "pad_token_id": 0,
+    "bos_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None, "forced_bos_token_id": None,
+}  # fmt: skip
 T5 = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 40,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 4,
-    "vocab_size": VOCABULARY,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 16,
-    "pad_token_id": 0,
-    "decoder_start_token_id": 1,
+    "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "pad_token_id": 0, "decoder_start_token_id": 1,
     "eos_token_id": 2,
-}
+}  # fmt: skip
 VIT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "image_size": 8,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 8,
     "patch_size": 4,
-}
+}  # fmt: skip
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "vocab_size": VOCABULARY, "bos_token_id": 1}
 XLM = {
-    "emb_dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_words": VOCABULARY,
-    "max_position_embeddings": 48,
-    "n_langs": 1,
+    "emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": VOCABULARY, "max_position_embeddings": 48, "n_langs": 1,
     "pad_index": 0,
-}
+}  # fmt: skip
+GPT_NEO = {
+    "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4,
+    "vocab_size": VOCABULARY, "max_position_embeddings": 48, "intermediate_size": 40, "bos_token_id": 1,
+}  # fmt: skip
+XGLM = {
+    "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 40, "vocab_size": VOCABULARY, "bos_token_id": 1,
+    "max_position_embeddings": 48,
+}  # fmt: skip
+NLLB_MOE = {
+    **BART, "num_experts": 2, "expert_capacity": 24, "encoder_sparse_step": 2, "decoder_sparse_step": 2, "router_bias": False,
+}  # fmt: skip
+WAV2VEC2 = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": VOCABULARY,
+    "conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (4, 2), "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0,
+}  # fmt: skip
 FALCON = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": VOCABULARY,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+DEBERTA = {**BERT, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
 SEAMLESS = {"hidden_size": 32, **{name: BART[name] for name in BART if name != "d_model" and not name.startswith("forced_")}}
 LATENT = {
-    **DECODER,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "first_k_dense_replace": 2,
-    "num_key_value_heads": 4,
-}
+    **DECODER, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": 2, "num_key_value_heads": 4,
+}  # fmt: skip
 ALL_KINDS = {"encoder": 8, "decoder": 8, "cross": 8}
 
 
@@ -164,16 +131,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _encoder("Esm", {**BERT, "mask_token_id": 1, "position_embedding_type": "rotary"}),
     _encoder("RoFormer", {**BERT, "embedding_size": 32}),
     _encoder("RemBert", {**BERT, "input_embedding_size": 16, "output_embedding_size": 16}),
-    _encoder(
-        "DebertaV2",
-        {**BERT, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
-        variant="shared keys",
-    ),
-    _encoder(
-        "DebertaV2",
-        {**BERT, "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"], "share_att_key": False},
-        variant="own keys",
-    ),
+    _encoder("DebertaV2", {**DEBERTA, "share_att_key": True}, variant="shared keys"),
+    _encoder("DebertaV2", {**DEBERTA, "share_att_key": False}, variant="own keys"),
     _encoder("Albert", {**BERT, "embedding_size": 16}, kinds={"encoder": 4}),
     _encoder(
         "DistilBert",
@@ -188,20 +147,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _encoder("Splinter", head="Model"),
     # decoders
     Architecture("GPT2", "LMHeadModel", {**GPT, "pad_token_id": 0, "eos_token_id": 2}, {"decoder": 8}, generates=True),
-    _decoder(
-        "GPTNeo",
-        {
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 48,
-            "window_size": 4,
-            "intermediate_size": 40,
-            "bos_token_id": 1,
-        },
-    ),
+    _decoder("GPTNeo", GPT_NEO),
     _decoder("GPTJ", {**GPT, "rotary_dim": 4}),
     _decoder("GPTNeoX", DECODER),
     _decoder("CodeGen", {**GPT, "rotary_dim": 4, "n_ctx": 48}),
@@ -215,15 +161,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _decoder("Qwen2", GROUPED, kv_heads=2),
     _decoder("Qwen3", GROUPED_EXPLICIT, kv_heads=2),
     _decoder("Gemma", GROUPED_EXPLICIT, kv_heads=2),
-    _decoder("Gemma2", {**GROUPED_EXPLICIT, "query_pre_attn_scalar": 8, "sliding_window": 4}, kv_heads=2),
-    Architecture(
-        "Gemma3",
-        "ForCausalLM",
-        {**GROUPED_EXPLICIT, "query_pre_attn_scalar": 8, "sliding_window": 4},
-        {"decoder": 8},
-        2,
-        generates=True,
-    ),
+    _decoder("Gemma2", SLIDING, kv_heads=2),
+    Architecture("Gemma3", "ForCausalLM", SLIDING, {"decoder": 8}, 2, generates=True),
     _decoder("Phi", DECODER),
     _decoder("Phi3", {**GROUPED, "sliding_window": None}, kv_heads=2),
     _decoder("Olmo2", GROUPED, kv_heads=2),
@@ -238,33 +177,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     _decoder("GptOss", {**GROUPED_EXPLICIT, "num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 4}, kv_heads=2),
     _decoder("BioGpt", DECODER),
-    _decoder(
-        "XGLM",
-        {
-            "d_model": 32,
-            "num_layers": 2,
-            "attention_heads": 4,
-            "ffn_dim": 40,
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 48,
-            "bos_token_id": 1,
-        },
-    ),
+    _decoder("XGLM", XGLM),
     # encoder-decoders
     *(_encoder_decoder(name, T5) for name in ("T5", "MT5", "UMT5")),
     _encoder_decoder("SwitchTransformers", {**T5, "num_experts": 2}),
     *map(_encoder_decoder, ("Bart", "MBart", "Pegasus", "M2M100", "Blenderbot")),
-    _encoder_decoder(
-        "NllbMoe",
-        {
-            **BART,
-            "num_experts": 2,
-            "expert_capacity": 24,
-            "encoder_sparse_step": 2,
-            "decoder_sparse_step": 2,
-            "router_bias": False,
-        },
-    ),
+    _encoder_decoder("NllbMoe", NLLB_MOE),
     *(
         Architecture(name, "ForTextToText", SEAMLESS, ALL_KINDS, input="text-to-text", generates=True)
         for name in ("SeamlessM4T", "SeamlessM4Tv2")
@@ -284,30 +202,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {"encoder": 8, "decoder": 8},
         input="image-and-text",
     ),
-    Architecture(
-        "Wav2Vec2",
-        "ForCTC",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 40,
-            "vocab_size": VOCABULARY,
-            "conv_dim": (8, 8),
-            "conv_stride": (4, 2),
-            "conv_kernel": (4, 2),
-            "num_conv_pos_embeddings": 4,
-            "num_conv_pos_embedding_groups": 2,
-            "mask_time_prob": 0.0,
-        },
-        input="audio",
-    ),
+    Architecture("Wav2Vec2", "ForCTC", WAV2VEC2, input="audio"),
     # gated only
-    _decoder(
-        "DeepseekV3",
-        {**LATENT, "n_group": 1, "topk_group": 1},
-        gate_only=True,
-    ),
+    _decoder("DeepseekV3", {**LATENT, "n_group": 1, "topk_group": 1}, gate_only=True),
     _decoder(
         "HYV4",
         {**LATENT, "index_topk": 3, "index_n_heads": 2, "index_head_dim": 8, "mlp_layer_types": ["dense", "dense"]},
@@ -320,7 +217,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     _decoder("Doge", GROUPED, kv_heads=2, gate_only=True),
     Architecture(
-        "Lilt",  # text and layout: heads of 12 and of 6 features; of the last layer, only the text is looked at
+        "Lilt",  # heads of 12 features for text and of 6 for layout; the outputs depend on the text of the last layer alone
         "ForTokenClassification",
         {**BERT, "hidden_size": 48, "channel_shrink_ratio": 2, "max_2d_position_embeddings": 16},
         {"encoder": 16},
@@ -345,7 +242,7 @@ BY_NAME: dict[str, Architecture] = {architecture.name: architecture for architec
 
 
 def build(architecture: Architecture, *, seed: int = 0) -> PreTrainedModel:
-    """The tiny model with weights large enough that every head matters and biases that are not zero, in evaluation mode."""
+    """Build the tiny model in evaluation mode, with weights and biases so large that every head matters."""
     torch.manual_seed(seed)
     config_class = getattr(
         transformers, architecture.model + ("TextConfig" if architecture.model in ("Gemma3", "Gemma4") else "Config")
@@ -356,7 +253,7 @@ def build(architecture: Architecture, *, seed: int = 0) -> PreTrainedModel:
 
 @torch.no_grad()
 def randomise_(model: PreTrainedModel) -> PreTrainedModel:
-    """Redraw all weights, so that no head, bias, norm or position table is left at a value which hides mistakes."""
+    """Redraw all weights, so that no head, bias, norm or position table hides mistakes by its initial value."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if "relative_attention_bias" in name or "sinks" in name or "bias" in name:
@@ -375,7 +272,7 @@ def randomise_(model: PreTrainedModel) -> PreTrainedModel:
 def inputs(
     architecture: Architecture, *, batch: int = 3, length: int = 8, padding: bool = True, seed: int = 1
 ) -> dict[str, Tensor]:
-    """A batch for the tiny model; the second text is shorter, padded on the side its kind is padded on."""
+    """Return a batch for the tiny model. The second text is shorter and padded on the side of its kind."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(tokens: int) -> Tensor:
@@ -403,7 +300,7 @@ def inputs(
 
 
 def random_mask(architecture: Architecture, *, seed: int = 2) -> Tensor:
-    """A mask ``[heads]`` with a site without heads, a site with all heads, and the rest at random."""
+    """Return a random mask ``[heads]`` with a site without heads and a site with all heads."""
     mask = (torch.rand(architecture.heads, generator=torch.Generator().manual_seed(seed)) < 0.5).float()
     if architecture.heads > 4:
         first = 4 * (seed % 2)

@@ -1,0 +1,1 @@
+"""How exports load, what runs them, and how fast."""
