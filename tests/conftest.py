@@ -56,8 +56,8 @@ _failed: dict[Exception, str] = {}
 
 
 def _missing_model(error):
-    """Return the class that Transformers lacks, if this is why a test failed and the tested version of Transformers has it."""
-    name = re.search(r"^module transformers.* has no attribute (\w+)$", str(error))
+    """Return the class or type that Transformers lacks, if this is why a test failed and the tested version has it."""
+    name = re.search(r"^(?:module transformers.* has no attribute |its configuration has no defaults: ')(\w+)'?$", str(error))
     tested = re.search(r"^transformers==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     return name[1] if name and Version(version("transformers")) < Version(tested[1]) else None
 
@@ -67,7 +67,7 @@ def pytest_runtest_call(item):
     """Skip the tests of models that an older Transformers does not have."""
     try:
         return (yield)
-    except AttributeError as error:
+    except Exception as error:
         if (missing := _missing_model(error)) is None:
             raise
         pytest.skip(f"Transformers {version('transformers')} has no {missing}")
