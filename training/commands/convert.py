@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoImageProcessor, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import logging as transformers_logging
 
 from gates.errors import GateError
