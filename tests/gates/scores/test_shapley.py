@@ -142,14 +142,17 @@ def test_by_default_a_walk_ends_at_a_fiftieth():
     assert torch.equal(rows, shapley_rows(removal_orders(range(3), 6), losses, tolerance=0.02))
 
 
-def test_changes_of_examples_that_cancel_end_no_walk():
-    """The loss of one example rises by what that of the other falls by."""
+def test_a_walk_ends_by_the_changes_of_all_examples_also_where_they_cancel():
+    """The loss of one example rises by what that of the other falls by, when the first gate leaves."""
 
     def losses(masks):
-        return torch.tensor([1.0, -1.0]) * (1 - masks[:, 0])
+        calls.append(1)
+        return 5 + torch.tensor([1.0, -1.0]) * (1 - masks[:, 0])
 
-    rows = shapley_rows(torch.tensor([[1, 0, 2], [1, 0, 2]]), losses, tolerance=0.5)
-    torch.testing.assert_close(rows, torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]], dtype=torch.float64))
+    calls = []
+    rows = shapley_rows(torch.tensor([[1, 0, 2, 3], [1, 0, 3, 2]]), losses, tolerance=0.5)
+    torch.testing.assert_close(rows, torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], dtype=torch.float64))
+    assert len(calls) == 4  # the dense model, the closed one, and two gates
 
 
 def test_without_a_tolerance_walks_go_to_their_end():
