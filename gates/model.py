@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
 from gates.artefact import GateConfig, fetch
@@ -260,11 +261,22 @@ class GatedModel(SharedGates, nn.Module):
         """Print how many heads are open, in total and by kind and layer."""
         print(open_heads_as_text(self.gates))
 
-    def refit_(self, batches: Iterable[Mapping[str, Tensor]], *, valid: GivenQueries = None, **more: Any) -> list[Refitted]:
+    def refit_(
+        self,
+        batches: Iterable[Mapping[str, Tensor]],
+        *,
+        held_out: Iterable[Mapping[str, Tensor]] | None,
+        loss: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+        valid: GivenQueries = None,
+        **more: Any,
+    ) -> list[Refitted]:
         """Make up for the closed heads without training: the weights behind the open ones are fitted to the dense model.
 
         Args:
             batches: inputs of the model, the same ones each time they are gone through; some hundred examples are enough.
+            held_out: Other batches, which judge the refit. If their loss rises, the weights stay as they were, and that is an
+                error. None to apply the refit without a judgement.
+            loss: A function from a held-out batch to its loss, a scalar; None for the loss that the model computes itself.
             valid: what padding the batches have, where it does not follow from them and the model; see
                 :func:`gates.recovery.model_inputs.found_queries`.
             more: ``ridge``, ``dense`` and what else :func:`gates.recovery.refit.refit_` takes.
@@ -272,15 +284,32 @@ class GatedModel(SharedGates, nn.Module):
         Returns what was refitted, in order.
 
         Raises:
-            GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, or what the functions raise.
+            GateError: for gates with a budget whose mask is not fixed yet, values between 0 and 1, a refit that raises the loss
+                on held-out batches, or what the functions raise; the weights stay as they were.
         """
         self._check_fixed()
         run, values = (lambda batch: self.base_model(**batch)), self.gates.values()
         if not torch.equal(values, self.mask()):
             raise GateError("some gates are between 0 and 1 in evaluation mode; call set_mask_(mask()) before refit_")
-        if iter(batches) is batches:
-            raise GateError("the batches can be gone through only once; give a list of them, or a data loader")
+        for given in (batches, held_out or ()):
+            if iter(given) is given:
+                raise GateError("the batches can be gone through only once; give a list of them, or a data loader")
+        if held_out is not None:
+            more["held_out_loss"] = partial(self._mean_loss, held_out, loss)
         return refit_(self.gates, self.mask(), lambda: batches, run, partial(found_queries, self.gates, run, valid), **more)
+
+    def _mean_loss(
+        self, batches: Iterable[Mapping[str, Tensor]], loss: Callable[[Mapping[str, Tensor]], Tensor] | None
+    ) -> float:
+        mean = MeanMetric(nan_strategy=math.inf).to(self.gates.mask.device)  # over the batches of all processes
+        for batch in batches:
+            found = getattr(self(**batch), "loss", None) if loss is None else loss(batch)
+            if found is None:
+                raise GateError("the model gives no loss for a held-out batch; add labels to the batches, or give loss=...")
+            mean.update(found.detach())
+        if not mean.update_called:
+            raise GateError("there are no held-out batches; expected at least one, or None to apply the refit unjudged")
+        return float(mean.compute())
 
     # -- taking the gates off ----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from gates.errors import GateError
 from gates.hooks.kinds import is_causal, is_cross
 from gates.surgery.adapters import without_adapter
-from gates.surgery.known_classes import BESIDE_ATTENTION, GATE_ONLY_CLASSES, REFUSED_CLASSES
+from gates.surgery.known_classes import BESIDE_ATTENTION, GATE_ONLY_CLASSES, REFUSED_CLASSES, TIME_FIRST_CLASSES
 from gates.surgery.layouts import LAYOUTS, Layout
 from gates.surgery.pruned import Headless, Selected, is_of
 
@@ -87,6 +87,11 @@ class AttentionSite:
         if type(self.core).__name__ == "GPTBigCodeAttention" and self.kv_heads > 1:
             return "without multi-query attention its fused projection has another order"
         return self.layout.gate_only or _gate_only(self.core)
+
+    @property
+    def is_time_first(self) -> bool:
+        """Whether its heads are ``[query, batch, features]`` before the output projection."""
+        return any(name in TIME_FIRST_CLASSES for name in _class_names(self.core))
 
     def projection(self, path: str) -> Projection:
         module = self.module.get_submodule(path)
@@ -280,9 +285,12 @@ def _site(model: nn.Module, name: str, module: nn.Module, layout: Layout) -> Att
 
 
 def _gate_only(core: nn.Module) -> str:
-    kind = type(core)
-    names = (kind.__name__, f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
-    return next((GATE_ONLY_CLASSES[name] for name in names if name in GATE_ONLY_CLASSES), "")
+    return next((GATE_ONLY_CLASSES[name] for name in _class_names(core) if name in GATE_ONLY_CLASSES), "")
+
+
+def _class_names(module: nn.Module) -> tuple[str, str]:
+    kind = type(module)
+    return kind.__name__, f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
 
 
 def _head_dim(core: nn.Module, width: int) -> int | None:

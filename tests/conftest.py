@@ -2,11 +2,14 @@
 
 import gc
 import os
+import re
 import signal
+from importlib.metadata import version
 from pathlib import Path
 
 import hypothesis  # noqa: F401 (its plugins look at what refers to them, which is not seen of what is frozen)
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's library is imported: no test waits for what cannot be reached
@@ -50,6 +53,24 @@ def registered(monkeypatch):
 
 _failed: dict[Exception, str] = {}
 """What a fixture raised, with the test that it failed first."""
+
+
+def _missing_model(error):
+    """Return the class or type that Transformers lacks, if this is why a test failed and the tested version has it."""
+    name = re.search(r"^(?:module transformers.* has no attribute |its configuration has no defaults: ')(\w+)'?$", str(error))
+    tested = re.search(r"^transformers==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    return name[1] if name and Version(version("transformers")) < Version(tested[1]) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip the tests of models that an older Transformers does not have."""
+    try:
+        return (yield)
+    except Exception as error:
+        if (missing := _missing_model(error)) is None:
+            raise
+        pytest.skip(f"Transformers {version('transformers')} has no {missing}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -134,6 +134,8 @@ class Calls:
         if call is None or (call.part.module is part.module and call.drew):  # a draw that is recomputed is made again
             flat = values()
             drew = flat is not None and flat.grad_fn is not None and flat.grad_fn._sequence_nr() >= first
+            if drew and is_backward():
+                self._check_repeated(part, flat)  # type: ignore[arg-type]
             call = Call(part, self._split(flat), inputs, threading.current_thread(), first, drew=drew)
             if drew:
                 flat.register_hook(partial(_keep, call))  # type: ignore[union-attr]
@@ -164,6 +166,17 @@ class Calls:
                 tensor.register_hook(partial(_keep, call))  # the graph of the output owns the call
         if call.drew and call.values is not None:  # the graph of the draw owns the call, so the call may not own the graph
             call.values = [values.detach().requires_grad_() for values in call.values]
+
+    def _check_repeated(self, part: Part, draw: Tensor) -> None:
+        """Raise unless the draw of a model that is recomputed is that of a call which can still be differentiated."""
+        with self._lock:
+            calls = [call for call in self._finished if call.drew and call.part.module is part.module]
+        draws = [torch.cat([*call.values], dim=-1) for call in calls if call.values is not None]
+        if draws and not any(torch.equal(one, draw) for one in draws):
+            raise GateError(
+                "the gated model is recomputed in a backward pass with another draw; leave preserve_rng_state=True, or "
+                "checkpoint its layers, as model.gradient_checkpointing_enable({'use_reentrant': False}) does"
+            )
 
     def _split(self, values: Tensor | None) -> Sequence[Tensor] | None:
         return None if values is None else values.split(self._sizes, dim=-1)

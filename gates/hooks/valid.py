@@ -66,6 +66,20 @@ def valid_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor |
     return [None if key is None else valid[key] for key in keys]
 
 
+def rows_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor | None]:
+    """Return the mask of each site in the layout of its head outputs; None where all rows count.
+
+    Args:
+        valid: The masks, ``[batch, query]``.
+        sites: The attention modules of a model.
+
+    Raises:
+        GateError: See :func:`valid_by_site`.
+    """
+    masks = valid_by_site(valid, sites)
+    return [mask.T if mask is not None and site.is_time_first else mask for mask, site in zip(masks, sites, strict=True)]
+
+
 def check_valid(valid: Tensor, shape: Size) -> None:
     """Raise unless a mask has the batch and the queries of what it is applied to.
 
@@ -88,8 +102,8 @@ def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:
     """Return the positions that count, ``[positions, features]``.
 
     Args:
-        states: The states, ``[batch, query, features]``.
-        valid: The queries that are not padding, ``[batch, query]``; None if all count.
+        states: The states, ``[batch, query, features]``, or ``[query, batch, features]`` where a site has time first.
+        valid: The queries that are not padding, in the layout of the states (see :func:`rows_by_site`); None if all count.
 
     Raises:
         GateError: For a mask of another shape.

@@ -149,7 +149,8 @@ def _watch(gates: HeadGates, batch: Any, forward: Callable[[Any], object]) -> di
             watched[position].masks.append(seen)
 
     def take(position: int, heads: Tensor) -> None:
-        watched[position].shapes.add(tuple(heads.shape[:-1]))
+        rows = heads.transpose(0, 1) if sites[position].is_time_first and heads.dim() == 3 else heads
+        watched[position].shapes.add(tuple(rows.shape[:-1]))
 
     def enter(one: _Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)

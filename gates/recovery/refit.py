@@ -9,22 +9,24 @@ it is in :mod:`gates.recovery.rescale`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from gates.budget import check_mask
+from gates.errors import GateError
 from gates.head_gates import HeadGates
 from gates.hooks.evaluating import evaluating
-from gates.hooks.valid import Valid, valid_by_site, valid_positions
+from gates.hooks.valid import Valid, rows_by_site, valid_positions
 from gates.recovery.least_squares import Moments, ProjectionMoments, fit, squared_error
 from gates.recovery.residual import Written
-from gates.recovery.writers import Passes, Writer, find_writers
+from gates.recovery.writers import Passes, Writer, find_writers, in_force
 from gates.sites import weight_by_output
 from gates.surgery.adapters import check_merged
 
@@ -70,6 +72,7 @@ def refit_(
     feed_forward: bool = True,
     dense: Mapping[str, Tensor] | None = None,
     keep_states: bool = True,
+    held_out_loss: Callable[[], float] | None = None,
 ) -> list[Refitted]:
     """Change the weights and biases of a model's output projections so that it does without the closed heads.
 
@@ -97,14 +100,16 @@ def refit_(
         keep_states: whether states of all calibration batches may be kept: on the model's device, in its precision, two hidden
             states for each position and stack of layers, and two for each projection of the layer in work. The result is the
             same without, and the memory needed then does not depend on the number of batches.
+        held_out_loss: A function that runs the model on data that are not refitted to and returns the loss, the same in all
+            processes. A refit that raises it is an error. None to apply the refit in any case.
 
     Returns:
         What was refitted, in order.
 
     Raises:
         GateError: for a mask of another size or other values, a model with adapters, weights that are no floating-point numbers
-            or that several modules share, a mask of valid queries for several stacks or of another shape, or no batches;
-            nothing is changed then.
+            or that several modules share, a mask of valid queries for several stacks or of another shape, no batches, or a
+            refit that raises the loss on held-out data; nothing is changed then.
 
     >>> from transformers import BertConfig, BertModel
     >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
@@ -133,7 +138,7 @@ def refit_(
                     if number not in aims:
                         aims[number] = [Aim.of(call) for call in of_dense.run(number, batch, list(group))]
                     if number not in masks:
-                        masks[number] = valid_by_site(valid(batch), gates.sites)
+                        masks[number] = rows_by_site(valid(batch), gates.sites)
                     goals = [aim for aim in aims[number] if aim.name == writer.name]
                     if writer == list(group)[-1]:
                         del aims[number]
@@ -142,9 +147,23 @@ def refit_(
                 weights, result = _fitted(writer, kept, moments.compute(), ridge)
                 refitted.update(weights)
                 done.append(result)
+        if held_out_loss is not None and refitted:
+            with gates.use(values):
+                _check_held_out(gates.model, refitted, held_out_loss, ridge)
     for name, tensor in refitted.items():
         gates.model.get_parameter(name).data.copy_(tensor)
     return done
+
+
+def _check_held_out(model: nn.Module, refitted: Mapping[str, Tensor], loss: Callable[[], float], ridge: float) -> None:
+    masked = loss()
+    with in_force(model, refitted):
+        after = loss()
+    if not math.isfinite(after) or after > masked:
+        raise GateError(
+            f"the loss on the held-out batches is {masked:.6g} with the mask alone and {after:.6g} after the refit, so the "
+            f"weights stay as they were; refit to more batches, or with a larger ridge than {ridge:g}"
+        )
 
 
 def _to_refit(writers: Sequence[Writer], values: tuple[Tensor, ...], *, feed_forward: bool) -> Iterator[tuple[Writer, Tensor]]:

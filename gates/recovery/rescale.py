@@ -17,7 +17,7 @@ from torch import Tensor
 from gates.budget import check_mask
 from gates.head_gates import HeadGates
 from gates.hooks.intercept import alone, observe_head_outputs, observing
-from gates.hooks.valid import Valid, valid_by_site, valid_positions
+from gates.hooks.valid import Valid, rows_by_site, valid_positions
 from gates.recovery.least_squares import ProjectionMoments
 from gates.scores.fisher import gram_and_cross, rescale
 from gates.sites import weight_by_output
@@ -83,7 +83,7 @@ def rescaled_gates(
 
                     with gates.use(in_force), observe_head_outputs(gates.model, [site], take):
                         forward(batch)
-                queries = valid_by_site(valid(batch), gates.sites)[index]
+                queries = rows_by_site(valid(batch), gates.sites)[index]
                 for of_pruned, of_dense in zip(inputs[False], inputs[True], strict=True):
                     moments.update(valid_positions(of_pruned, queries), valid_positions(of_dense, queries))
             gathered = moments.compute()

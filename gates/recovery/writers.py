@@ -80,7 +80,7 @@ class Passes:
         enough = {one.name: (one.calls, one.added) for one in wanted}
         with (
             self.gates.use(self.values),
-            _in_force(self.gates.model, self.weights),
+            in_force(self.gates.model, self.weights),
             self.states.entered(number, list(finished) if self.reenters else []),
             watch_writers({one.name: one.module for one in beside}, enough=enough) as calls,
         ):
@@ -163,7 +163,7 @@ def _check(name: str, module: Projection, model: nn.Module) -> None:
 
 
 @contextmanager
-def _in_force(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+def in_force(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values of some parameters for the length of a ``with`` block, without copying them."""
     parameters = {name: model.get_parameter(name) for name in values}  # by far the dearest part, so it is done once
     before = {name: parameter.data for name, parameter in parameters.items()}

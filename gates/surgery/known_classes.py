@@ -30,6 +30,8 @@ GATE_ONLY_CLASSES = {
 }
 """Attention with the projections of a row above whose heads cannot be removed, with the reason; by the name of the class, or of
 its file and the class where the name alone says little."""
+TIME_FIRST_CLASSES = ("modeling_fsmt.Attention", "MultiheadAttention", "WavLMAttention")
+"""Attention whose heads are ``[query, batch, features]`` before the output projection."""
 REFUSED_CLASSES = {
     "ProphetNetNgramSelfAttention": "it predicts several future tokens by streams that share one attention module",
 }

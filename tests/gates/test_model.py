@@ -1,4 +1,5 @@
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -312,7 +313,7 @@ def test_closed_heads_are_made_up_for(name):
     mask = torch.ones_like(gated.gates.mask)
     mask[::3] = 0
     gated.set_mask_(mask)
-    done = gated.refit_(batches, ridge=0.1)
+    done = gated.refit_(batches, held_out=None, ridge=0.1)
     expected = refit_(
         HeadGates(other),
         mask,
@@ -325,16 +326,99 @@ def test_closed_heads_are_made_up_for(name):
     assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in gated.base_model.state_dict().items())
 
 
+@pytest.fixture
+def masked():
+    """A classifier with a mask, three batches to refit it to, and weights before."""
+    gated = GatedModel(build("bert")).eval()
+    gated.set_mask_(torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0]))
+    batches = [{**inputs("bert", batch=6, seed=seed), "labels": torch.tensor([0, 1] * 3)} for seed in (1, 2, 3)]
+    return gated, batches, copy.deepcopy(gated.base_model.state_dict())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_refit_that_raises_the_loss_on_held_out_batches_is_not_applied(masked, sign):
+    """One of a loss and its opposite rises."""
+    gated, (fitted, held_out, _), weights = masked
+    expected = copy.deepcopy(gated)
+    expected.refit_([fitted], held_out=None)
+
+    def loss(batch):
+        return sign * gated(**batch).loss
+
+    with torch.no_grad():
+        rises = sign * (expected(**held_out).loss - gated(**held_out).loss) > 0
+    if rises:
+        with pytest.raises(
+            GateError, match=r"held-out batches is .* with the mask alone and .* so the weights stay as they were"
+        ):
+            gated.refit_([fitted], held_out=[held_out], loss=loss)
+        assert all(torch.equal(tensor, weights[key]) for key, tensor in gated.base_model.state_dict().items())
+    else:
+        assert gated.refit_([fitted], held_out=[held_out], loss=loss)
+        assert all(
+            torch.equal(tensor, expected.base_model.state_dict()[key]) for key, tensor in gated.base_model.state_dict().items()
+        )
+
+
+@pytest.mark.parametrize(("after", "is_applied"), [((0.5, 3.4), True), ((1.0, 3.0), True), ((0.5, 3.6), False)])
+def test_the_mean_over_held_out_batches_decides(masked, after, is_applied):
+    gated, (fitted, *held_out), weights = masked
+    values = map(torch.tensor, (1.0, 3.0, *after))
+    with nullcontext() if is_applied else pytest.raises(GateError, match=r"is 2 with the mask alone and 2\.05 after"):
+        gated.refit_([fitted], held_out=held_out, loss=lambda batch: next(values))
+    same = all(torch.equal(tensor, weights[key]) for key, tensor in gated.base_model.state_dict().items())
+    assert same is not is_applied
+
+
+def test_without_a_loss_the_models_own_decides(masked):
+    gated, (fitted, held_out, _), _ = masked
+    with torch.no_grad():
+        done = copy.deepcopy(gated)
+        done.refit_([fitted], held_out=None)
+        change = done(**held_out).logits - gated(**held_out).logits
+    held_out["labels"] = change.argmin(-1)  # classes that lose by the refit
+    with torch.no_grad():
+        expected = f"{gated(**held_out).loss:.6g} with the mask alone and {done(**held_out).loss:.6g} after"
+    with pytest.raises(GateError, match=expected):
+        gated.refit_([fitted], held_out=[held_out])
+    held_out["labels"] = change.argmax(-1)
+    assert gated.refit_([fitted], held_out=[held_out])
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_refit_after_which_the_loss_is_no_number_is_not_applied(masked, wrong):
+    gated, (fitted, held_out, _), weights = masked
+    values = iter([torch.tensor(wrong), torch.tensor(wrong)])
+    with pytest.raises(GateError, match="inf after the refit"):
+        gated.refit_([fitted], held_out=[held_out], loss=lambda batch: next(values))
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in gated.base_model.state_dict().items())
+    values = iter([torch.tensor(wrong), torch.tensor(7.0)])  # a mask alone that gives no number is mended by a refit
+    assert gated.refit_([fitted], held_out=[held_out], loss=lambda batch: next(values))
+
+
+def test_held_out_batches_that_judge_nothing_are_refused(masked):
+    gated, (fitted, held_out, _), weights = masked
+    without = {name: tensor for name, tensor in held_out.items() if name != "labels"}
+    for given, message in (
+        ([without], "the model gives no loss for a held-out batch; add labels"),
+        ([], "there are no held-out batches"),
+        (iter([held_out]), "only once"),
+    ):
+        with pytest.raises(GateError, match=message):
+            gated.refit_([fitted], held_out=given)
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in gated.base_model.state_dict().items())
+
+
 def test_gates_that_are_not_fixed_cannot_be_made_up_for():
     gated = GatedModel(build("bert"), GateConfig(budget=3))
     with pytest.raises(GateError, match="their mask is not fixed"):
-        gated.refit_([inputs("bert")])
+        gated.refit_([inputs("bert")], held_out=None)
     half = GatedModel(build("bert")).eval()
     half.gates.log_alpha.data.fill_(0.3)
     with pytest.raises(GateError, match="between 0 and 1"):
-        half.refit_([inputs("bert")])
+        half.refit_([inputs("bert")], held_out=None)
     with pytest.raises(GateError, match="only once"):
-        half.set_mask_(half.mask()).refit_(iter([inputs("bert")]))
+        half.set_mask_(half.mask()).refit_(iter([inputs("bert")]), held_out=None)
 
 
 # -- gates that learned nothing ----------------------------------------------------------------------------------
@@ -425,7 +509,7 @@ def test_a_module_of_ones_own_is_trained_and_pruned(tmp_path):
         gated.step_((step + 1) / 2, optimizer)
     gated.fix_mask_()
     gated.eval().save_pretrained(tmp_path / "gates")
-    gated.refit_([{"input_ids": WRAPPED_IDS}] * 2)
+    gated.refit_([{"input_ids": WRAPPED_IDS}] * 2, held_out=None)
     expected = gated(WRAPPED_IDS)
     pruned = gated.prune_and_unload()
     assert type(pruned) is Wrapper

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from gates import load_pruned
 from tests.training.data.test_images import VIT, write_images

@@ -28,6 +28,7 @@ TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
     **MEETING,
 }
+ALONE = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 DEEPSPEED = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_SIZE": "2", **MEETING}
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "2", **MEETING}
 BATCH = {"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -75,6 +76,14 @@ def test_every_launcher_says_which_processes_there_are(environment, expected):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
+        (
+            TORCHRUN | {"RANK": "4"},
+            "^this process has the number 4, but torchrun started 4 processes; expected 0 to 3; start all",
+        ),
+        (SRUN | {"SLURM_PROCID": "9"}, "^this process has the number 9, but srun started 4 processes"),
+        (JSRUN | {"JSM_NAMESPACE_RANK": "4"}, "^this process has the number 4, but jsrun started 4 processes"),
+        (KUBEFLOW | {"WORLD_SIZE": "1"}, r"^this process has the number 1, but a launcher \(RANK and WORLD_SIZE\) started 1"),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, "^LOCAL_RANK is 2, but torchrun started 2 processes on each machine; expected 0 to 1"),
         (BATCH, r"^the job has 4 tasks \(SLURM_NTASKS\), but srun did not start this process; put srun before"),
         (SRUN | {"SLURM_JOB_NAME": "bash"}, "^srun started 4 tasks in a job called 'bash'"),
         (SRUN | {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "3,1"}, "^srun started 4 processes, not equally many on each"),
@@ -128,7 +137,7 @@ def test_other_devices_than_the_launcher_has_are_refused(options, message):
 
 def test_lightning_gets_the_environment_of_the_launcher(environment):
     assert isinstance(environment_of(None), LightningEnvironment)
-    assert isinstance(environment_of(launched(TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})), LightningEnvironment)
+    assert isinstance(environment_of(launched(TORCHRUN | ALONE)), LightningEnvironment)
     assert isinstance(environment_of(launched(KUBEFLOW)), KubeflowEnvironment)
     environment(SRUN)
     tasks = environment_of(launched(SRUN))

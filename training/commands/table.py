@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -162,9 +163,11 @@ def work_on(name: str, line: CommandLine) -> object:
     """Do the work of a command.
 
     Raises:
-        GateError: If several processes were started for a command of one, or its options cannot be used.
+        GateError: If several processes were started for a command of one, its options cannot be used, or no temporary files can
+            be written.
     """
     command = COMMANDS[name]
+    _check_temporary_files()
     if not command.trains_together:
         check_alone(name, os.environ)
     if command.check is not None:
@@ -176,6 +179,16 @@ def work_on(name: str, line: CommandLine) -> object:
     with progress.stage("loading libraries"):
         work = load(command.work)
     return work(line)
+
+
+def _check_temporary_files() -> None:
+    """Raise an error where no directory takes temporary files, because PyTorch and matplotlib need one to be imported."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise GateError(
+            f"no temporary files can be written ({error.args[-1]}); set TMPDIR to a directory that takes them"
+        ) from error
 
 
 def read(name: str, given: Sequence[str]) -> CommandLine:

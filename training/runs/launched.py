@@ -31,6 +31,13 @@ class World:
     rank: int
     per_node: int
 
+    def __post_init__(self) -> None:
+        if self.rank >= self.size:
+            raise GateError(
+                f"this process has the number {self.rank}, but {self.launcher} started {self.size} processes; expected 0 to "
+                f"{self.size - 1}; start all processes by one launcher"
+            )
+
     def fitted(self, options: TrainerOptions) -> TrainerOptions:
         """Return the trainer's options with the devices and machines of this job.
 
@@ -63,6 +70,11 @@ def launched(environment: Mapping[str, str]) -> World | None:
         launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in given else "a launcher (RANK and WORLD_SIZE)"
         local = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if "LOCAL_RANK" in given else ()  # DeepSpeed has the second
         world = _world(environment, launcher, "WORLD_SIZE", "RANK", local)
+        if local and (number := _number(environment, "LOCAL_RANK")) >= world.per_node:
+            raise GateError(
+                f"LOCAL_RANK is {number}, but {launcher} started {world.per_node} processes on each machine; expected 0 to "
+                f"{world.per_node - 1}; start all processes by one launcher"
+            )
         if world.size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= given:
             raise GateError(f"{launcher} started {world.size} processes, without MASTER_ADDR or MASTER_PORT; set both")
         return world

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gates.hooks.intercept import observe_head_outputs
 from gates.hooks.replacement import MeanHeadOutput
-from gates.hooks.valid import valid_by_site
+from gates.hooks.valid import rows_by_site
 from gates.recovery.refit import Refitted, refit_
 from gates.recovery.rescale import rescaled_gates
 from training.scoring.subject import Batch, Subject
@@ -84,7 +84,7 @@ def observe_outputs(subject: Subject, metric: MeanHeadOutput, description: str) 
     """
     sites = subject.gates.sites
     for batch in subject.batches(description):
-        valid = valid_by_site(subject.valid_queries(batch), sites)
+        valid = rows_by_site(subject.valid_queries(batch), sites)
 
         def take(site: int, heads: Tensor, valid: list[Tensor | None] = valid) -> None:
             metric.update(site, heads, valid[site])

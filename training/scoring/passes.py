@@ -12,7 +12,7 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.hooks.observe import observe_attention, observe_entropy
 from gates.hooks.replacement import mean_replacement
-from gates.hooks.valid import valid_by_site
+from gates.hooks.valid import rows_by_site
 from gates.relevance.rules import EPSILON
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.scores.attention_importance import attention_gradients
@@ -117,7 +117,7 @@ def brain_surgeon_of(subject: Subject) -> Tensor:
     shapes = [weight_by_output(site.output).shape for site in gates.sites]
     moments = [SiteMoments(features, outputs).to(subject.device) for outputs, features in shapes]
     for batch in subject.batches("gathering moments of outputs"):
-        valid = valid_by_site(subject.valid_queries(batch), gates.sites)
+        valid = rows_by_site(subject.valid_queries(batch), gates.sites)
         for site, inputs, gradients in output_gradients(gates, lambda batch=batch: subject.losses(batch)):  # type: ignore[misc]
             examples = len(batch["labels"])
             moments[site].update(inputs, gradients, examples, valid[site])

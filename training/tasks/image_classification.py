@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
+from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from gates.errors import GateError, first_line
 from gates.export.reloaded import of_dtype

@@ -203,6 +203,25 @@ def test_a_part_draws_what_the_model_would_draw():
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("draw_per", ["batch", "example"])
+@pytest.mark.parametrize("reads", [lambda logits: logits.square().sum(), lambda logits: logits])
+def test_a_checkpoint_around_the_model_repeats_its_draw_or_is_refused(draw_per, reads):
+    """Also where the checkpoint holds more than the model, whose nodes are then not what asks for the recomputation."""
+    model, gates, batch = gated("bert", draw_per=draw_per)
+
+    def loss(**options):
+        torch.manual_seed(3)
+        found = checkpoint(lambda: reads(model(**batch).logits), use_reentrant=False, **options) if options else None
+        return (reads(model(**batch).logits) if found is None else found).square().sum()
+
+    expected = gradients(model, gates, loss)
+    torch.testing.assert_close(gradients(model, gates, partial(loss, preserve_rng_state=True)), expected)
+    with pytest.raises(GateError, match="recomputed in a backward pass with another draw; leave preserve_rng_state=True"):
+        loss(preserve_rng_state=False).backward()
+    gates.set_mask_(torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 1]))  # nothing is drawn
+    loss(preserve_rng_state=False).backward()
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("place", ["bert.encoder.layer.1", "bert.encoder.layer.1.attention.self", "bert.encoder"])
 def test_an_error_inside_a_call_ends_it(place, error):

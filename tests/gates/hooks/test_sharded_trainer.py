@@ -17,9 +17,9 @@ from gates.errors import GateError
 from gates.hf_trainer import GatedTrainer
 from gates.hooks.sharded_trainer import ReplicatedGates, leave_gates_whole_
 from gates.model import GateConfig, GatedModel, get_gated_model
+from tests.gates.hooks.test_replicated import AVERAGES, FORKED
 from tests.gates.test_hf_trainer import arguments, examples, gated_bert
 
-FORKED = "ignore:.*multi-threaded, use of fork.*:DeprecationWarning"
 LLAMA = {
     "vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 40, "max_position_embeddings": 16, "initializer_range": 0.1, "tie_word_embeddings": True,
@@ -27,6 +27,7 @@ LLAMA = {
 FSDP = {"ddp_backend": "gloo", "fsdp": True}
 LAYERS = {"bert": ["BertLayer"], "llama": ["LlamaDecoderLayer"]}
 pytestmark = [
+    AVERAGES,
     pytest.mark.skipif(torch.accelerator.is_available(), reason="accelerate shards on the accelerator, and these are of CPUs"),
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
     pytest.mark.filterwarnings(FORKED),

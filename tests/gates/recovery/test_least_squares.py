@@ -123,3 +123,54 @@ def test_a_ridge_below_what_single_precision_sums_to_is_too_small():
 def test_there_has_to_be_something_to_fit_to():
     with pytest.raises(GateError, match="at least one position"):
         fit(moments_of(torch.zeros(0, 2), torch.zeros(0, 2)), torch.zeros(2, 2), ridge=0.1, has_bias=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_those_of_float64(dtype):
+    x, y, _ = sample(positions=3000)
+    x, y = (x + 100).to(dtype), (y - 100).to(dtype)
+    moments = moments_of(x, y)
+    for found, expected in (
+        (moments.x, x.double().sum(0)),
+        (moments.y, y.double().sum(0)),
+        (moments.yy, y.double().square().sum()),
+    ):
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_the_unit_of_the_inputs_does_not_matter(factor, has_bias):
+    """Inputs of another unit have weights of the inverse unit, and the same bias."""
+    x, y, weight = sample()
+    expected, bias = fit(moments_of(x, y), weight, ridge=0.1, has_bias=has_bias)
+    found, other = fit(moments_of(x * factor, y), weight / factor, ridge=0.1, has_bias=has_bias)
+    torch.testing.assert_close(found * factor, expected)
+    assert (bias is None) is (other is None) is not has_bias
+    if has_bias:
+        torch.testing.assert_close(other, bias)
+
+
+@pytest.mark.parametrize("part", ["x", "y", "xx", "xy"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_moments_that_are_not_finite_are_refused(part, value):
+    x, y, weight = sample()
+    moments = moments_of(x, y)
+    broken = getattr(moments, part).clone()
+    broken.view(-1)[0] = value
+    with pytest.raises(GateError, match="is not finite, so it cannot be refitted"):
+        fit(moments._replace(**{part: broken}), weight, ridge=0.1, has_bias=True)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 0.3])
+def test_small_errors_are_neither_negative_nor_rounded_up(size):
+    """Also of weights in single precision, which are taken as they are."""
+    x, _, weight = sample()
+    weight, bias = weight.float(), torch.tensor([0.5, -1.0, 2.0])
+    y = x @ weight.double().T + bias.double()
+    y[0, 0] += size
+    found = squared_error(moments_of(x, y), weight, bias)
+    assert found.dtype == torch.float64
+    assert float(found) >= 0
+    assert float(found) == pytest.approx(size**2, abs=1e-8)

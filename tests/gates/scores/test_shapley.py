@@ -127,6 +127,63 @@ def test_walks_end_where_nothing_is_left_to_lose():
     assert float(whole[2:].abs().max()) == 0.0
 
 
+def test_by_default_a_walk_ends_at_a_fiftieth():
+    """The loss falls by a tenth of what is left with every gate that leaves, so that the share left is known at every step."""
+
+    def losses(masks):
+        closed = (masks == 0).sum(1)
+        calls.append(int(closed[0]))
+        return 1 - torch.where(closed == 6, torch.zeros(()), 0.1**closed)
+
+    calls = []
+    rows = shapley_rows(removal_orders(range(3), 6), losses)
+    assert calls == [0, 6, 1, 2]  # a tenth is left after one gate, a hundredth after two
+    torch.testing.assert_close(rows.sum(1), torch.ones(3, dtype=torch.float64))
+    assert torch.equal(rows, shapley_rows(removal_orders(range(3), 6), losses, tolerance=0.02))
+
+
+def test_a_walk_ends_by_the_changes_of_all_examples_also_where_they_cancel():
+    """The loss of one example rises by what that of the other falls by, when the first gate leaves."""
+
+    def losses(masks):
+        calls.append(1)
+        return 5 + torch.tensor([1.0, -1.0]) * (1 - masks[:, 0])
+
+    calls = []
+    rows = shapley_rows(torch.tensor([[1, 0, 2, 3], [1, 0, 3, 2]]), losses, tolerance=0.5)
+    torch.testing.assert_close(rows, torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]], dtype=torch.float64))
+    assert len(calls) == 4  # the dense model, the closed one, and two gates
+
+
+def test_without_a_tolerance_walks_go_to_their_end():
+    """Dense and closed model have the same loss here, and one model between them has another."""
+
+    def losses(masks):
+        return (masks.sum(1) == 2).float()
+
+    rows = shapley_rows(torch.tensor([[2, 0, 1]]), losses, tolerance=0)
+    assert rows.tolist() == [[-1.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize("samples", [1, 3, 1000])
+def test_equal_rows_have_no_standard_error(samples):
+    """Also a single one, and where the variance is rounded to less than nothing."""
+    metric = ShapleyValues(3)
+    metric.update(torch.tensor([0.1, -1e6 / 3, 0.7], dtype=torch.float64).expand(samples, 3))
+    values, error = metric.compute()
+    torch.testing.assert_close(values, torch.tensor([0.1, -1e6 / 3, 0.7], dtype=torch.float64))
+    assert bool((error < 1e-2).all())
+
+
+def test_rows_in_single_precision_are_summed_in_double():
+    rows = 1000 + torch.randn(3000, 2, generator=torch.Generator().manual_seed(0))
+    single, double = ShapleyValues(2), ShapleyValues(2)
+    single.update(rows)
+    double.update(rows.double())
+    for found, expected in zip(single.compute(), double.compute(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
 def test_harm_is_negative():
     def losses(masks):
         return 1.0 - masks[:, 0] + 0.5 * masks[:, 1]  # the second gate does harm
