@@ -94,12 +94,7 @@ def save_pruned(
     directory = Path(directory)
     refuse_taken(directory)
     own, model = model, as_stock_class(model)
-    if form not in get_args(Form):
-        raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
-    if pad_heads and form != "stock":
-        raise GateError(f"pad_heads is for the form 'stock', and the form is {form!r}; leave it out or use form='stock'")
-    if form != "pruned":
-        check_dense(model, form)
+    _check_form(model, form, pad_heads=pad_heads)
     own_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
     if isinstance(own_tokenizer, PreTrainedTokenizerBase):
         check_vocabulary(own_tokenizer, repr(own_tokenizer.name_or_path))
@@ -139,6 +134,16 @@ def save_pruned(
         )
         (partial / "README.md").write_text(text, encoding="utf-8")
     return directory
+
+
+def _check_form(model: PreTrainedModel, form: Form, *, pad_heads: bool) -> None:
+    """Raise an error for a form that there is not, or that this model cannot have."""
+    if form not in get_args(Form):
+        raise GateError(f"there is no form {form!r}; expected one of {', '.join(get_args(Form))}")
+    if pad_heads and form != "stock":
+        raise GateError(f"pad_heads is for the form 'stock', and the form is {form!r}; leave it out or use form='stock'")
+    if form != "pruned":
+        check_dense(model, form)
 
 
 def _loaded_like(model: PreTrainedModel, directory: Path) -> PreTrainedModel:

@@ -116,7 +116,7 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun) -> Iterator[P
         if end.compare == "full" and {method.name, own.base if method == own else method.name} & set(end.from_scratch):
             stages.append(FROM_SCRATCH)
         if stages:
-            yield Planned(method, budget, tuple(stages))
+            yield Planned(method, None if method.base == "dense" else budget, tuple(stages))
 
 
 def outside_run(name: str, own: Method) -> Method:

@@ -171,9 +171,7 @@ def write_tables(
     main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
     budgets = results.budgets
     table = as_table(results.rows)
-    predictions = {
-        key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in results.predictions.items()
-    }
+    predictions = read_predictions(results)
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     metric = main_metric if tokenize is None else bleu_metric(tokenize)
     summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric, lower_is_better=lower)
@@ -201,23 +199,13 @@ def write_tables(
         "agreement.csv": agreement(results.masks, results.rankings, quotas=quotas),
         "samples.tsv": sample_translations(results, predictions),
     }
-    for file, held in (tables | optional_tables(results)).items():
-        if held is not None:
-            run.write_table(file, held)
-        else:
-            (run.path / file).unlink(missing_ok=True)
-    run.write_records("masks.json", results.masks)
-    run.write_records("sites.json", list(described_sites(gates)))
+    write_files(run, results, tables | optional_tables(results))
     run.write_text("verdict.md", said)
     run.write_json(
         METRICS,
         {
             "name": name,
-            "main_metric": main_metric,
-            "lower_is_better": lower,
-            "heads": gates.heads,
-            "gates": gates.size,
-            "unit": gates.unit,
+            **described_model(pruner),
             "budgets": sorted((budget.total for budget in budgets), reverse=True),
             "budgets_by_kind": by_kind,
             **({"within": within} if within else {}),
@@ -234,6 +222,40 @@ def write_tables(
         },
     )
     write_checksums(run.path)
+
+
+def read_predictions(results: Results) -> dict[str, dict[str, Any]]:
+    """Return the predictions behind each row, by experiment.
+
+    Raises:
+        GateError: If a file is damaged.
+    """
+    return {
+        key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in results.predictions.items()
+    }
+
+
+def write_files(run: RunDirectory, results: Results, tables: Mapping[str, pd.DataFrame | None]) -> None:
+    """Write the tables, masks and sites; a file of an earlier comparison that has no table now is removed."""
+    assert results.pruner is not None
+    for file, table in tables.items():
+        if table is not None:
+            run.write_table(file, table)
+        else:
+            (run.path / file).unlink(missing_ok=True)
+    run.write_records("masks.json", results.masks)
+    run.write_records("sites.json", list(described_sites(results.pruner.gates)))
+
+
+def described_model(pruner: HeadPruner) -> dict[str, Any]:
+    """Return the metric, the number of heads and the unit of budgets, for ``metrics.json``."""
+    return {
+        "main_metric": pruner.task.main_metric,
+        "lower_is_better": pruner.task.lower_is_better,
+        "heads": pruner.gates.heads,
+        "gates": pruner.gates.size,
+        "unit": pruner.gates.unit,
+    }
 
 
 def optional_tables(results: Results) -> dict[str, pd.DataFrame | None]:
