@@ -87,57 +87,26 @@ def analyze_parser() -> ArgumentParser:
         type=LocalPath | None,
         default=None,
         metavar="FILE",
-        help="roles.csv of analyze about the same model as all of the directories (default: that in each, if any).",
+        help="For survival: roles.csv of the same model (default: that in --run_dir).",
     )
-    return parser
-
-
-def summary_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m training summary", description="Results as Markdown tables.")
-    parser.add_argument("runs", type=LocalPath, nargs="*", metavar="RUN", help="Directories that fit or compare wrote.")
     parser.add_argument(
-        "--metric",
-        type=str,
-        default="test_accuracy",
-        help="Column of comparison.csv: a metric, whose fractions are shown in percent, or kv_bytes_per_token.",
+        "--weights",
+        type=Literal["dense", "pruned"],
+        default="dense",
+        help="For roles: of a run the model at the end of fine-tuning, or that at its end, without the heads that are gone.",
     )
-    parser.add_argument("--stage", type=str | None, default=None, help="Such as post hoc or retrained; all by default.")
     parser.add_argument(
-        "--costs", action="store_true", help="Also the examples that selecting heads and retraining took, in thousands."
-    )
-    parser.add_argument("--verdict", action="store_true", help="What verdict.md says, instead of a table.")
-    parser.add_argument(
-        "--truth",
-        type=Literal["programs", "methods", "facts"] | None,
+        "--experiments",
+        type=str | None,
         default=None,
-        help="What truth.csv says, where the necessary heads are known: a row per program, or one per method. Or what "
-        "interchange.csv says of the heads that carry facts.",
-    )
-    parser.add_argument(
-        "--methods", type=str | None, default=None, help="Some methods only, separated by commas, in this order."
+        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas (default: roles of a folder, roles and survival of a run "
+        "with trees, else ablate, one-per-layer and by-kind).",
     )
     return parser
 
 
-def analyze_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="python -m training analyze",
-        description="Show what the heads of a trained model do: roles, which of them survive, relevance, causal classes, and "
-        "Michel et al.'s (2019) experiments.",
-        epilog="The experiment domains needs other data of the same task: options of fit's data as --other_data.NAME, such as "
-        "--other_data.test_file FILE; the rest is as in the run. After a lone -- come options of fit in place of the run's, "
-        "such as -- --trainer.accelerator cpu --data.test_file FILE.",
-    )
-    parser.add_argument(
-        "run",
-        type=LocalPath,
-        metavar="RUN",
-        help="A run directory that fit wrote; for roles also a folder with a model of Transformers, for survival also the "
-        "directory of a comparison.",
-    )
-    parser.add_argument(
-        "--run_dir", type=LocalPath, required=True, help="Directory to write; one of an earlier analysis is added to."
-    )
+def _add_role_options(parser: ArgumentParser) -> None:
+    """Add the options on the texts that roles are read from."""
     parser.add_argument(
         "--conllu", type=LocalPath | None, default=None, metavar="FILE", help="For roles: a treebank in CoNLL-U."
     )
@@ -183,31 +152,6 @@ def analyze_parser() -> ArgumentParser:
         metavar="HEADS",
         help="For roles: heads whose attention is drawn in each of these sentences, such as encoder.2.8,encoder.0.1.",
     )
-    parser.add_argument(
-        "--roles",
-        type=LocalPath | None,
-        default=None,
-        metavar="FILE",
-        help="For survival: roles.csv of the same model (default: that in --run_dir).",
-    )
-    parser.add_argument(
-        "--weights",
-        type=Literal["dense", "pruned"],
-        default="dense",
-        help="For roles: of a run the model at the end of fine-tuning, or that at its end, without the heads that are gone.",
-    )
-    parser.add_argument(
-        "--experiments",
-        type=str | None,
-        default=None,
-        help=f"Some of {', '.join(EXPERIMENTS)}, separated by commas (default: roles of a folder, roles and survival of a run "
-        "with trees, else ablate, one-per-layer and by-kind).",
-    )
-    return parser
-
-
-def _add_role_options(parser: ArgumentParser) -> None:
-    """Add the options on the texts that roles are read from."""
 
 
 def sweep_parser() -> ArgumentParser:
