@@ -169,9 +169,7 @@ def write_tables(
     pruner = results.pruner
     assert pruner is not None
     main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
-    budgets = results.budgets
-    table = as_table(results.rows)
-    predictions = read_predictions(results)
+    budgets, table, predictions = results.budgets, as_table(results.rows), read_predictions(results)
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     metric = main_metric if tokenize is None else bleu_metric(tokenize)
     summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric, lower_is_better=lower)
@@ -192,13 +190,9 @@ def write_tables(
         within=within,
         majority=majority.get(main_metric),
     )
-    tables = {
-        "comparison.csv": table,
-        "summary.csv": summary,
-        "statistics.csv": tests,
-        "agreement.csv": agreement(results.masks, results.rankings, quotas=quotas),
-        "samples.tsv": sample_translations(results, predictions),
-    }
+    tables: dict[str, pd.DataFrame | None] = {"comparison.csv": table, "summary.csv": summary, "statistics.csv": tests}
+    tables["agreement.csv"] = agreement(results.masks, results.rankings, quotas=quotas)
+    tables["samples.tsv"] = sample_translations(results, predictions)
     write_files(run, results, tables | optional_tables(results))
     run.write_text("verdict.md", said)
     run.write_json(
