@@ -25,8 +25,8 @@ from gates.errors import GateError, first_line
 from gates.export import padding
 from gates.export.card import ModelCard, card_text
 from gates.export.cost import count_parameters, measure_cost
-from gates.export.example_inputs import example_inputs
-from gates.export.reloaded import check_same_outputs, check_same_weights, of_dtype, tolerance_of
+from gates.export.example_inputs import example_inputs, of_dtype
+from gates.export.reloaded import check_same_outputs, check_same_weights, tolerance_of
 from gates.export.safe_load import check_pruned_config, verify_checksums, write_checksums
 from gates.export.stock import stock_model
 from gates.export.vocabulary import check_vocabulary

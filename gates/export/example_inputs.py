@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError, first_line
 from gates.export.input_guesses import guesses
-from gates.export.reloaded import of_dtype
 from gates.hooks.evaluating import evaluating
 from gates.hooks.functional import call_output
 from gates.hooks.generators import kept_generators
@@ -124,3 +123,8 @@ def at_rest(model: PreTrainedModel) -> Iterator[None]:
     """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
     with torch.no_grad(), kept_generators(model), evaluating(model):
         yield
+
+
+def of_dtype(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs, pictures and sound as numbers of the type that a model computes with."""
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}

@@ -25,11 +25,6 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return max(TOLERANCE, ROUNDINGS * torch.finfo(dtype).eps)
 
 
-def of_dtype(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The inputs, pictures and sound as numbers of the type that a model computes with."""
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
-
-
 def check_same_weights(saved: PreTrainedModel, reloaded: PreTrainedModel) -> None:
     """Whether all weights came back to the bit, or as near as the type allows that the reloaded model keeps them in."""
     found = reloaded.state_dict()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.export.reloaded import of_dtype
+from gates.export.example_inputs import of_dtype
 from gates.head_gates import HeadGates
 from gates.scores.importance import head_gradients
 from gates.sites import AttentionSite, weight_by_output

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Pr
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from gates.errors import GateError, first_line
-from gates.export.reloaded import of_dtype
+from gates.export.example_inputs import of_dtype
 from training.config import Source
 from training.tasks.base import Batch
 from training.tasks.classification import Classification

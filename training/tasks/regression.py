@@ -15,10 +15,10 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat
 from transformers import PreTrainedModel
 
+from training.tasks.classification import Array
 from training.tasks.base import Batch
 from training.tasks.sentences import SentenceTask
 
-Array = NDArray[np.float64]
 ROUNDING = 1e-12
 """The part of a mean square up to which a variance is what rounding leaves of values that are all the same."""
 
