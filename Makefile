@@ -23,9 +23,9 @@ test-oldest:  ## the library and short runs on the oldest PyTorch and Transforme
 	test -d $(OLDEST) || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --editable . $(pins) accelerate peft "pytest>=9" "pytest-xdist>=3.6" "pytest-timeout>=2.3" "hypothesis>=6.100" "scikit-learn>=1.4" onnx onnxscript
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" \
-		tests/gates/hooks tests/gates/scores tests/gates/surgery tests/gates/recovery/test_refit.py \
+		tests/gates/attention tests/gates/gating tests/gates/scores tests/gates/surgery tests/gates/recovery/test_refit.py \
 		tests/gates/export/test_checkpoint.py tests/gates/export/test_kv_cache.py tests/gates/export/test_stock.py \
-		tests/gates/test_architectures.py tests/gates/test_head_gates.py tests/gates/test_hf_trainer.py tests/gates/test_model.py \
+		tests/gates/test_architectures.py tests/gates/test_trainer.py tests/gates/test_model.py \
 		tests/training/test_fit_architectures.py tests/training/test_fit_images.py tests/training/test_fit_tags.py \
 		tests/training/test_fit_causal_lm.py tests/training/test_fit_translation.py
 

@@ -1,4 +1,4 @@
-"""What the site does with references in docstrings, such as ``:class:`gates.head_gates.HeadGates```."""
+"""What the site does with references in docstrings, such as ``:class:`gates.gating.head_gates.HeadGates```."""
 
 from __future__ import annotations
 

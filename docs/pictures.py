@@ -19,14 +19,9 @@ from matplotlib.figure import Figure
 from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, legend_beside, method_styles, styled
 from training.report.contents import Contents, Course
-from training.report.figures import masks_by_method
-from training.report.film import film_strip, gate_animation
-from training.report.pictures import pictures_of
-from training.report.quality import DENSE, STAGE_TITLES, draw_quality, what_is_drawn
-from training.report.reading import read_contents
-from training.report.role_plots import role_map
-from training.report.role_table import read_roles
-from training.report.truth import recoveries, ticks
+from training.report.figures import DENSE, STAGE_TITLES, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
+from training.report.pictures import film_strip, gate_animation, pictures_of, role_map
+from training.report.reading import read_contents, read_roles
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "notebooks" / "results"

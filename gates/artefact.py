@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
-from gates.families.hard_concrete import Stretch
 from gates.files import replacing
-from gates.head_gates import HeadGates, Mode
+from gates.gating.hard_concrete import Stretch
+from gates.gating.head_gates import HeadGates, Mode
+from gates.gating.schedule import BudgetSteering
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
-from gates.sites import KINDS
-from gates.steering import BudgetSteering
 
 CONFIG_FILE = "gate_config.json"
 WEIGHTS_FILE = "gates.safetensors"
@@ -45,14 +45,14 @@ class GateConfig:
     """How the heads of a model are gated.
 
     Args:
-        unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.head_gates.HeadGates`.
+        unit: ``head``, or ``group`` for a key/value head with its query heads; see :class:`gates.gating.head_gates.HeadGates`.
         temperature: temperature of the Hard-Concrete distribution.
         stretch_low: lower end of the interval it is stretched to, below 0.
         stretch_high: upper end, above 1.
         initial_log_alpha: start of every gate; 2.5 is near-open, so that nothing changes at first.
         straight_through: whether gates are rounded to 0 and 1 in training.
         draw_per: one draw of the gates per ``example``, as the commands have it too, or per ``batch``, as in the papers; see
-            :class:`gates.head_gates.HeadGates`.
+            :class:`gates.gating.head_gates.HeadGates`.
         base_model: name of the model the gates belong to, for the reader.
         family: how gates are learned; the fields on temperature, stretch, start and rounding are of ``hard-concrete``.
         budget: heads to keep, to which :meth:`gates.model.GatedModel.step_` leads the gates: a count (18), a fraction (0.25) or

@@ -1,13 +1,14 @@
 """A model with its gates in one module: wrap it, train both, hand back the model without the heads that closed.
 
 The verbs are those of peft. ``gated`` behaves like the model it wraps, in a plain PyTorch loop as in
-:class:`gates.hf_trainer.GatedTrainer`.
+:class:`gates.trainer.GatedTrainer`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,23 +16,104 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import huggingface_hub
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
-from gates.artefact import GateConfig, fetch
-from gates.budget import Budget, check_mask
+from gates.artefact import GateConfig, fetch, load_gates_, save_gates, upload
+from gates.attention.sites import KINDS
 from gates.errors import GateError
-from gates.export.checkpoint import SavesPretrained, save_pruned
-from gates.export.shared_gates import SharedGates
-from gates.objective import l0_penalty
-from gates.recovery.model_inputs import GivenQueries, found_queries
-from gates.recovery.refit import Refitted, refit_
+from gates.export.card import gate_card
+from gates.export.checkpoint import SavesPretrained, own_auto_class, save_pruned
+from gates.gating.budget import Budget, check_mask
+from gates.gating.head_gates import HeadGates
+from gates.gating.price import l0_penalty
+from gates.gating.schedule import check_scores, set_apart_
+from gates.recovery.refit import GivenQueries, Refitted, found_queries, refit_
 from gates.scores.importance import normalise_by_layer
-from gates.steering import check_scores, set_apart_
-from gates.surgery.open_heads import open_heads_as_text, open_heads_by_layer
 from gates.surgery.remove import remove_heads_, transformers_part
+
+# How many heads are open, by kind and layer.
+
+
+def open_heads_by_layer(gates: HeadGates) -> dict[str, list[int]]:
+    """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers.
+
+    Args:
+        gates: of a model.
+    """
+    parts = gates.to_heads(gates.open()).split([site.heads for site in gates.sites])
+    counts = [(site.kind, int(part.sum())) for site, part in zip(gates.sites, parts, strict=True)]
+    return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
+
+
+def open_heads_as_text(gates: HeadGates) -> str:
+    """How many heads are open, in total and by kind and layer, in lines.
+
+    Args:
+        gates: of a model.
+    """
+    table = open_heads_by_layer(gates)
+    count, total = sum(map(sum, table.values())), gates.heads
+    lines = [f"open heads: {count} of {total} ({count / total:.1%})"]
+    for kind, counts in table.items():
+        of = sum(site.heads for site in gates.sites if site.kind == kind)
+        lines.append(f"  {kind}: {sum(counts)} of {of}, by layer {' '.join(map(str, counts))}")
+    return "\n".join(lines)
+
+
+# A gated model's own artefact: its gates alone, written to a folder or to the hub.
+
+
+class SharedGates:
+    """What a model with gates can do with them alone.
+
+    Attributes:
+        base_model: the model without gates.
+        gates: on its heads.
+        gate_config: that they are made with.
+    """
+
+    base_model: PreTrainedModel
+    gates: HeadGates
+    gate_config: GateConfig
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Write the gates alone, a few kilobytes: ``gate_config.json``, ``gates.safetensors`` and a model card.
+
+        The model's own weights are not included; if they were trained too, save them with
+        ``gated.base_model.save_pretrained``.
+        """
+        part = transformers_part(self.base_model, self.gates.sites)
+        auto = own_auto_class(part)
+        name = self.gate_config.base_model
+        card = gate_card(self.gates, part, open_heads_by_layer(self.gates), base_model=name, auto=auto)
+        save_gates(directory, self.gates, self.gate_config, card=card)
+
+    def load_gates_(self, directory: str | os.PathLike[str]) -> Self:
+        """Bring the gates to the state that :meth:`save_pretrained` left in a local folder.
+
+        Raises:
+            GateError: for damaged files, gates of another model or of other settings; nothing is changed then.
+        """
+        load_gates_(directory, self.gates, self.gate_config)
+        return self
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None, **more: Any
+    ) -> huggingface_hub.CommitInfo:
+        """Upload what :meth:`save_pretrained` writes to a repository on the Hugging Face hub, made if it is missing.
+
+        Args:
+            repo_id: ``user/repository``.
+            private, token: see :meth:`huggingface_hub.HfApi.create_repo`.
+            more: ``commit_message``, ``revision`` and what else :meth:`huggingface_hub.HfApi.upload_folder` takes.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            self.save_pretrained(directory)
+            return upload(directory, repo_id, private=private, token=token, **more)
 
 
 def get_gated_model(model: PreTrainedModel, config: GateConfig | None = None) -> GatedModel:
@@ -122,7 +204,7 @@ class GatedModel(SharedGates, nn.Module):
 
         Args:
             price: price of one open gate, at least 0, the same for all or one each, ``[gates]``; see
-                :func:`gates.objective.l0_penalty`.
+                :func:`gates.gating.price.l0_penalty`.
 
         Raises:
             GateError: for gates that are held to a budget, whose number follows from no price, or a number below 0.
@@ -152,7 +234,7 @@ class GatedModel(SharedGates, nn.Module):
         """Hold the gates to their way to the budget; call it after every optimiser step.
 
         Args:
-            progress, optimizer: see :meth:`gates.steering.BudgetSteering.step_`.
+            progress, optimizer: see :meth:`gates.gating.schedule.BudgetSteering.step_`.
 
         Raises:
             GateError: without a budget, or for a progress outside 0 to 1.
@@ -186,7 +268,7 @@ class GatedModel(SharedGates, nn.Module):
         return self.gates.mask.clone()
 
     def start_from_(self, scores: Tensor, spread: float = 1.0, *, by_layer: bool = True) -> Self:
-        """Set the gates apart by scores before they are trained; see :func:`gates.steering.set_apart_`.
+        """Set the gates apart by scores before they are trained; see :func:`gates.gating.schedule.set_apart_`.
 
         Args:
             scores: of each gate, ``[gates]``, at least 0, such as raw HIS.
@@ -278,7 +360,7 @@ class GatedModel(SharedGates, nn.Module):
                 error. None to apply the refit without a judgement.
             loss: A function from a held-out batch to its loss, a scalar; None for the loss that the model computes itself.
             valid: what padding the batches have, where it does not follow from them and the model; see
-                :func:`gates.recovery.model_inputs.found_queries`.
+                :func:`gates.recovery.refit.found_queries`.
             more: ``ridge``, ``dense`` and what else :func:`gates.recovery.refit.refit_` takes.
 
         Returns what was refitted, in order.

@@ -19,10 +19,10 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.cli.ending import finish
-from training.cli.line import split_at_dashes
+from training.cli.command_line import split_at_dashes
+from training.cli.exit import finish
 from training.commands.table import run_command
-from training.config.stages import FROM_DENSE, POST_HOC
+from training.config.comparison import FROM_DENSE, POST_HOC
 from training.stats.numbers import IN_PERCENT, shown
 
 LEVERS: dict[str, tuple[str, list[str]]] = {

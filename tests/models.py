@@ -9,7 +9,7 @@ import torch
 import transformers as t
 from torch import Tensor, nn
 
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 
 VOCABULARY = 50
 

@@ -15,7 +15,7 @@ MODULES = sorted(
 
 
 def test_there_are_examples_where_users_look_first():
-    assert {"gates.artefact", "gates.model", "gates.hf_trainer"} <= set(MODULES)
+    assert {"gates.artefact", "gates.model", "gates.trainer"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

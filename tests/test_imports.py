@@ -21,8 +21,17 @@ LAYERS = (
     ("runs", "config", "cli"),
     ("truth",),
     ("gates",),
+    ("gates.trainer",),
+    ("gates.model",),
+    ("gates.artefact", "gates.export"),
+    ("gates.search", "gates.recovery", "gates.relevance", "gates.roles"),
+    ("gates.scores",),
+    ("gates.surgery",),
+    ("gates.gating",),
+    ("gates.attention",),
+    ("gates.modeling_pruned", "gates.files", "gates.errors", "gates.options"),
 )
-"""Packages and modules from top to bottom: a file imports from its own layer and from those below."""
+"""Folders and modules from top to bottom: a file imports from its own layer and from those below."""
 LONGEST_CLASS, LONGEST_FUNCTION = 350, 60
 
 
@@ -57,8 +66,8 @@ def graph():
 
 
 def layer_of(name):
-    place = name if name.startswith("gates") else name.removeprefix("training.")
-    part = place.split(".")[0]
+    """The depth of a module's folder in ``LAYERS``; None if it is in none."""
+    part = ".".join(name.split(".")[:2]) if name.startswith("gates.") else name.removeprefix("training.").split(".")[0]
     return next((depth for depth, parts in enumerate(LAYERS) if part in parts), None)
 
 
@@ -112,7 +121,7 @@ def test_classes_and_functions_can_be_read_in_one_sitting():
 
 def test_few_files_lie_at_the_top():
     assert len(list((ROOT / "training").glob("*.py"))) <= 8
-    assert len(list((ROOT / "gates").glob("*.py"))) <= 12
+    assert len(list((ROOT / "gates").glob("*.py"))) <= 8
 
 
 def test_the_library_imports_neither_application_nor_lightning_nor_wandb():

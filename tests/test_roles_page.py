@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from training.analysis.survival import survival_of_roles
-from training.truth.programs import PREVIOUS, PROGRAMS
+from training.truth.program import PREVIOUS, PROGRAMS
 
 ROOT = Path(__file__).parents[1]
 PAGE = " ".join((ROOT / "docs" / "roles.md").read_text(encoding="utf-8").split())

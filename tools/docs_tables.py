@@ -22,13 +22,12 @@ import pandas as pd
 
 from gates.errors import GateError
 from gates.files import replacing
-from training.cli.line import parse
-from training.commands.parsers import summary_parser
+from training.cli.command_line import parse
+from training.commands.options import summary_parser
 from training.commands.summary import check_unused, report
-from training.runs.checksums import CHECKSUMS, remove_checksums, write_checksums
-from training.runs.lock import only_writer
-from training.runs.stored import read_json, read_table
-from training.stats.statistics import rank_methods, restate, summarise
+from training.runs.directory import only_writer
+from training.runs.stored import CHECKSUMS, read_json, read_table, remove_checksums, write_checksums
+from training.stats.tables import rank_methods, restate, summarise
 from training.stats.verdict import verdict
 
 TABLE = re.compile(r"(<!-- python -m training summary ([^\n]*?) -->)\r?\n.*?<!-- end -->", re.DOTALL)
@@ -74,7 +73,7 @@ def update(page: Path) -> None:
 def rewrite(folder: Path) -> None:
     """Write the summary, the tests and the verdict of a comparison again.
 
-    Predictions are not needed: tests that are still claims are kept, see :func:`training.stats.statistics.restate`.
+    Predictions are not needed: tests that are still claims are kept, see :func:`training.stats.tables.restate`.
 
     Raises:
         GateError: if the comparison is not finished, or its rows are not all there.

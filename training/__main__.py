@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from gates.errors import GateError
-from training.cli.ending import finish
-from training.cli.line import did_you_mean
+from training.cli.command_line import did_you_mean
+from training.cli.exit import finish
 from training.commands.table import COMMANDS, NOTHING, run_command, usage, version
 
 

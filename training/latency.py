@@ -23,14 +23,13 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.attention.inputs import resized
+from gates.attention.modes import evaluating
+from gates.attention.sites import AttentionSite, find_attention, site_labels
 from gates.export.cost import hardware
-from gates.export.example_inputs import resized
-from gates.head_gates import HeadGates
-from gates.hooks.evaluating import evaluating
-from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
+from gates.gating.head_gates import HeadGates
+from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit
 from gates.options import Unit
-from gates.sites import AttentionSite, find_attention
-from gates.surgery.labels import site_labels
 from gates.surgery.remove import check_removable, remove_heads_
 from training.runs import progress
 

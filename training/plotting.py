@@ -18,9 +18,9 @@ from matplotlib.transforms import ScaledTranslation
 from PIL import Image
 from torch import Tensor
 
+from gates.attention.sites import KINDS, AttentionSite
 from gates.scores.ranking import jaccard
-from gates.sites import KINDS, AttentionSite
-from training.stats.statistics import overlap
+from training.stats.tables import overlap
 
 INK = "#1c1f23"
 """Colour of text, axes and the dense model; a page may replace it by the colour of its own text."""

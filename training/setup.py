@@ -21,16 +21,16 @@ from rich.console import Console
 from gates.errors import GateError
 from training.config import PrunerOptions, Setup
 from training.data.base import TaskData
-from training.pruner.averaging import AverageWeights
+from training.pruner.callbacks import AverageWeights
 from training.pruner.checkpoints import WholeCheckpoints
+from training.pruner.logging import StageProgress
 from training.pruner.module import HeadPruner
-from training.pruner.stage_progress import StageProgress
 from training.runs import processes, progress
 from training.runs.launched import is_first_process, launched
 from training.tasks import read_config, stated_labels
+from training.tasks.classification import SentenceTask
 from training.tasks.encoder_decoder import check_longest
 from training.tasks.loading import base_model_name
-from training.tasks.sentences import SentenceTask
 
 UNHELPFUL_WARNINGS = (
     ".*does not have many workers.*",

@@ -22,9 +22,9 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
+from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError, first_line
 from gates.export.safe_load import read_json, read_weights
-from gates.sites import AttentionSite, find_attention
 
 PrunedHeads = Mapping[int, frozenset[int]]
 """Removed heads by layer, numbered as in the dense model."""

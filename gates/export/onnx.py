@@ -1,7 +1,7 @@
 """Export to ONNX, proved in ONNX Runtime: the file computes what the model computes, or it is not kept.
 
 :func:`export_onnx` writes a forward pass without a cache (classifiers, bare models, the encoder of an encoder-decoder);
-:func:`gates.export.onnx_step.export_onnx_step` writes one step of a decoder with its key/value cache;
+:func:`gates.export.onnx.export_onnx_step` writes one step of a decoder with its key/value cache;
 :func:`export_onnx_files` writes what a model needs to be served. Batch and sequence axes are dynamic.
 
 Of the architectures in ``tools.coverage.architectures`` these fail with torch 2.13, Transformers 5.23 and ONNX Runtime
@@ -11,20 +11,364 @@ chunks depend on the values in the mask, so that the exporter cannot guard them)
 
 from __future__ import annotations
 
+import copy
+import importlib
 import inspect
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from gates.attention.inputs import resized
 from gates.errors import GateError
-from gates.export.example_inputs import resized
-from gates.export.onnx_file import Axes, at_least_two, compare, exported, portable, reason_of, shapes_of
-from gates.export.onnx_step import export_onnx_step
+from gates.files import bring_all_to_disk, partial_of, remove, remove_left_behind
+
+# An ONNX file that takes its name once ONNX Runtime has computed from it what the model computes.
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TOLERANCE = 1e-4
+"""Largest difference between ONNX Runtime and torch, relative to the largest output; float rounding only."""
+LARGEST_FILE = 2**31 - 2**24
+"""Weights of more bytes go to a file ``NAME.onnx.data`` beside the graph: a protobuf message ends at 2 GiB."""
+
+Axes = dict[int, str]
+Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
+"""From the inputs of a graph by name to all its outputs."""
+
+
+@contextmanager
+def exported(
+    model: PreTrainedModel,
+    wrapped: nn.Module,
+    example: tuple[Tensor, ...],
+    axes: tuple[Axes, ...],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    path: Path,
+) -> Iterator[Run]:
+    """Export to a temporary place and yield a function that runs the file; it takes its name if the block succeeds.
+
+    Args:
+        model: the model, for messages and for the size of its weights.
+        wrapped: module that is exported; its forward ends in a ``*`` argument.
+        example: inputs of ``wrapped``.
+        axes: names of the dynamic axes of each input.
+        names, outputs: names that the graph gives to its inputs and outputs.
+        path: name of the ``.onnx`` file; must not exist.
+
+    Raises:
+        GateError: for a package that is missing, a path of another kind or taken, and a model that the exporter or ONNX Runtime
+            does not take.
+    """
+    for package in PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise GateError(
+                f"ONNX export needs the package {package!r}; run pip install onnx onnxscript onnxruntime"
+            ) from error
+    if path.suffix != ".onnx":
+        raise GateError(f"{str(path)!r} does not end in .onnx; give the file's name")
+    if path.exists():
+        raise GateError(f"{str(path)!r} exists already; give another name or remove it first")
+    remove_left_behind(path)
+    folder = partial_of(path)
+    remove(folder)
+    folder.mkdir(parents=True)
+    variadic = _leading(wrapped)
+    shapes = (*axes[:variadic], tuple(axes[variadic:]))
+    try:
+        try:
+            with _quiet():
+                torch.onnx.export(
+                    wrapped.eval(),
+                    example,
+                    folder / path.name,
+                    input_names=list(names),
+                    output_names=list(outputs),
+                    dynamic_shapes=shapes,
+                    external_data=sum(tensor.nbytes for tensor in model.state_dict().values()) > LARGEST_FILE,
+                    dynamo=True,
+                    verbose=False,
+                )
+        except Exception as error:  # every layer of the exporter raises its own kinds
+            raise GateError(f"torch.onnx.export does not take {type(model).__name__}: {reason_of(error)}") from error
+        yield _runner(model, folder / path.name)
+        bring_all_to_disk(folder)
+        for file in sorted(folder.iterdir(), reverse=True):  # the graph last, so that it is never there without its weights
+            file.rename(path.with_name(file.name))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runner(model: PreTrainedModel, path: Path) -> Run:
+    """A function from inputs by name to all outputs, by ONNX Runtime."""
+    import onnxruntime  # an optional package
+
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own kinds
+        raise GateError(f"ONNX Runtime does not load the export of {type(model).__name__}: {reason_of(error)}") from error
+    known = {value.name for value in session.get_inputs()}  # inputs that the model does not use are not in the graph
+
+    def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        given = {name: tensor.contiguous().numpy() for name, tensor in inputs.items() if name in known}
+        try:
+            return [torch.from_numpy(array) for array in session.run(None, given)]
+        except Exception as error:
+            raise GateError(
+                f"ONNX Runtime cannot run the export of {type(model).__name__} at {shapes_of(inputs)}: {reason_of(error)}; "
+                "nothing was kept"
+            ) from error
+
+    return run
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on packages that are not needed and names of axes that are equal anyway."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _leading(wrapped: nn.Module) -> int:
+    """How many named arguments a forward has before its ``*`` argument."""
+    kinds = [parameter.kind for parameter in inspect.signature(wrapped.forward).parameters.values()]
+    return kinds.index(inspect.Parameter.VAR_POSITIONAL)
+
+
+def portable(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy for the CPU in float32, in evaluation mode, with attention and experts in explicit matrix products: the exporter
+    takes these from every family, and they define what a token without any visible token attends to.
+
+    Raises:
+        GateError: if gates are attached.
+    """
+    if any(getattr(module, "_head_gates", False) for module in model.modules()):
+        raise GateError(f"gates are attached to this {type(model).__name__}; prune it, or detach() them, before it is exported")
+    copied = nn.Module.to(copy.deepcopy(model).eval(), "cpu", torch.float32)
+    copied.set_attn_implementation("eager")
+    copied.set_experts_implementation("batched_mm")
+    return copied
+
+
+def at_least_two(inputs: Mapping[str, Tensor], length: int | None = None) -> dict[str, Tensor]:
+    """Inputs on the CPU with two examples or more, since the exporter takes an axis of length 1 for a constant.
+
+    Args:
+        inputs: inputs of a model by name.
+        length: length of the second axis of matrices; their own for None.
+    """
+    on_cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
+    return resized(on_cpu, max(2, len(next(iter(on_cpu.values())))), length)
+
+
+def compare(model: PreTrainedModel, found: Tensor, expected: Tensor, inputs: Mapping[str, Tensor]) -> None:
+    """Whether the graph's output is the model's.
+
+    Args:
+        model: the model, for messages.
+        found, expected: output of ONNX Runtime and of torch.
+        inputs: inputs of both, for messages.
+
+    Raises:
+        GateError: for another shape, or a difference above :data:`TOLERANCE`.
+    """
+    shapes = shapes_of(inputs)
+    if found.shape != expected.shape:
+        raise GateError(
+            f"the export of {type(model).__name__} gives shape {list(found.shape)} for {shapes}, torch {list(expected.shape)}; "
+            "nothing was kept"
+        )
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+    if not difference <= TOLERANCE:
+        raise GateError(
+            f"the export of {type(model).__name__} differs from torch by {difference:.2g} (relative) for {shapes}; "
+            "nothing was kept"
+        )
+
+
+def shapes_of(inputs: Mapping[str, Tensor]) -> str:
+    """Names and shapes of inputs, in words."""
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what went wrong first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+# One step of a decoder with its key/value cache, exported to ONNX.
+
+
+def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], example_inputs: Mapping[str, Tensor]) -> Path:
+    """Write one step of a decoder with its cache: from new tokens and what was kept of earlier ones to ``logits`` and what
+    to keep for the next step.
+
+    Inputs of a decoder: ``input_ids`` ``[batch, sequence]``, ``attention_mask`` ``[batch, past + sequence]``,
+    ``position_ids`` ``[batch, sequence]`` where the model takes them. Inputs of an encoder-decoder: ``input_ids`` of the
+    decoder, ``encoder_hidden_states`` ``[batch, source, hidden]`` and, for text, ``encoder_attention_mask``
+    ``[batch, source]``; the keys of cross-attention are computed anew at every step. Both: for every layer
+    ``past_key_values.N.key`` and ``past_key_values.N.value`` ``[batch, kv_heads, past, head_dim]``, with ``past`` = 0 at the
+    first step. Outputs: ``logits``, ``present.N.key`` and ``present.N.value``. A layer without heads keeps one number per
+    token, a pruned group nothing.
+
+    ONNX Runtime then decodes from an empty cache in several steps and is compared with torch's forward pass without a cache.
+
+    Args:
+        model: a causal or sequence-to-sequence language model.
+        path: name of the ``.onnx`` file; must not exist.
+        example_inputs: inputs of a forward pass; for an encoder-decoder with ``decoder_input_ids``.
+
+    Raises:
+        GateError: see :func:`gates.export.onnx.export_onnx`; also for a model without an ordinary key/value cache.
+    """
+    if not model.can_generate():
+        raise GateError(f"{type(model).__name__} does not generate text, so it has no decoding step; use export_onnx")
+    model = portable(model)
+    inputs = at_least_two(example_inputs, max(6, *(tensor.shape[1] for tensor in example_inputs.values())))
+    step = _CrossStep(model, inputs) if model.config.is_encoder_decoder else _Step(model)
+    past = _layers(step, inputs)
+    names = (*step.names, *(f"past_key_values.{i}.{part}" for i in range(len(past)) for part in ("key", "value")))
+    outputs = ("logits", *(f"present.{i}.{part}" for i in range(len(past)) for part in ("key", "value")))
+    flat = tuple(tensor[:, :, :3] for layer in past for tensor in layer)
+    example = (*step.given(inputs, start=3, stop=6), *flat)
+    axes = (*step.axes, *({0: "batch", 2: "past"} for _ in flat))
+    with exported(model, step, example, axes, names, outputs, Path(path)) as run:
+        for batch in (1, 3):
+            other = resized(inputs, batch)
+            with torch.no_grad():
+                expected = step.whole(other)
+            kept, found = [tensor[:1, :, :0].expand(batch, -1, -1, -1) for tensor in flat], []
+            length = expected.shape[1]
+            for start, stop in ((0, length - 3), (length - 3, length - 2), (length - 2, length)):
+                given = step.given(other, start=start, stop=stop)
+                logits, *kept = run(dict(zip(names, (*given, *kept), strict=True)))
+                found.append(logits)
+            compare(model, torch.cat(found, dim=1), expected, other)
+    return Path(path)
+
+
+class _Step(nn.Module):
+    """One step of a decoder."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        has_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.names: tuple[str, ...] = ("input_ids", "attention_mask", *(("position_ids",) if has_positions else ()))
+        axes: tuple[Axes, ...] = ({0: "batch", 1: "sequence"}, {0: "batch", 1: "total"}, {0: "batch", 1: "sequence"})
+        self.axes: tuple[Axes, ...] = axes[: len(self.names)]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given, past = tensors[: len(self.names)], tensors[len(self.names) :]
+        cache = _cache(past)
+        return (self.logits(given, cache), *_kept(cache))
+
+    def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
+        """Logits of the new tokens; their keys and values are added to the cache."""
+        return self.model(**dict(zip(self.names, given, strict=True)), past_key_values=cache, use_cache=True).logits
+
+    def given(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
+        """The inputs beside the cache, for tokens ``start`` to ``stop``."""
+        ids = inputs["input_ids"][:, start:stop]
+        positions = torch.arange(start, stop).expand(len(ids), -1)
+        return (ids, torch.ones(len(ids), stop, dtype=torch.long), positions)[: len(self.names)]
+
+    def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits of all tokens in one pass without a cache."""
+        return self.model(input_ids=inputs["input_ids"], use_cache=False).logits
+
+
+class _CrossStep(nn.Module):
+    """One step of the decoder of an encoder-decoder."""
+
+    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        has_mask = "attention_mask" in inputs
+        names: tuple[str, ...] = ("input_ids", "encoder_hidden_states", "encoder_attention_mask")
+        axes: tuple[Axes, ...] = ({0: "batch", 1: "sequence"}, {0: "batch", 1: "source"}, {0: "batch", 1: "source"})
+        self.names, self.axes = names[: 2 + has_mask], axes[: 2 + has_mask]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given, past = tensors[: len(self.names)], tensors[len(self.names) :]
+        cache = _cache(past)
+        return (self.logits(given, cache), *_kept(cache))
+
+    def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
+        """Logits of the new tokens; the keys and values of their self-attention are added to the cache."""
+        ids, hidden, *mask = given
+        return self.model(
+            decoder_input_ids=ids,
+            encoder_outputs=(hidden,),
+            **({"attention_mask": mask[0]} if mask else {}),
+            past_key_values=EncoderDecoderCache(cache, DynamicCache()),
+            use_cache=True,
+        ).logits
+
+    @torch.no_grad()
+    def given(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
+        """The inputs beside the cache, for the decoder's tokens ``start`` to ``stop``."""
+        of_encoder = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
+        hidden = self.model.get_encoder()(**of_encoder)[0]
+        tokens = inputs["decoder_input_ids"][:, start:stop]
+        return (tokens, hidden, *([inputs["attention_mask"]] if len(self.names) == 3 else []))
+
+    def whole(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits of all tokens in one pass without a cache."""
+        return self.model(**inputs, use_cache=False).logits
+
+
+# -- caches ----------------------------------------------------------------------------------------------------
+
+
+def _cache(past: Sequence[Tensor]) -> DynamicCache:
+    return DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+
+
+def _kept(cache: DynamicCache) -> list[Tensor]:
+    layers: list[Any] = cache.layers
+    return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+
+
+@torch.no_grad()
+def _layers(step: _Step | _CrossStep, inputs: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values ``[batch, kv_heads, 6, head_dim]`` of every self-attention after a step over six tokens."""
+    cache = DynamicCache()
+    reason = "it is left empty"
+    try:
+        step.logits(step.given(inputs, start=0, stop=6), cache)
+    except Exception as error:  # models refuse caches in many ways
+        reason = reason_of(error)
+    kept = _kept(cache)
+    if not kept or any(not isinstance(tensor, Tensor) or tensor.dim() != 4 or tensor.shape[2] != 6 for tensor in kept):
+        raise GateError(
+            f"{type(step.model).__name__} does not fill an ordinary key/value cache ({reason}), so no decoding step can be "
+            "exported; use export_onnx for its forward pass"
+        )
+    return list(zip(kept[::2], kept[1::2], strict=True))
+
 
 POSITION_LIMITS = ("max_position_embeddings", "max_target_positions")
 

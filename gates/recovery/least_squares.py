@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.hooks.metric import HeadMetric
+from gates.scores.metric import HeadMetric
 
 
 class Moments(NamedTuple):

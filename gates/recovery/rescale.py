@@ -14,14 +14,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gates.budget import check_mask
-from gates.head_gates import HeadGates
-from gates.hooks.intercept import alone, observe_head_outputs, observing
-from gates.hooks.valid import Valid, rows_by_site, valid_positions
+from gates.attention.intercept import alone, observe_head_outputs, observing
+from gates.attention.layouts import check_merged
+from gates.attention.sites import weight_by_output
+from gates.attention.valid import Valid, rows_by_site, valid_positions
+from gates.gating.budget import check_mask
+from gates.gating.head_gates import HeadGates
 from gates.recovery.least_squares import ProjectionMoments
 from gates.scores.fisher import gram_and_cross, rescale
-from gates.sites import weight_by_output
-from gates.surgery.adapters import check_merged
 
 Batch = TypeVar("Batch")
 

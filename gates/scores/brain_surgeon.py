@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gates.attention.intercept import alone, observing
+from gates.attention.sites import join_sites, weight_by_output
+from gates.attention.valid import valid_positions
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.hooks.intercept import alone, observing
-from gates.hooks.metric import HeadMetric
-from gates.hooks.valid import valid_positions
-from gates.scores.taylor import output_weights
-from gates.sites import join_sites, weight_by_output
+from gates.gating.head_gates import HeadGates
+from gates.scores.metric import HeadMetric
+from gates.scores.weights import output_weights
 
 RIDGE = 0.01
 """Price of changed weights, in units of the mean second moment of an input; keeps heads that follow from others apart."""

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.hooks.metric import HeadMetric
 from gates.scores.importance import check_rows
+from gates.scores.metric import HeadMetric
 
 ALL_SUBSETS = 20_000
 """Layers with at most this many candidate masks are searched whole: any layer of up to 16 gates."""

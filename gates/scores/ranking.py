@@ -72,7 +72,7 @@ def layer_leaders_first(scores: Tensor, layer_index: Tensor) -> Tensor:
     """Ranks of scores, with the best head of every layer ahead of all others; in the order of the scores on both sides.
 
     A budget of at least as many heads as layers thus keeps one head in each, as ``minimum_per_layer=1`` of
-    :func:`gates.budget.budget_mask` does; a smaller one keeps the best of these.
+    :func:`gates.gating.budget.budget_mask` does; a smaller one keeps the best of these.
 
     Args:
         scores: ``[heads]``, higher kept first.

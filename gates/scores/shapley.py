@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from gates.errors import GateError
-from gates.hooks.metric import HeadMetric
 from gates.scores.importance import check_rows
+from gates.scores.metric import HeadMetric
 
 
 def removal_orders(places: Sequence[int], gates: int, *, seed: int = 0) -> Tensor:

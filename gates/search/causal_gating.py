@@ -17,14 +17,13 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
+from gates.attention.examples import count_examples
+from gates.attention.intercept import alone, observing
+from gates.attention.modes import evaluating, frozen
 from gates.errors import GateError
-from gates.families.hard_concrete import HardConcrete
-from gates.head_gates import HeadGates
-from gates.hooks.evaluating import evaluating
-from gates.hooks.examples import count_examples
-from gates.hooks.frozen import frozen
-from gates.hooks.intercept import alone, observing
-from gates.objective import l0_penalty
+from gates.gating.hard_concrete import HardConcrete
+from gates.gating.head_gates import HeadGates
+from gates.gating.price import l0_penalty
 
 ROLES = ("facilitating", "irrelevant", "interfering")
 Batch = Mapping[str, Tensor]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.families.hard_concrete import LOG_ALPHA_LIMIT
+from gates.gating.budget import Budget, budget_mask
+from gates.gating.hard_concrete import LOG_ALPHA_LIMIT
 from gates.scores.ranking import ranks
 from gates.search.successive_halving import Loss, Metered, race
 
@@ -38,7 +38,7 @@ class BestDraw:
 
 def spread_ranks(scores: Tensor) -> Tensor:
     """A ranking on the scale of ``log_alpha``, for scores without a scale of their own: ranks ``[gates]`` as evenly spaced
-    numbers from minus to plus :data:`gates.families.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
+    numbers from minus to plus :data:`gates.gating.hard_concrete.LOG_ALPHA_LIMIT`; ties share their mean."""
     last = max(1, len(scores) - 1)
     return LOG_ALPHA_LIMIT * (2 * ranks(scores).double() / last - 1)
 
@@ -58,7 +58,7 @@ def draw_masks(
 
     Args:
         scores: log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
-        budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.budget.budget_mask`.
+        budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.gating.budget.budget_mask`.
         count: number of draws.
         temperature: divisor of the scores, above 0; near 0 every draw is the mask of the ranking.
         seed: seed of the noise.

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gates.budget import counts_by_site
 from gates.errors import GateError
-from gates.latency.table import TimeLimit
+from gates.gating.budget import counts_by_site
+from gates.gating.latency import TimeLimit
 from gates.options import LEAST_PASSES
 from gates.search.successive_halving import Loss, Metered, race
 

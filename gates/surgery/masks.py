@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gates.budget import check_mask
+from gates.attention.sites import AttentionSite, site_labels
 from gates.errors import GateError
 from gates.files import replacing
-from gates.sites import AttentionSite
-from gates.surgery.labels import site_labels
+from gates.gating.budget import check_mask
 
 
 def kept_heads(sites: tuple[AttentionSite, ...], mask: Tensor) -> dict[str, list[int]]:

@@ -13,8 +13,8 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from gates import modeling_pruned as pruned
 from gates.errors import GateError
-from gates.surgery import pruned
 
 MODELING_FILE = "modeling_pruned.py"
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -66,7 +66,7 @@ def auto_classes(model: PreTrainedModel) -> dict[str, type[PreTrainedModel]]:
 def _write_modeling_file(model: PreTrainedModel, path: Path) -> dict[str, str]:
     """Write the self-contained modeling file; returns the config's ``auto_map``.
 
-    The file is :mod:`gates.surgery.pruned` and one subclass per Auto class. No text but class names of Transformers itself
+    The file is :mod:`gates.modeling_pruned` and one subclass per Auto class. No text but class names of Transformers itself
     goes into it.
     """
     stock_classes = auto_classes(model)

@@ -5,19 +5,141 @@ Everything here is arithmetic on indices and slices of weights; :mod:`gates.surg
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import math
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gates.sites import AttentionSite, find_module, weight_by_output
-from gates.surgery.layouts import Fusion
-from gates.surgery.per_head import per_head_parts
-from gates.surgery.pruned import Selected, is_of
-from gates.surgery.returns import returned
+from gates.attention.layouts import Fusion
+from gates.attention.sites import AttentionSite, find_module, weight_by_output
+from gates.modeling_pruned import Selected, is_of
+
+# What else in an attention module has an axis of heads, beside its projections: sinks, norms, tables of positions, biases.
+
+BY_HEAD = (
+    *((name, 0) for name in ("logit_scale", "r_w_bias", "r_r_bias", "r_s_bias")),
+    *((name, 1) for name in ("r_kernel", "seg_embed")),
+    *((name, 1) for name in ("relative_position_bias_table", "relative_position_bias.relative_position_bias_table")),
+)
+"""Parameters with an axis of heads, and which axis it is: Swin's and BEiT's position biases, Funnel's."""
+BY_FEATURE: dict[str, Literal["query", "key"]] = {"q_bias": "query", "v_bias": "key"}
+"""Parameters with the features of all heads beside projections that have them too, and whose heads they follow: DeBERTa's."""
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """A parameter, or a list of modules, with an axis of heads beside the projections.
+
+    Args:
+        path: path of the parameter, or of the module.
+        follows: ``query`` or ``key``, the projection whose heads it belongs to.
+        form: ``rows``: its ``axis`` counts heads; ``features``: it has the features of all heads; ``packed``: its first
+            axis has query, key and value of all heads; ``modules``: one module per head; ``spanning``: a norm over the features
+            of all heads together, which has to go on seeing them.
+        before: path of the projection before a spanning norm.
+        axis: which axis of it counts heads.
+    """
+
+    path: str
+    follows: Literal["query", "key"]
+    form: Literal["rows", "features", "packed", "modules", "spanning"]
+    before: str = ""
+    axis: int = 0
+
+
+def per_head_parts(site: AttentionSite) -> list[PerHead]:
+    """GPT-OSS's sinks, Cohere's and StableLM's norms per head, OLMo2's norms over all heads; norms shared by heads stay."""
+    found: list[PerHead] = []
+    if site.layout.packed:
+        names = [f"{site.layout.packed}_{end}" for end in ("weight", "bias")]
+        return [PerHead(name, "query", "packed") for name in names if getattr(site.core, name, None) is not None]
+    for path, follows, heads in (
+        ("sinks", "query", site.heads),
+        ("pos_bias_u", "query", site.heads),
+        ("pos_bias_v", "query", site.heads),
+        ("bias_u", "query", site.heads),
+        ("bias_v", "query", site.heads),
+        ("q_norm", "query", site.heads),
+        ("k_norm", "key", site.kv_heads),
+        ("q_layernorm", "query", site.heads),
+        ("k_layernorm", "key", site.kv_heads),
+    ):
+        part = getattr(site.core, path, None)
+        if isinstance(part, nn.Parameter):
+            found.append(PerHead(path, follows, "rows"))  # type: ignore[arg-type]
+        elif isinstance(getattr(part, "norms", None), nn.ModuleList):
+            found.append(PerHead(f"{path}.norms", follows, "modules"))  # type: ignore[arg-type]
+        elif isinstance(weight := getattr(getattr(part, "norm", part), "weight", None), Tensor):
+            if tuple(weight.shape) == (heads, site.head_dim):
+                found.append(PerHead(f"{path}.weight", follows, "rows"))  # type: ignore[arg-type]
+            elif weight.numel() != site.head_dim or is_of(type(part), Selected):
+                before = site.layout.query if follows == "query" else site.layout.key
+                found.append(PerHead(path, follows, "spanning", before))  # type: ignore[arg-type]
+    prefix = f"{site.layout.core}." if site.layout.core else ""
+    parameters = dict(site.core.named_parameters())
+    for path, axis in BY_HEAD:
+        if path in parameters and parameters[path].shape[axis] == site.heads:
+            found.append(PerHead(prefix + path, "query", "rows", axis=axis))
+    for path, side in BY_FEATURE.items():
+        if path in parameters and parameters[path].shape == (site.heads * site.head_dim,):
+            found.append(PerHead(prefix + path, side, "features"))
+    return found
+
+
+# What an attention module returns, as its code says, so that what stands in for it can return the same.
+
+WITH_WEIGHTS = 2
+"""Outputs of most attention modules: what the output projection gives, and the attention probabilities or None."""
+
+
+@functools.cache
+def returned(forward: Callable[..., Any], output: str) -> tuple[int, bool]:
+    """How many outputs a forward pass has, and whether they come as a list.
+
+    Args:
+        forward: forward pass of a class of attention, as the class has it.
+        output: path of its output projection.
+
+    Returns:
+        1 where it returns a tensor by itself; :data:`WITH_WEIGHTS` where it returns more, or its code does not tell.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
+    except (OSError, TypeError, SyntaxError):
+        return WITH_WEIGHTS, False
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
+    if not values:
+        return WITH_WEIGHTS, False
+    meant = _meant(tree, values[-1])
+    if isinstance(meant, ast.Call) and _calls(meant, output):
+        return 1, False
+    return WITH_WEIGHTS, isinstance(meant, ast.List) or (isinstance(meant, ast.BinOp) and isinstance(meant.left, ast.List))
+
+
+def _meant(tree: ast.AST, value: ast.expr) -> ast.expr:
+    """What a name was last assigned; any other expression as it is."""
+    if not isinstance(value, ast.Name):
+        return value
+    given = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == value.id for to in node.targets)
+    ]
+    return max(given, key=lambda one: one.lineno, default=value)
+
+
+def _calls(call: ast.Call, output: str) -> bool:
+    """Whether a call is that of the output projection, or of a dropout on its result, and gives nothing else."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return name in (output.split(".")[0], "dropout", "resid_dropout", "proj_drop", "out_drop", "to_out", "projection_dropout")
+
 
 COUNT_NAMES = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTH_NAMES = ("all_head_size", "split_size", "inner_dim", "embed_dim")
@@ -237,7 +359,7 @@ def position_biases(sites: tuple[AttentionSite, ...]) -> dict[str, Tensor | None
 
 
 def new_shape(cut: Cut) -> dict[str, Any]:
-    """What :func:`gates.surgery.pruned.reshape_` needs to know of one site."""
+    """What :func:`gates.modeling_pruned.reshape_` needs to know of one site."""
     site, layout = cut.site, cut.site.layout
     shape: dict[str, Any] = {"heads": len(cut.queries), "kv_heads": len(cut.keys), "projections": {}, "attributes": {}}
     adds = layout.adds

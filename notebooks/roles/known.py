@@ -15,17 +15,14 @@ import pandas as pd
 import torch
 from scipy import stats
 
-from gates.roles.observe import observe_weights
-from gates.roles.positional import PositionalShares
-from gates.roles.roles import BROAD, FIRST_TOKEN, POSITIONAL, SEPARATOR, Role, assign
-from gates.roles.sinks import SinkShares
-from gates.roles.view import View
-from gates.sites import find_attention
+from gates.attention.sites import find_attention
+from gates.roles.measures import PositionalShares, SinkShares
+from gates.roles.roles import BROAD, FIRST_TOKEN, POSITIONAL, SEPARATOR, Role, assign, observe_weights
+from gates.roles.shares import View
 from training.data.known_truth import build_tokenizer, generate
 from training.stats.significance import interval
 from training.truth.compiler import compiled
-from training.truth.program import PLACE, Head, Program
-from training.truth.programs import PROGRAMS
+from training.truth.program import PLACE, PROGRAMS, Head, Program
 
 RESULTS = Path(__file__).parents[1] / "results"
 BUILT, NEEDED, OTHERS = "built for one distance", "other necessary heads", "all others"

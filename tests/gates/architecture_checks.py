@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gates.attention.intercept import sparse_site
+from gates.attention.output_hooks import is_bypassed, seen_kinds
+from gates.attention.sites import AttentionSite, describe_kinds, find_attention
 from gates.errors import GateError
 from gates.export.onnx import export_onnx
-from gates.head_gates import HeadGates
-from gates.hooks.intercept import sparse_site
-from gates.hooks.observe import entropy_route, observe_entropy
-from gates.hooks.probe import is_bypassed, seen_kinds
+from gates.gating.head_gates import HeadGates
+from gates.modeling_pruned import Headless
 from gates.recovery.refit import refit_
-from gates.scores.entropy import AttentionEntropy
+from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
-from gates.sites import AttentionSite, describe_kinds, find_attention
-from gates.surgery.pruned import Headless
+from gates.scores.observe import entropy_route, observe_entropy
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import GatedModel, check_reloaded, in_float64, masked_outputs, outputs, tensors

@@ -8,15 +8,15 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from gates.artefact import GateConfig
+from gates.attention.output_hooks import gates_on
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
-from gates.head_gates import HeadGates
-from gates.hooks.output_hooks import gates_on
+from gates.gating.head_gates import HeadGates
 from gates.model import GatedModel, get_gated_model
 from gates.recovery.rescale import rescaled_gates
 from gates.scores.importance import head_gradients
-from gates.scores.taylor import output_weights
-from gates.sites import find_attention
+from gates.scores.weights import output_weights
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import FAMILIES, build, inputs, logits, random_mask
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
 from tests.gates.architecture_checks import COLUMNS, ArchitectureChecks
 from tools.coverage import architectures as zoo

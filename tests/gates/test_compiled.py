@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from gates.surgery.pruned import Headless
+from gates.modeling_pruned import Headless
 from gates.surgery.remove import remove_heads_
 from tools.coverage import architectures as zoo
 

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gates.hooks.replacement import MeanHeadOutput
 from gates.recovery.least_squares import ProjectionMoments
-from gates.relevance.shares import RelevanceShares
+from gates.relevance.heads import RelevanceShares
+from gates.scores.ablation import MeanHeadOutput
+from gates.scores.attention import AttentionConfidence, AttentionEntropy
 from gates.scores.brain_surgeon import SiteMoments
-from gates.scores.confidence import AttentionConfidence
-from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
 from gates.scores.importance import HeadImportance
-from gates.scores.taylor import MeanGradients
+from gates.scores.weights import MeanGradients
 
 SITES = (SimpleNamespace(heads=2, head_dim=4), SimpleNamespace(heads=3, head_dim=4))
 VISIBLE = torch.full((1, 1, 6), 5)

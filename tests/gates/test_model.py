@@ -5,14 +5,13 @@ import pytest
 import torch
 import transformers
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
-from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
-from gates.head_gates import HeadGates
+from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+from gates.gating.head_gates import HeadGates
 from gates.model import GateConfig, GatedModel, get_gated_model
-from gates.recovery.model_inputs import valid_queries
-from gates.recovery.refit import refit_
-from gates.sites import find_attention
+from gates.recovery.refit import refit_, valid_queries
 from tests.models import build, inputs, logits
 
 

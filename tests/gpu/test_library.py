@@ -22,11 +22,11 @@ from gates import (
     remove_heads_,
     save_pruned,
 )
-from gates.export.reloaded import relative_difference
-from gates.families.hard_concrete import HardConcrete, Stretch
-from gates.hooks.generators import kept_generators
-from gates.objective import solve_price
-from gates.scores.entropy import attention_entropy
+from gates.attention.modes import kept_generators
+from gates.gating.hard_concrete import HardConcrete, Stretch
+from gates.gating.price import solve_price
+from gates.scores.attention import attention_entropy
+from gates.surgery.verify import relative_difference
 from tests.models import FAMILIES, build, inputs, logits, random_mask
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of the compiler and the card

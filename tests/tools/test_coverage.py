@@ -42,7 +42,7 @@ def test_every_outcome(name, outcome, reason):
 
 def test_wrong_gates_removals_and_code_are_failures(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("gates.head_gates.scale_heads", lambda heads, values: heads)
+        patch.setattr("gates.gating.head_gates.scale_heads", lambda heads, values: heads)
         assert check_type("distilbert").outcome == "FAILED"
     with monkeypatch.context() as patch:
         patch.setattr("tools.coverage.checks.load_pruned", lambda folder, model_class: model_class.from_pretrained("nowhere"))

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
-from gates.sites import find_attention
 from tools.coverage import architectures as zoo
 from tools.deployment import __main__ as deployment
 from tools.deployment import cells, routes, runtimes, speed, vllm

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import training.commands.export
 import training.commands.summary
-import training.runs.lock
+import training.runs.directory
 from gates.errors import GateError
 from tests.training.stops import LONGEST as LONGEST_PROCESS
 from tests.training.stops import PROCESSES
@@ -159,7 +159,7 @@ def _work(command, folder, kill_at):
     os.chdir(folder)
     for number, path in ((1, os.devnull), (2, folder / f"stderr-{os.getpid()}.txt")):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    training.runs.lock.WAIT = 0.2
+    training.runs.directory.WAIT = 0.2
     changes = [0]
 
     def count(event, arguments):

@@ -9,7 +9,7 @@ import torch
 from tests.training.runs import make_trainer
 from training.config import PrunerOptions
 from training.config.data import SyntheticDocuments
-from training.data.synthetic_documents import SyntheticDocumentsData
+from training.data.synthetic_text import SyntheticDocumentsData
 from training.pruner.module import HeadPruner
 from training.scoring.subject import Subject
 

@@ -17,7 +17,7 @@ import pytorch_lightning as pl
 import torch
 from filelock import FileLock
 
-from training.cli.run_parser import build_parser
+from training.cli.command_line import build_parser
 from training.config import PrunerOptions, Setup
 from training.config.data import Synthetic
 from training.data.synthetic import SyntheticData

@@ -3,8 +3,7 @@
 import pytest
 
 from gates.errors import GateError
-from training.runs.checksums import CHECKSUMS, remove_checksums, write_checksums
-from training.runs.stored import read_json, read_table, read_text
+from training.runs.stored import CHECKSUMS, read_json, read_table, read_text, remove_checksums, write_checksums
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 
 from gates.errors import GateError
 from tests.training.runs import make_pruner
-from training.cli.comparison_parser import COMPARISON_GROUPS
-from training.cli.run_parser import GROUPS
+from training.cli.command_line import COMPARISON_GROUPS, GROUPS
 from training.commands.table import read
 from training.config import (
     LARGEST_SEED,
@@ -27,7 +26,7 @@ from training.config import (
 )
 from training.config.checks import check_values
 from training.config.data import ParallelText, Synthetic, Text
-from training.config.trainer import TrainerOptions
+from training.config.run import TrainerOptions
 from training.pruner.module import HeadPruner
 
 NEW = {"from_scratch": {"model_type": "bert"}}

@@ -8,7 +8,7 @@ import torch
 
 from gates.export.cost import hardware, wait_for
 from tests.training.runs import make_data
-from training.config.trainer import TrainerOptions
+from training.config.run import TrainerOptions
 from training.latency import stopwatch_of
 from training.runs.cost import measured
 from training.setup import make_trainer

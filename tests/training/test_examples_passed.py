@@ -6,11 +6,10 @@ import pytest
 import torch
 from transformers import SwinConfig, SwinModel
 
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.recovery.refit import refit_
 from tests.models import build, inputs
-from training.runs.cost import Cost
-from training.runs.examples_passed import ExampleCounter
+from training.runs.cost import Cost, ExampleCounter
 
 
 def counter_of(name="bert"):

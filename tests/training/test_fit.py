@@ -17,17 +17,17 @@ import torch
 import transformers
 import yaml
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
-from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.data.test_images import save_vit, write_images
 from tests.training.runs import make_data, make_pruner, make_setup, run_fit, write_config
-from training.cli.run_parser import build_parser
+from training.cli.command_line import build_parser
 from training.comparison.methods import RIVALS
 from training.fit import main
 from training.pruner.callbacks import Predictions
-from training.pruner.evaluation import evaluate
+from training.pruner.module import evaluate
 from training.setup import make_trainer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -607,7 +607,7 @@ def test_a_directory_that_holds_a_run_is_not_touched(full_run, tmp_path, capsys)
 
 
 def test_without_a_directory_runs_are_numbered(tmp_path, monkeypatch):
-    from training.runs.run_directory import RunDirectory
+    from training.runs.directory import RunDirectory
 
     monkeypatch.chdir(tmp_path)
     assert RunDirectory.claim(None, "x", "refuse").path == Path("runs/x")
@@ -864,7 +864,7 @@ def test_without_arguments_the_embedded_default_runs(monkeypatch):
     monkeypatch.setattr("training.comparison.run.fit", lambda line: chosen.append(line.options))
     assert main([]) == 0
     assert main(["--model.budget", "5"]) == 0
-    assert chosen[0].data.class_path == "training.config.classification.Synthetic"
+    assert chosen[0].data.class_path == "training.config.data.Synthetic"
     assert chosen[0].as_dict() == build_parser().parse_args(["--config", str(CONFIGS / "default.yaml")]).as_dict()
     assert chosen[1].model.budget == 5
     assert chosen[1].model.from_scratch == yaml.safe_load((CONFIGS / "default.yaml").read_text())["model"]["from_scratch"]

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from gates import load_pruned
-from gates.sites import find_attention
+from gates.attention.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
 from training.fit import main

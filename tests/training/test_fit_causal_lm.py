@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
+from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
-from gates.export.kv_cache import cache_bytes_of
-from gates.sites import find_attention
+from gates.export.cost import cache_bytes_of
 from tests.training.causal_runs import make_data, write_config
 from training.commands.summary import read_runs, summarise
 from training.commands.table import run_command

@@ -14,14 +14,14 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
 from tests.training.causal_runs import GROUPED, ROWS, make_data
 from tools.coverage import architectures as zoo
+from training.commands.export import load_trained
 from training.commands.table import run_command
-from training.commands.trained import load_trained
 from training.config import PrunerOptions, Source
-from training.data.synthetic_documents import build_document_tokenizer
+from training.data.synthetic_text import build_document_tokenizer
 from training.fit import main
 from training.pruner.module import HeadPruner
 from training.tasks.causal_lm import CausalLM
-from training.tasks.image_classification import ImageClassification
+from training.tasks.classification import ImageClassification
 from training.tasks.loading import load_pretrained
 
 ALONE = {"finetune": 0.0, "prune": 1.0, "retrain": 0.0, "budget": 3}

@@ -13,7 +13,7 @@ from training.config import Source
 from training.data.synthetic import build_tokenizer
 from training.fit import main
 from training.tasks import TokenClassification
-from training.tasks.entities import entity_counts, entity_f1
+from training.tasks.token_classification import entity_counts, entity_f1
 
 MODEL = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 

@@ -19,7 +19,7 @@ from tests.training.runs import run_fit
 from tests.training.translation_runs import make_data, write_config
 from training.commands.table import run_command
 from training.commands.translate import system_names
-from training.comparison.translations import read_texts
+from training.comparison.tables import read_texts
 from training.fit import main
 from training.report.pictures import pictures_of
 from training.report.reading import read_contents

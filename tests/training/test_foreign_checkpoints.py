@@ -10,11 +10,11 @@ import torch
 from gates.errors import GateError
 from tests.training.runs import make_data, make_pruner, make_setup, write_config
 from training.commands.table import run_command
-from training.comparison.identity import began_with, identity_of_dense
+from training.comparison.cache import began_with, identity_of_dense
 from training.pruner.callbacks import CostInCheckpoints, DenseCheckpoint
 from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, read_checkpoint, write_checkpoint
-from training.runs.resuming import BEGAN_WITH, identity_of, noted_identity
-from training.runs.run_directory import RunDirectory
+from training.runs.directory import RunDirectory
+from training.runs.resume import BEGAN_WITH, identity_of, noted_identity
 from training.setup import make_trainer
 
 

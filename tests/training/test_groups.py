@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
+from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
-from gates.sites import find_attention
 from tests.training.runs import make_data, make_pruner, make_trainer, write_config
 from training.fit import main
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from gates.attention.sites import find_attention, matched_sites
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.latency.table import TimeLimit
-from gates.sites import find_attention, matched_sites
+from gates.gating.head_gates import HeadGates
+from gates.gating.latency import TimeLimit
 from tests.models import build, inputs
 from training import latency
 from training.latency import (

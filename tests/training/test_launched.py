@@ -14,7 +14,7 @@ from gates.errors import GateError
 from tests.training.runs import make_setup, write_config
 from training.__main__ import main
 from training.commands.table import COMMANDS, work_on
-from training.config.trainer import TrainerOptions
+from training.config.run import TrainerOptions
 from training.runs.launched import OF_MPI, VARIABLES, World, is_first_process, launched
 from training.runs.processes import environment_of
 from training.setup import make_trainer

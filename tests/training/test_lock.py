@@ -13,13 +13,12 @@ from gates.errors import GateError
 from tests.training.runs import write_config
 from training.commands.table import run_command
 from training.config import RunOptions
-from training.runs.lock import LOCK, is_abandoned, only_writer, refuse_busy
-from training.runs.run_directory import claimed, writing_to
+from training.runs.directory import LOCK, claimed, is_abandoned, only_writer, refuse_busy, writing_to
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from training.runs.lock import only_writer
+from training.runs.directory import only_writer
 with only_writer(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -45,7 +44,7 @@ def hold():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("training.runs.lock.WAIT", 0.2)
+    monkeypatch.setattr("training.runs.directory.WAIT", 0.2)
 
 
 def test_the_second_writer_is_refused_and_the_lock_ends_with_its_process(hold, tmp_path):

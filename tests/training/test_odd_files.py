@@ -13,10 +13,9 @@ from tests.training.runs import write_config
 from tests.training.stops import Moment, fit
 from training.commands.table import run_command
 from training.comparison.cache import ExperimentCache
-from training.runs.checksums import check_unchanged
-from training.runs.going_on import check_same_comparison
-from training.runs.lock import LOCK, only_writer, refuse_busy
-from training.runs.run_directory import RunDirectory
+from training.runs.directory import LOCK, RunDirectory, only_writer, refuse_busy
+from training.runs.resume import check_same_comparison
+from training.runs.stored import check_unchanged
 
 LONGEST = 1800
 """Seconds that no test here takes."""

@@ -13,8 +13,7 @@ from training.commands.table import run_command
 from training.comparison import grid
 from training.config import RunOptions
 from training.pruner.checkpoints import read_checkpoint
-from training.runs.outputs import check_new_output, check_output, check_output_folder
-from training.runs.run_directory import RunDirectory, claimed
+from training.runs.directory import RunDirectory, check_new_output, check_output, check_output_folder, claimed
 from training.runs.tracking import run_id
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gates.errors import GateError
-from training.cli.values import hints_of
+from training.cli.command_line import hints_of
 from training.commands.table import COMMANDS, read, run_command
 from training.comparison.methods import Method
 from training.config import Setup
@@ -62,7 +62,7 @@ def test_a_home_directory_within_lists_and_names(home):
 def test_a_configuration_in_the_home_directory(home):
     (home / "mine.yaml").write_text("data: {class_path: Ratings}\nseed: 7\n")
     options = read("fit", ["--config=text.yaml", "--config=~/mine.yaml", *MODEL, *FILES]).options
-    assert (options.seed, options.data.class_path) == (7, "training.config.classification.Ratings")
+    assert (options.seed, options.data.class_path) == (7, "training.config.data.Ratings")
 
 
 def test_a_mask_in_the_home_directory(home):

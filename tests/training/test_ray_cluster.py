@@ -11,7 +11,7 @@ from tests.training.runs import make_setup, write_config
 from training.commands.preflight import check_run
 from training.commands.table import read
 from training.config import LauncherOptions
-from training.config.launcher import alone
+from training.config.comparison import alone
 from training.runs import ray_cluster
 from training.runs.ray_cluster import check_ray, gpus_per_task
 

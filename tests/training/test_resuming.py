@@ -14,8 +14,8 @@ from training.commands.table import run_command
 from training.config import RunOptions
 from training.data.synthetic import build_tokenizer, generate
 from training.fit import main
-from training.runs.lock import LOCK
-from training.runs.resuming import (
+from training.runs.directory import LOCK, RunDirectory
+from training.runs.resume import (
     BEGAN_WITH,
     FREE_WHEN_RESUMED,
     check_same_inputs,
@@ -23,7 +23,6 @@ from training.runs.resuming import (
     checkpoint_of,
     note_inputs,
 )
-from training.runs.run_directory import RunDirectory
 
 STEP = "training.pruner.module:HeadPruner.optimizer_step"
 

@@ -18,19 +18,19 @@ RUN = "training.comparison.run"
 SMALL = ["--data.train_rows", "96", "--data.select_rows", "32", "--data.test_rows", "32", "--data.score_rows", "32"]
 COMPARED = ["--compare", "full", "--retrained", "[his]", "--curve", "[0.5]"]
 BEFORE = {
-    "before there is a directory": Moment("training.runs.run_directory:RunDirectory.create"),
-    "in the directory, before its configuration": Moment("training.runs.run_directory:RunDirectory.write_text"),
+    "before there is a directory": Moment("training.runs.directory:RunDirectory.create"),
+    "in the directory, before its configuration": Moment("training.runs.directory:RunDirectory.write_text"),
 }
 """A run that is stopped here has not begun."""
 DURING = {
-    "when its configuration is written": Moment("training.runs.run_directory:RunDirectory.create", after=True),
+    "when its configuration is written": Moment("training.runs.directory:RunDirectory.create", after=True),
     "in the finetune phase": Moment(f"{MODULE}.optimizer_step", 3),
     "before dense.ckpt has its name": Moment("torch:save", after=True),
     "when dense.ckpt is there": Moment(f"{MODULE}._start_pruning"),
     "in the prune phase": Moment(f"{MODULE}.optimizer_step", 3),
     "in the retrain phase": Moment(f"{MODULE}.optimizer_step", 9),
     "when training has ended": Moment(f"{MODULE}.on_train_end", after=True),
-    "when final.ckpt is there": Moment("training.comparison.training:evaluate"),
+    "when final.ckpt is there": Moment("training.comparison.run:evaluate"),
     "when a part of its training is kept": Moment("training.comparison.cache:ExperimentCache._make", 2, after=True),
     "in its export": Moment("gates.export.checkpoint:load_pruned"),
     "when its export is there": Moment(f"{RUN}:export", after=True),
@@ -38,8 +38,8 @@ DURING = {
     "in the training of its comparison": Moment(f"{MODULE}.optimizer_step", 4),
     "when that training has ended": Moment("training.comparison.experiments:Experiments._evaluate", 1),
     "in its curve": Moment("training.comparison.experiments:Experiments.post_hoc", 14),
-    "while it draws": Moment("training.comparison.run_results:mask_agreement"),
-    "between its tables": Moment("training.runs.run_directory:RunDirectory.write_table", 4),
+    "while it draws": Moment("training.comparison.run:mask_agreement"),
+    "between its tables": Moment("training.runs.directory:RunDirectory.write_table", 4),
     "before its end": Moment(f"{RUN}:show_run"),
 }
 """In the order of a run's life, each as a run finds it that goes on from the one before; there is no ``last.ckpt``."""
@@ -135,7 +135,7 @@ def test_a_finished_run_is_not_touched(unbroken, tmp_path, capsys):
 def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
     """Which would not be the default one a second time."""
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
-    moment = Moment("training.runs.run_directory:RunDirectory.create", after=True)
+    moment = Moment("training.runs.directory:RunDirectory.create", after=True)
     given = ["--config", write_config(tmp_path), *SMALL, "--compare", "none"]
     code, said = fit(given, tmp_path, moment, signal.SIGINT)
     assert (code, said) == (130, "stopped; go on with --run_dir runs/tiny-2 --existing resume\n")

@@ -8,7 +8,7 @@ import torch
 
 from training.config import PrunerOptions
 from training.config.data import SyntheticTranslation
-from training.data.synthetic_translation import SyntheticTranslationData
+from training.data.synthetic_text import SyntheticTranslationData
 from training.pruner.module import HeadPruner
 
 MODEL = {

@@ -29,8 +29,8 @@ from tools.benchmark.setting import DEFAULT_SIZES, POSITIONS, SHAPES, Row, Setti
 from tools.benchmark.steps import measure_job, measure_precision, measure_steps
 from tools.benchmark.tables import markdown
 from training.runs import progress
-from training.runs.lock import only_writer
-from training.runs.own_code import folders_fingerprint
+from training.runs.directory import only_writer
+from training.runs.hashing import folders_fingerprint
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 

@@ -8,10 +8,9 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from gates import AttentionConfidence, AttentionEntropy, HeadGates, head_gradients, observe_attention
-from gates.scores.attention_blocks import visible_keys
-from gates.scores.entropy import attention_entropy
+from gates.scores.attention import attention_entropy, visible_keys
 from gates.scores.importance import gradient_rows, requiring_gradients
-from gates.scores.taylor import output_weights
+from gates.scores.weights import output_weights
 from tools.benchmark.memory import memory_columns, peaks_in_turn
 from tools.benchmark.setting import KINDS, Row, Setting, Size, columns
 from training.latency import Work

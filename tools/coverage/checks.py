@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.attention.inputs import of_dtype
+from gates.attention.sites import AttentionSite, weight_by_output
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.export.example_inputs import of_dtype
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.scores.importance import head_gradients
-from gates.sites import AttentionSite, weight_by_output
 
 Inputs = Mapping[str, Tensor]
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}

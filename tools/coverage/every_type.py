@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.attention.inputs import example_inputs
+from gates.attention.output_hooks import seen_kinds
+from gates.attention.probing import PROBED, probe_attention
+from gates.attention.sites import AttentionSite, describe_kinds, find_attention, is_attention
 from gates.errors import GateError, first_line
+from gates.export.card import prediction
 from gates.export.checkpoint import own_auto_class
-from gates.export.example_inputs import example_inputs
-from gates.export.usage import prediction
-from gates.hooks.probe import seen_kinds
-from gates.hooks.probed_sites import PROBED, probe_attention
-from gates.sites import AttentionSite, describe_kinds, find_attention, is_attention
 from tools.coverage.checks import (
     TOLERANCE,
     UNREACHED,

@@ -12,10 +12,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import Form, own_auto_class, save_pruned
-from gates.export.installed import loading_both
-from gates.sites import find_attention
+from gates.export.hub import loading_both
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import masked_outputs
 from tools.deployment.cells import BY_LAYER, Row, even, unpadded

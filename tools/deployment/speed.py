@@ -18,9 +18,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from gates.errors import first_line
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.export.cost import count_parameters
-from gates.export.kv_cache import cache_bytes_of
-from gates.export.onnx_step import export_onnx_step
+from gates.export.cost import cache_bytes_of, count_parameters
+from gates.export.onnx import export_onnx_step
 from tools.deployment import gguf, vllm
 from tools.deployment.cells import Row, cell, tokens
 

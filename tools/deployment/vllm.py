@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import save_pruned
-from gates.sites import find_attention
 from tools.coverage import architectures as zoo
 from tools.coverage.checks import masked_outputs
 from tools.deployment import in_vllm

@@ -6,44 +6,236 @@ are also found in a plain folder with a model, and survival reads only the table
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from rich.markup import escape
 from torch import Tensor
 
 from gates.errors import GateError
-from training.analysis.arguments import (
-    DOMAINS,
-    ROLES,
-    SURVIVAL,
-    TITLES,
-    as_typed,
-    check_arguments,
-    experiments_of,
-    other_data_options,
+from training.analysis.heads import (
+    ablate_each,
+    across_domains,
+    by_kind,
+    causal_classes,
+    one_per_layer,
+    relevance_of_heads,
+    through_training,
 )
-from training.analysis.causal import causal_classes
-from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer
-from training.analysis.model import DenseModel, Finding, load_dense, load_pruned, setup_of
-from training.analysis.observed import is_model_folder, observe_folder, observe_run
-from training.analysis.output import OutputDirectory
-from training.analysis.relevance import relevance_of_heads
-from training.analysis.role_texts import RoleFiles, read_texts
+from training.analysis.model import (
+    DenseModel,
+    Finding,
+    is_model_folder,
+    load_dense,
+    load_pruned,
+    observe_folder,
+    observe_run,
+    setup_of,
+)
+from training.analysis.role_measures import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 from training.analysis.survival import survival_of_roles
-from training.analysis.to_wandb import send_pictures, tracking_of
-from training.analysis.training import through_training
-from training.cli.ending import stdout
-from training.cli.line import CommandLine
+from training.analysis.wandb import send_pictures, tracking_of
+from training.cli.command_line import CommandLine, split_options
+from training.cli.exit import stdout
 from training.runs import progress
 from training.runs.cost import measured
-from training.runs.lock import only_writer
-from training.runs.run_directory import RunDirectory
+from training.runs.directory import LOCK, RunDirectory, only_writer, refuse_file
+from training.runs.stored import read_json
+from training.runs.tracking import code_version, machine, versions
 from training.setup import Setup, open_data, quiet_libraries
+
+# The experiments that a command line chooses, and whether it has what they need.
+
+OTHER = "--other_data."
+DOMAINS, ROLES, SURVIVAL = "domains", "roles", "survival"
+WITHOUT_TREES = ("ablate", "one-per-layer", "by-kind")
+"""The experiments on a run by default, without trees."""
+OF_ROLES = ("conllu", "parser", "relations", "text", "coref", "sentences", "show", "maps")
+"""Options that only roles uses."""
+TITLES = {
+    "ablate": "Each head removed alone",
+    "one-per-layer": "One head per layer",
+    "by-kind": "Quality against budget, by kind of attention",
+    "causal": "Facilitating, irrelevant and interfering heads",
+    "relevance": "Relevance of heads",
+    ROLES: "Roles of heads",
+    SURVIVAL: "Which roles survive",
+    DOMAINS: "The same heads on other data",
+    "through-training": "Through training",
+}
+
+
+def other_data_options(given: Sequence[str]) -> list[str]:
+    """Return the arguments that describe other data, as ``training.fit`` takes them."""
+    own = split_options(given, lambda name: name.startswith(OTHER))[0]
+    return ["--data." + part.removeprefix(OTHER) if part.startswith(OTHER) else part for part in own]
+
+
+def as_typed(text: str) -> str:
+    """Give options of other data the names that they have on the command line."""
+    return re.sub(r"(?:(?<=--)|(?<= )|^)data\.(?=\w)", OTHER.removeprefix("--"), text)
+
+
+def experiments_of(options: Any) -> list[str]:
+    """Return the names of the chosen experiments in the order given.
+
+    The default is roles for a folder with a model and for pruned weights, roles and survival for a run with trees, and
+    :data:`WITHOUT_TREES` for a run without.
+
+    Raises:
+        GateError: if one is unknown, or there is none.
+    """
+    if options.experiments is None:
+        if is_model_folder(options.run) or options.weights != "dense":
+            return [ROLES]
+        return [ROLES, SURVIVAL] if _has_trees(options) else list(WITHOUT_TREES)
+    chosen = list(dict.fromkeys(name.strip() for name in options.experiments.split(",") if name.strip()))
+    for name in chosen:
+        if name not in TITLES:
+            raise GateError(f"unknown experiment {name!r}; expected some of {', '.join(TITLES)}")
+    if not chosen:
+        raise GateError(f"--experiments is empty; expected some of {', '.join(TITLES)}")
+    return chosen
+
+
+def check_arguments(options: Any, chosen: Sequence[str], other: Sequence[str]) -> None:
+    """Check that every experiment has its files, and that every file is used.
+
+    Args:
+        options: The options of the command.
+        chosen: The names of the experiments.
+        other: The options of other data.
+
+    Raises:
+        GateError: if a file is missing or unused, or the run is a folder with a model and an experiment needs a run.
+    """
+    if (DOMAINS in chosen) != bool(other):
+        raise GateError(
+            "the experiment domains needs other data; give it, for example with --other_data.test_file FILE"
+            if DOMAINS in chosen
+            else f"other data are given ({as_typed(other[0])}) and nothing uses them; add the experiment domains"
+        )
+    _check_trees(options, needed=ROLES in chosen)
+    if options.roles is not None and SURVIVAL not in chosen:
+        raise GateError(f"--roles is given and nothing uses it; add the experiment {SURVIVAL}")
+    if options.weights != "dense" and [name for name in chosen if name != SURVIVAL] != [ROLES]:
+        raise GateError(f"--weights {options.weights} is for the experiment roles alone; remove it, or analyze roles by itself")
+    if options.weights != "dense" and is_model_folder(options.run):
+        raise GateError(f"--weights {options.weights} needs a run, and {options.run!r} is a folder with a model; remove it")
+    if options.sentences is not None and options.sentences < 1:
+        raise GateError(f"--sentences is {options.sentences}; expected 1 or more")
+    if is_model_folder(options.run) and (others := [name for name in chosen if name != ROLES]):
+        raise GateError(
+            f"{options.run!r} is a folder with a model and no run, so there is nothing to do {others[0]} with; give a run, or "
+            f"--experiments {ROLES}"
+        )
+
+
+def _has_trees(options: Any) -> bool:
+    return options.conllu is not None or options.parser is not None
+
+
+def _check_trees(options: Any, *, needed: bool) -> None:
+    for name in OF_ROLES if not needed else ():
+        if getattr(options, name) is not None:
+            raise GateError(f"--{name} is given and nothing uses it; add the experiment roles")
+    if needed and not _has_trees(options):
+        raise GateError(
+            "the experiment roles needs a treebank; give one with --conllu FILE, or texts and what parses them with "
+            "--text FILE --parser NAME"
+        )
+    if options.parser is not None and options.conllu is not None:
+        raise GateError("--conllu and --parser are both given; expected one of them, as trees are read or made")
+    if options.parser is not None and options.text is None:
+        raise GateError(f"--parser {options.parser} has nothing to parse; give texts, one on each line, with --text FILE")
+
+
+# The directory of an analysis: tables, pictures, pages, and the two files that sum up all experiments.
+
+
+class OutputDirectory:
+    """Tables, pictures, ``metrics.json`` and ``analysis.md``; analyses of the same run add up.
+
+    Args:
+        path: of the directory.
+        run: that is analysed, as it was given.
+        findings: of earlier analyses, from ``metrics.json``.
+    """
+
+    def __init__(self, path: Path, run: str, findings: dict[str, Any]) -> None:
+        self.path, self.run, self.findings = path, run, findings
+        self.files = RunDirectory(path)  # for its atomic writing alone
+
+    @classmethod
+    def claim(cls, path: Path, run: str) -> OutputDirectory:
+        """Check the directory; nothing is written yet.
+
+        Raises:
+            GateError: if it holds something else, or the analysis of another run.
+        """
+        refuse_file(path)
+        if not path.is_dir() or not any(place.name != LOCK for place in path.iterdir()):
+            return cls(path, run, {})
+        try:
+            known = read_json(path / "metrics.json", dict, mend="give another directory")
+            analysed, findings = str(known["analysed_run"]), dict(known["experiments"])
+        except GateError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GateError(f"--run_dir {str(path)!r} is not empty and holds no analysis; give another directory") from error
+        if Path(analysed).resolve() != Path(run).resolve():
+            raise GateError(
+                f"--run_dir {str(path)!r} holds the analysis of {analysed!r}, not of {run!r}; give another directory"
+            )
+        return cls(path, run, findings)
+
+    def write(self, name: str, finding: Finding, about: dict[str, Any]) -> None:
+        """The files of one experiment, and the two that sum up all."""
+        (self.path / "plots").mkdir(parents=True, exist_ok=True)
+        for file, table in finding.tables.items():
+            self.files.write_table(f"{file}.csv", table)
+        for file, figure in finding.figures.items():
+            self._write_figure(file, figure)
+        for file, text in finding.pages.items():
+            self.files.write_text(file, text)
+        figures = [f"plots/{file}.png" for file in finding.figures]
+        self.findings[name] = {**about, "sentences": finding.sentences, "numbers": finding.numbers, "figures": figures}
+        self.findings = {key: self.findings[key] for key in TITLES if key in self.findings}
+        self.files.write_json(
+            "metrics.json",
+            {
+                "analysed_run": self.run,
+                "experiments": self.findings,
+                "code": code_version(),
+                "machine": machine(),
+                "versions": versions(),
+            },
+        )
+        self.files.write_text("analysis.md", self._text())
+
+    def _write_figure(self, name: str, figure: Figure) -> None:
+        for form in ("png", "svg"):
+            with self.files.replacing(f"plots/{name}.{form}") as partial:
+                figure.savefig(partial, format=form, dpi=150)
+
+    def _text(self) -> str:
+        lines = [f"# Analysis of {Path(self.run).resolve().name}", ""]
+        lines += [
+            "The dense model, of a run at the end of fine-tuning; scores from training data, choices on the selection split,",
+            "results on the test split, metrics x 100. Significance (at 0.05) and intervals",
+            "are over test examples, for this model (those of roles over sentences); another seed would train another.",
+        ]
+        for name, found in self.findings.items():
+            lines += ["", f"## {TITLES[name]}", "", *(f"- {sentence}" for sentence in found["sentences"])]
+            lines += [line for figure in found["figures"] for line in ("", f"![{TITLES[name]}]({figure})")]
+        return "\n".join(lines) + "\n"
+
 
 EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
     "ablate": ablate_each,

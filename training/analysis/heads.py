@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import move_data_to_device
 from scipy import stats
 from torch import Tensor
 
+from gates.attention.sites import KINDS
 from gates.errors import GateError
 from gates.scores.ablation import leave_one_out_masks
 from gates.scores.importance import normalise_by_layer, removal_ranking
-from gates.sites import KINDS
-from training.analysis.model import DenseModel, Finding, gate_columns, head_importance, outcomes
-from training.analysis.outcomes import Measure
-from training.analysis.plots import domain_scatter, effect_map, quality_by_kind
+from gates.search.causal_gating import ROLES, CausalRoles, causal_roles
+from training.analysis.model import (
+    LOSS,
+    ONE_DEVICE,
+    DenseModel,
+    Finding,
+    Measure,
+    gate_columns,
+    head_importance,
+    outcomes,
+    paired_change,
+)
+from training.analysis.plots import (
+    causal_map,
+    domain_scatter,
+    effect_map,
+    quality_by_kind,
+    quality_through_training,
+    relevance_scatter,
+)
 from training.data.base import TaskData
+from training.pruner.module import HeadPruner
+from training.runs import progress
+from training.scoring.passes import importance_and_entropy
+from training.scoring.scorers import Scores
+from training.scoring.subject import Subject, at_rest
+from training.setup import make_pruner, make_trainer
+from training.stats.bootstrap import Array
 from training.stats.significance import SIGNIFICANCE, holm
 
 POINT = 0.01
@@ -241,3 +269,257 @@ def _largest_loss(measure: Measure, change: float, where: str) -> str:
 
 def _name(row: pd.Series) -> str:
     return f"{row['site']}.{row['head']}"
+
+
+# What each head does to the task of a run: two fits of its gates, with a price and with a reward (Nam et al. 2025).
+
+PRICE = 0.01
+"""Of an open head, in units of the loss."""
+GATING_STEPS, SEEDS = 100, (0, 1, 2)
+"""Optimiser steps of each fit, of which there are three for each seed."""
+
+
+def causal_classes(dense: DenseModel) -> Finding:
+    """Facilitating, irrelevant and interfering heads, from training data, with the agreement of seeds; then all heads of each
+    role closed at once, on the test split."""
+    roles = _roles(dense)
+    found, agreement, gates = roles.roles(), roles.agreement(), dense.gates
+    scores = roles.scores().mean(0)
+    columns = {name: scores[:, index].numpy() for index, name in enumerate(ROLES)}
+    fits = {"priced": roles.priced.mean(0).numpy(), "rewarded": roles.rewarded.mean(0).numpy()}
+    table = gate_columns(gates).assign(role=roles.names(), agreement=agreement.numpy(), **columns, **fits)
+    closed = _closed(dense, found)
+    unanimous = agreement == 1
+    counts = [f"{int((found == index).sum())} {name}" for index, name in enumerate(ROLES)]
+    sentences = [
+        f"Of {gates.size} {gates.unit}s, {', '.join(counts[:-1])} and {counts[-1]}, at a price and a reward of {PRICE:g} in "
+        f"units of the loss; {len(SEEDS)} seeds agree on the role of {int(unanimous.sum())}.",
+        *(_causal_sentence(row, dense.metric, gates.unit) for _, row in closed.iterrows() if row["gates"]),
+    ]
+    numbers = {
+        "roles": {name: int((found == index).sum()) for index, name in enumerate(ROLES)},
+        "unanimous": int(unanimous.sum()),
+        "agreement": float(agreement.mean()),
+        "price": PRICE,
+    }
+    heads, agreed = gates.to_heads(found), gates.to_heads(agreement)
+    figure = causal_map(gates.sites, heads, agreed, names=ROLES)
+    return Finding({"causal": table, "causal_closed": closed}, {"causal": figure}, sentences, numbers)
+
+
+def _roles(dense: DenseModel) -> CausalRoles:
+    task, backbone = dense.pruner.task, dense.pruner.backbone
+    batches = [move_data_to_device(batch, dense.device) for batch in islice(dense.data.score_dataloader(), GATING_STEPS)]
+    with progress.stage("fitting gates", 3 * GATING_STEPS * len(SEEDS)) as shown:
+        return causal_roles(
+            dense.gates,
+            batches,
+            lambda batch: task.losses(backbone, batch)[0],
+            price=PRICE,
+            steps=GATING_STEPS,
+            seeds=SEEDS,
+            advance=shown.advance,
+        )
+
+
+def _closed(dense: DenseModel, roles: Tensor) -> pd.DataFrame:
+    """What it changes on the test split to close all gates of a role; roles without gates have no change."""
+    masks = torch.stack([torch.ones(len(roles)), *((roles != index).float() for index in range(len(ROLES)))])
+    found = outcomes(dense, masks, "test")
+    if found.measure.name == LOSS:
+        return _closed_by_loss(found.losses, roles)
+    tests = found.against_first()
+    losses = found.losses.mean(axis=1)
+    return pd.DataFrame(
+        {
+            "role": ROLES,
+            "gates": [int((roles == index).sum()) for index in range(len(ROLES))],
+            "metric": found.values[1:],
+            "change": found.values[1:] - found.values[0],
+            "low": [test.low for test in tests],
+            "high": [test.high for test in tests],
+            "p_holm": holm([test.p for test in tests]),
+            "loss_change": losses[1:] - losses[0],
+        }
+    )
+
+
+def _closed_by_loss(losses: Array, roles: Tensor) -> pd.DataFrame:
+    """The same for tasks without classes: the mean change of the loss over examples, with Student's interval and paired test.
+
+    Args:
+        losses: with all gates open, then with those of each role closed, ``[1 + roles, examples]``.
+        roles: of the gates, ``[gates]``.
+    """
+    rows = []
+    for index, change in enumerate(losses[1:] - losses[0]):
+        rows.append((ROLES[index], int((roles == index).sum()), *paired_change(change)))
+    table = pd.DataFrame(rows, columns=["role", "gates", "loss_change", "low", "high", "p_holm"])
+    return table.assign(p_holm=holm(table["p_holm"]))
+
+
+def _causal_sentence(row: pd.Series, metric: str, unit: str) -> str:
+    """A sentence on a role's gates closed at once."""
+    sure = "significantly" if row["p_holm"] < SIGNIFICANCE else "not significantly"
+    if "change" not in row:
+        return (
+            f"With all {row['role']} {unit}s closed ({row['gates']}), the test loss changes by {row['loss_change']:+.3f} "
+            f"(95 % interval {row['low']:+.3f} to {row['high']:+.3f}; {sure} after Holm's correction)."
+        )
+    return (
+        f"With all {row['role']} {unit}s closed ({row['gates']}), test {metric} changes by {100 * row['change']:+.1f} points "
+        f"(95 % interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}; {sure} after Holm's correction)."
+    )
+
+
+# How much of what a model predicts comes through each head, beside simpler scores, and how alike their rankings are.
+
+RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "his": "HIS"}
+"""Scores whose rankings are compared, by their columns."""
+
+
+def relevance_of_heads(dense: DenseModel) -> Finding:
+    """Relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
+
+    Raises:
+        GateError: for a family that no relevance is claimed for.
+    """
+    scores = Scores(dense.subject())
+    raws = ("relevance", "relevance-signed", "gradient-x-input", "gradient-x-input-signed")
+    found = {raw.replace("-", "_"): scores.raw(raw).numpy() for raw in raws}
+    table = gate_columns(dense.gates).assign(**found, his=scores.by_layer("his").numpy())
+    pairs = list(combinations(RANKINGS, 2))
+    correlations = {f"{one} and {other}": _spearman(table[one], table[other]) for one, other in pairs}
+    named = [f"{RANKINGS[one]} and {RANKINGS[other]} {_told(correlations[f'{one} and {other}'])}" for one, other in pairs]
+    best = table.iloc[int(table["relevance"].to_numpy().argmax())]
+    unit = dense.gates.unit
+    sentences = [
+        f"The {unit} with the largest share of its layer's relevance to the prediction is {best['site']}.{best['head']} "
+        f"({100 * best['relevance']:.0f} %); equal shares in its layer would be "
+        f"{100 / len(table[table['site'] == best['site']]):.0f} %.",
+        f"Rank correlations (Spearman) over all {unit}s: {', '.join(named)}.",
+    ]
+    figure = relevance_scatter(table, by={name: title for name, title in RANKINGS.items() if name != "relevance"})
+    return Finding({"relevance": table}, {"relevance": figure}, sentences, {"spearman": correlations})
+
+
+def _spearman(one: pd.Series, other: pd.Series) -> float | None:
+    """None where one side is constant."""
+    return None if np.ptp(one) == 0 or np.ptp(other) == 0 else float(stats.spearmanr(one, other).statistic)
+
+
+def _told(correlation: float | None) -> str:
+    return "not measurably" if correlation is None else f"{correlation:.2f}"
+
+
+# When heads become unequal: scores and pruning curves after every epoch of fine-tuning (Michel et al. 2019, section 6).
+
+
+class EveryEpoch(pl.Callback):
+    """After every epoch of fine-tuning, and where it ends: HIS and entropy of all heads on training data, and the metric of
+    a classifier or else the loss on the test split with more and more heads pruned in the order of HIS. Training stops where
+    fine-tuning ends, and goes on between as if nobody had looked.
+
+    Args:
+        dense: the run; its pruner is the one in training.
+    """
+
+    def __init__(self, dense: DenseModel) -> None:
+        self.dense = dense
+        self.per_epoch = len(dense.data.batches_of_run(epochs=1, first=0, rank=0, world=1))
+        self.curves: list[pd.DataFrame] = []
+        self.scores: list[pd.DataFrame] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        trainer.fit_loop.epoch_loop.max_steps = max(1, pl_module.boundaries[0])  # Lightning has no limit of no steps
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, HeadPruner)
+        batches = args[2] + 1
+        ends = trainer.global_step == pl_module.boundaries[0] and batches % trainer.accumulate_grad_batches == 0
+        if batches % self.per_epoch == 0 or ends:
+            with at_rest(pl_module):
+                self._record(trainer, batches / self.per_epoch)
+
+    def _record(self, trainer: pl.Trainer, epoch: float) -> None:
+        dense = self.dense
+        gates, step = dense.gates, trainer.global_step
+        importance, entropy = importance_and_entropy(Subject(dense.pruner, dense.data, trainer))
+        ranking = normalise_by_layer(importance.his, gates.layer_index().cpu())
+        named = {"his": importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": entropy.numpy()}
+        self.scores.append(pd.DataFrame({"epoch": epoch, "step": step, **gate_columns(gates), **named}))
+        order, counts = torch.sort(ranking, stable=True).indices, prune_counts(gates.size)
+        masks = torch.ones(len(counts), gates.size)
+        for mask, pruned in zip(masks, counts, strict=True):
+            mask[order[:pruned]] = 0.0
+        found = outcomes(dense, masks, "test")
+        columns = {"pruned": counts, "left": [gates.size - pruned for pruned in counts], "metric": found.values}
+        losses = found.losses.mean(axis=1)
+        relative = found.values / found.values[0] if found.values[0] > 0 else float("nan")
+        self.curves.append(pd.DataFrame({"epoch": epoch, "step": step, **columns, "loss": losses, "relative": relative}))
+
+
+def through_training(dense: DenseModel) -> Finding:
+    """Fine-tuning once more, from the run's configuration and seed, looked at after every epoch.
+
+    Raises:
+        GateError: if the run has no finetune phase.
+    """
+    if dense.setup.model.finetune == 0:
+        raise GateError(
+            "the run has no finetune phase to look at (--model.finetune is 0); give a run that fine-tunes its model"
+        )
+    again = replace(dense, pruner=make_pruner(dense.setup, dense.data))
+    recorder = EveryEpoch(again)
+    trainer = make_trainer(dense.setup, recorder, limit_val_batches=0, **ONE_DEVICE)
+    again.pruner.train()
+    trainer.fit(again.pruner, dense.data)
+    dense.data.trainer = None
+    if not recorder.curves:
+        raise GateError("the run's fine-tuning is shorter than one step; give a run that fine-tunes its model")
+    table, scores = pd.concat(recorder.curves, ignore_index=True), pd.concat(recorder.scores, ignore_index=True)
+    trained, kept = again.pruner.backbone.state_dict(), dense.pruner.backbone.state_dict()
+    same = all(torch.equal(kept[name].cpu(), tensor.cpu()) for name, tensor in trained.items())
+    epochs = _by_epoch(table, scores)
+    first, last, measure = epochs[0], epochs[-1], dense.measure
+    sentences = [
+        f"With half of the {dense.gates.unit}s pruned in the order of HIS, test {measure.name} is "
+        + " and ".join(
+            f"{measure.told(row['half_pruned'])} (with all {measure.told(row['dense'])}) after epoch {row['epoch']:g}"
+            for row in ([first] if first is last else [first, last])
+        )
+        + ".",
+        "The retrained model is the run's to the last bit."
+        if same
+        else "The retrained model is not the run's to the last bit, as happens on another machine or number of devices.",
+    ]
+    if first is not last and first["his_spearman_with_last"] is not None:
+        correlation = first["his_spearman_with_last"]
+        sentences.insert(
+            1, f"HIS after epoch {first['epoch']:g} has a rank correlation of {correlation:.2f} with the last one."
+        )
+    tables = {"through_training": table, "through_training_scores": scores}
+    figures = {"through_training": quality_through_training(table, measure=measure)}
+    return Finding(tables, figures, sentences, {"epochs": epochs, "same_weights": same})
+
+
+def _by_epoch(table: pd.DataFrame, scores: pd.DataFrame) -> list[dict[str, Any]]:
+    """For each epoch the metric with all heads and with half of them, and Spearman's correlation of its HIS (normalised by
+    layer) with the last one's; None if one is constant."""
+    ranking = {epoch: rows["his_by_layer"].to_numpy() for epoch, rows in scores.groupby("epoch", sort=False)}
+    last = list(ranking.values())[-1]
+    found: list[dict[str, Any]] = []
+    for epoch, curve in table.groupby("epoch", sort=False):
+        heads = int(curve["left"].max())
+        at_half = curve.iloc[int((curve["pruned"] - heads / 2).abs().to_numpy().argmin())]
+        constant = len(set(ranking[epoch])) < 2 or len(set(last)) < 2
+        found.append(
+            {
+                "epoch": epoch,
+                "dense": float(curve["metric"].iloc[0]),
+                "half_pruned": float(at_half["metric"]),
+                "his_spearman_with_last": None if constant else float(stats.spearmanr(ranking[epoch], last).statistic),
+            }
+        )
+    return found

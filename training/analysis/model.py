@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,29 +13,160 @@ import pandas as pd
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from pytorch_lightning.utilities import move_data_to_device
+from scipy import stats
 from torch import Tensor
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError, first_line
-from gates.head_gates import HeadGates
-from gates.latency.table import LatencyTable
+from gates.gating.head_gates import HeadGates
+from gates.gating.latency import LatencyTable
 from gates.scores.ablation import ablate
 from gates.scores.importance import HeadImportance, head_gradients
-from training.analysis.outcomes import LOSS, ClassOutcomes, LossOutcomes, Measure, Outcomes
-from training.cli.line import one_sentence, shortened
-from training.cli.run_parser import build_parser
+from training.cli.command_line import build_parser, one_sentence, shortened
+from training.config import Source
+from training.config.paths import HubName
 from training.config.yaml_text import read_text
 from training.data.base import TaskData
-from training.data.classification import ClassificationData
+from training.data.text import ClassificationData
 from training.pruner.checkpoints import check_identity, read_checkpoint
 from training.pruner.module import HeadPruner
 from training.runs import progress
-from training.runs.checksums import check_unchanged
-from training.runs.resuming import check_same_data, noted_identity
-from training.runs.run_directory import CONFIG, LATENCY, RunDirectory
+from training.runs.directory import CONFIG, LATENCY, RunDirectory
+from training.runs.resume import check_same_data, noted_identity
+from training.runs.stored import check_unchanged
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer, open_data
-from training.stats.bootstrap import METRICS
+from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
+from training.stats.significance import interval, mcnemar
+from training.tasks.encoder_decoder import check_vocabulary, positions
+from training.tasks.loading import load_pretrained, read_config, read_tokenizer
+
+# What a model does under masks: the metric of a classifier, the loss of every other task, with paired tests over examples.
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a metric is read.
+
+    Args:
+        name: of the metric, or :data:`LOSS`.
+        scale: what it is multiplied with to be shown.
+        sign: 1 where more is better, -1 where less is.
+        digits: behind the point of what is shown.
+        unit: behind a shown change.
+    """
+
+    name: str
+    scale: float = 100.0
+    sign: int = 1
+    digits: int = 1
+    unit: str = " points"
+
+    @classmethod
+    def of(cls, metric: str) -> Measure:
+        """That of a classifier's metric, or of the loss."""
+        return cls(LOSS, 1.0, -1, 3, "") if metric == LOSS else cls(metric)
+
+    @property
+    def worsens(self) -> str:
+        """What happens to it where a head is missed."""
+        return "lowers" if self.sign > 0 else "raises"
+
+    @property
+    def improves(self) -> str:
+        return "raises" if self.sign > 0 else "lowers"
+
+    def told(self, value: float, *, change: bool = False) -> str:
+        """A value, or a change with its sign and unit."""
+        shown = self.scale * value
+        return f"{shown:+.{self.digits}f}{self.unit}" if change else f"{shown:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class ClassOutcomes:
+    """What a classifier does with every example under every mask.
+
+    Args:
+        losses: ``[masks, examples]``.
+        predictions: classes ``[masks, examples]``.
+        targets: classes ``[examples]``.
+        metric: the main metric's name.
+    """
+
+    losses: Array
+    predictions: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    metric: str
+
+    @property
+    def measure(self) -> Measure:
+        return Measure.of(self.metric)
+
+    @property
+    def values(self) -> Array:
+        """The main metric under every mask, ``[masks]``."""
+        return metric_values(self.predictions, self.targets, self.metric)
+
+    def against_first(self) -> list[Difference]:
+        """The change of the metric from the first mask to each further one: its 95 % interval by the paired bootstrap over
+        examples; the p value for accuracy by McNemar's exact test."""
+        values, replicates = resample_metric(self.predictions, self.targets, self.metric)
+        found = []
+        for index in range(1, len(values)):
+            difference = resampled_difference(float(values[index] - values[0]), replicates[:, index] - replicates[:, 0])
+            if self.metric == "accuracy":
+                right = self.predictions == self.targets
+                difference = difference._replace(p=mcnemar(right[index], right[0]))
+            found.append(difference)
+        return found
+
+
+@dataclass(frozen=True)
+class LossOutcomes:
+    """The loss of every example under every mask, of any task.
+
+    Args:
+        losses: ``[masks, examples]``.
+    """
+
+    losses: Array
+
+    @property
+    def measure(self) -> Measure:
+        return Measure.of(LOSS)
+
+    @property
+    def values(self) -> Array:
+        """The mean loss under every mask, ``[masks]``."""
+        return self.losses.mean(axis=1)
+
+    def against_first(self) -> list[Difference]:
+        """The change of the mean loss from the first mask to each further one, with Student's interval and paired t test over
+        examples."""
+        return [paired_change(losses - self.losses[0]) for losses in self.losses[1:]]
+
+
+Outcomes = ClassOutcomes | LossOutcomes
+
+
+def paired_change(changes: Array) -> Difference:
+    """The mean of changes ``[examples]`` with Student's interval and paired test; of changes that are all alike there is no
+    spread, and p is 1 if they are zero and else 0.
+
+    >>> found = paired_change(np.array([1.0, 2.0, 3.0]))
+    >>> found.difference, round(found.p, 3)
+    (2.0, 0.074)
+    """
+    found = interval(changes)
+    constant = found.seeds < 2 or found.std == 0
+    p = float(found.mean == 0) if constant else float(stats.ttest_1samp(changes, 0).pvalue)
+    return Difference(found.mean, found.low, found.high, p)
+
 
 ONE_DEVICE: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 OTHER_DATA = ("--data", "--config", "--seed", "--model.backbone")
@@ -262,3 +394,96 @@ def gate_columns(gates: HeadGates) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     table.insert(0, "gate", range(len(rows)))
     return table
+
+
+# A model whose attention is watched: that of a run, or one in a folder that Transformers can load.
+
+UNLIMITED = 1_000_000
+"""A tokenizer that does not know its model's length states one beyond all texts."""
+
+
+@dataclass(frozen=True)
+class ObservedModel:
+    """A model at rest with what its attention is read on.
+
+    Args:
+        backbone: in evaluation mode on ``device``.
+        sites: its attention modules.
+        tokenizer: its own, or that of the run's data.
+        device: to compute on.
+        gates: on the model; None for a folder's.
+        data: of the run; None for a folder's.
+        mask: of the gates in force, ``[gates]``; None for all open.
+    """
+
+    backbone: PreTrainedModel
+    sites: tuple[AttentionSite, ...]
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    gates: HeadGates | None = None
+    data: TaskData | None = None
+    mask: Tensor | None = None
+
+    @property
+    def kept(self) -> Tensor:
+        """Places of the heads that are not pruned, in the order of all heads."""
+        if self.gates is None or self.mask is None:
+            return torch.arange(sum(site.heads for site in self.sites), device=self.device)
+        return self.gates.to_heads(self.mask).nonzero().flatten()
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """The number of its site, and its number there, of every head that is not pruned."""
+        places = [(number, head) for number, site in enumerate(self.sites) for head in range(site.heads)]
+        return [places[place] for place in self.kept.tolist()]
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a text that the model takes; None where nothing limits them."""
+        stated = [positions(self.backbone.config, side) for side in ("encoder", "decoder")]
+        limits = [limit for limit in (*stated, self.tokenizer.model_max_length) if limit is not None and limit < UNLIMITED]
+        return min(limits, default=None)
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(self.backbone.config.is_encoder_decoder)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """No gradients, and every gate open, but for those that are pruned."""
+        with torch.no_grad():
+            if self.gates is None:
+                yield
+                return
+            with self.gates.use(torch.ones(self.gates.size, device=self.device) if self.mask is None else self.mask):
+                yield
+
+
+def is_model_folder(path: str) -> bool:
+    """Whether a directory holds a model of Transformers and no run."""
+    folder = Path(path)
+    return (folder / "config.json").is_file() and not (folder / CONFIG).is_file()
+
+
+def observe_run(dense: DenseModel, mask: Tensor | None = None) -> ObservedModel:
+    """The dense model of a run, or that at its end under its mask ``[gates]``."""
+    if dense.data.tokenizer is None:
+        raise GateError("the experiment roles is of words, and these data have no tokenizer; choose among causal and relevance")
+    backbone, gates = dense.pruner.backbone, dense.gates
+    return ObservedModel(backbone, gates.sites, dense.data.tokenizer, dense.device, gates, dense.data, mask)
+
+
+def observe_folder(path: str) -> ObservedModel:
+    """A model in a folder, with its own tokenizer; no code from the folder is run.
+
+    Raises:
+        GateError: if it cannot be loaded, or its attention is not known.
+    """
+    tokenizer = read_tokenizer(path)
+    config = read_config(path)
+    what = "a model"
+    backbone = load_pretrained(AutoModel, Source(HubName(path)), config, what=what).eval()
+    if "input_ids" not in backbone.main_input_name:
+        raise GateError(f"{type(backbone).__name__} in {path!r} reads no text; give a model of texts")
+    check_vocabulary(backbone, tokenizer, repr(path))
+    return ObservedModel(backbone, find_attention(backbone), tokenizer, torch.device("cpu"))

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from gates.sites import KINDS, AttentionSite
-from training.analysis.outcomes import Measure
+from gates.attention.sites import KINDS, AttentionSite
+from training.analysis.model import Measure
 from training.plotting import COLOURS, MAP, MARKERS, styled
 
 

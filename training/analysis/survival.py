@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from gates.errors import GateError
 from training.analysis.model import Finding
-from training.report.role_plots import survivors
-from training.report.role_table import read_roles, role_counts
+from training.report.pictures import survivors
+from training.report.reading import read_roles, role_counts
 from training.runs.stored import read_json
 from training.stats.numbers import counted, listed
-from training.stats.odds import Odds, Table, cross_table, exact_odds, pooled_odds, ratio_of_odds
+from training.stats.significance import Odds, Table, cross_table, exact_odds, pooled_odds, ratio_of_odds
 from training.stats.verdict import is_dense
 
 LEARNED, RIVAL = "learned", "his"

@@ -10,11 +10,11 @@ from gates.errors import GateError, first_line
 from gates.export.card import ModelCard
 from gates.export.checkpoint import SavesPretrained, own_auto_class, save_pruned
 from gates.export.legacy import load_legacy
-from training.cli.line import CommandLine
+from training.cli.command_line import CommandLine
 from training.config.data import TOKENIZER_FILES
-from training.runs.run_directory import writing_to
+from training.runs.directory import writing_to
 from training.setup import quiet_libraries
-from training.tasks.image_classification import read_image_processor
+from training.tasks.classification import read_image_processor
 from training.tasks.loading import read_tokenizer
 
 

@@ -8,50 +8,313 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import transformers
 from jsonargparse import Namespace
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import BaseImageProcessor, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from gates.budget import Budget
+from gates.artefact import GateConfig
+from gates.attention.inputs import example_inputs
 from gates.errors import GateError, first_line
 from gates.export.card import card_text
 from gates.export.checkpoint import ModelCard, check_dense, copy_in_form, own_auto_class, refuse_taken, save_pruned
 from gates.export.cost import Cost, count_parameters, measure_cost, milliseconds
-from gates.export.example_inputs import example_inputs
 from gates.export.hub import check_can_push, push_to_hub
 from gates.export.onnx import export_onnx_files
-from gates.export.reloaded import TOLERANCE, relative_difference
 from gates.export.safe_load import write_checksums
 from gates.export.stock import check_head_size
 from gates.files import written_whole
+from gates.gating.budget import Budget, budget_mask
+from gates.gating.head_gates import HeadGates, read_extra_state
+from gates.gating.latency import TimeLimit
 from gates.model import GatedModel
+from gates.modeling_pruned import reshape_
+from gates.options import TOP_K_FAMILIES
 from gates.surgery.masks import load_mask, save_mask
+from gates.surgery.verify import TOLERANCE, relative_difference
 from training.analysis.model import DenseModel, load_dense, names_of_other_data
-from training.cli.ending import stdout
-from training.cli.line import CommandLine
-from training.commands.parsers import Format
-from training.commands.refitted import load_with_dense_weights, refitted_to
-from training.commands.scored import later_rankings
-from training.commands.trained import TrainedModel, choose_mask, load_trained, names_checkpoint, run_of
-from training.commands.unused import check_no_others
-from training.comparison.run_results import metrics_on_test
-from training.config.stages import POST_HOC, RETRAINED
+from training.cli.command_line import CommandLine
+from training.cli.exit import stdout
+from training.commands.options import Format
+from training.commands.preflight import check_no_others
+from training.comparison.methods import file_name, own_method
+from training.comparison.run import metrics_on_test
+from training.config import PrunerOptions, RefitSearch
+from training.config.comparison import POST_HOC, RETRAINED
+from training.config.data import TOKENIZER_FILES
+from training.pruner.checkpoints import check_identity, read_checkpoint
+from training.pruner.module import PRUNED_BEFORE
 from training.runs import progress
-from training.runs.run_directory import writing_to
-from training.runs.stored import AGAIN, damaged, read_json
+from training.runs.directory import RunDirectory, writing_to
+from training.runs.resume import noted_identity
+from training.runs.stored import AGAIN, check_unchanged, damaged, read_json, read_table
 from training.runs.tracking import versions
+from training.scoring.refits import Refit, best_refit_, quality
+from training.scoring.scorers import SCORERS, Scores
 from training.setup import quiet_libraries
 from training.stats.numbers import counted
+from training.tasks import base_model_name
+from training.tasks.classification import read_image_processor
+from training.tasks.loading import read_config, read_tokenizer
+
+# Rankings by scores that a finished run did not compute, on its dense model and training data.
+
+LATER = [name for name, scorer in SCORERS.items() if scorer.ranks and not scorer.is_weighted]
+"""The scored methods whose ranking follows from the dense model and training data, with nothing to choose."""
+
+
+def later_rankings(dense: Callable[[], DenseModel]) -> dict[str, Callable[[], Tensor]]:
+    """By name what computes the scores ``[gates]`` by which a method of :data:`LATER` ranks heads, higher kept first.
+
+    Args:
+        dense: loads the run's model and data; it is asked when a ranking is.
+    """
+    return {name: partial(_ranking_by, name, dense) for name in LATER}
+
+
+def _ranking_by(name: str, dense: Callable[[], DenseModel]) -> Tensor:
+    model = dense()
+    with progress.stage(f"scoring by {name}"):
+        return Scores(model.subject()).ranking(name, seed=model.setup.run.seed)
+
+
+# What a finished run left: its dense model, the gates it learned, and its rankings. Only the run directory is read.
+
+SCORES = "scores.csv"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a run left: the dense model with its gates, and where it is from.
+
+    Args:
+        run: finished.
+        model: dense, with the weights of the checkpoint.
+        gates: of the end of the run, not attached.
+        gate_config: how the run gated it; ``base_model`` is a hub name as it is, and of a local folder the last part.
+        options: of the run.
+        method: the run's own, such as ``learned``.
+        checkpoint: its name, such as ``final``.
+        tokenizer: or image processor; None if the run saved none.
+        changed: what was done to the weights since, in a few words; empty for nothing.
+    """
+
+    run: RunDirectory
+    model: PreTrainedModel
+    gates: HeadGates
+    gate_config: GateConfig
+    options: PrunerOptions
+    method: str
+    checkpoint: str
+    tokenizer: PreTrainedTokenizerBase | BaseImageProcessor | None
+    changed: str = ""
+
+
+def load_trained(path: str) -> TrainedModel:
+    """The dense model and the gates of a finished run, from a run directory or a checkpoint in one.
+
+    Gates are those of the end of the run also when the weights are of an earlier checkpoint: before, nothing was learned
+    about heads.
+
+    Raises:
+        GateError: if there is no such run, it has not ended, or a file is damaged.
+    """
+    is_checkpoint = names_checkpoint(path)
+    if is_checkpoint and not Path(path).is_file():
+        raise GateError(f"the checkpoint {path!r} does not exist; check the path")
+    run = RunDirectory.finished(run_of(path))
+    final = read_checkpoint(run.checkpoint("final"))
+    content = read_checkpoint(path) if is_checkpoint else final
+    identity, of = noted_identity(run), f"the run in {str(run.path)!r}"
+    check_identity(final, run.checkpoint("final"), identity, of)
+    check_identity(content, path, identity, of)
+    model = _dense_model(run, content, path)
+    options, state = options_of(final, path), final["state_dict"]
+    config = GateConfig(
+        unit=read_extra_state(state["gates._extra_state"]).get("unit", "head"),
+        temperature=options.temperature,
+        initial_log_alpha=options.initial_log_alpha,
+        straight_through=options.straight_through,
+        draw_per=options.draw_per,
+        family=options.gate,
+        budget=options.budget if options.gate in TOP_K_FAMILIES and not isinstance(options.budget, str) else None,
+        base_model=base_model_name(options),
+    )
+    gates = config.gates_for(model)
+    gates.load_state_dict({name.removeprefix("gates."): value for name, value in state.items() if name.startswith("gates.")})
+    has_tokenizer = any((run.export / file).is_file() for file in TOKENIZER_FILES)  # a run without text has none
+    has_images = (run.export / "preprocessor_config.json").is_file()
+    reads = read_tokenizer if has_tokenizer else read_image_processor if has_images else None
+    tokenizer = None if reads is None else reads(str(run.export))
+    name = Path(path).stem if is_checkpoint else "final"
+    return TrainedModel(run, model, gates, config, options, own_method(options).name, name, tokenizer)
+
+
+def names_checkpoint(path: str) -> bool:
+    """Whether this is a checkpoint's path by its ending; a run's directory may have that too."""
+    return Path(path).suffix == ".ckpt" and not Path(path).is_dir()
+
+
+def run_of(path: str) -> Path:
+    """The directory of the run that is named, or whose checkpoint is."""
+    return Path(path).resolve().parents[1] if names_checkpoint(path) else Path(path)
+
+
+def options_of(checkpoint: Mapping[str, Any], path: str) -> PrunerOptions:
+    """The options that a checkpoint was trained with.
+
+    Raises:
+        GateError: if it does not say, as of another version.
+    """
+    try:
+        settings = dict(checkpoint["hyper_parameters"])
+        settings.pop("seed", None)
+        if isinstance(settings["budget"], Mapping) and "table" in settings["budget"]:
+            settings["budget"] = TimeLimit.of_plain(settings["budget"])
+        return PrunerOptions(**settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise GateError(f"the run of {path!r} does not say with which options it was trained; run fit again") from error
+
+
+def choose_mask(
+    trained: TrainedModel,
+    ranking: str | None = None,
+    budget: int | float | Mapping[str, int | float] | None = None,
+    *,
+    minimum_per_layer: int | None = None,
+    later: Mapping[str, Callable[[], Tensor]] | None = None,
+) -> Tensor:
+    """The mask ``[heads]`` of a ranking at a budget; without one, as in the run.
+
+    Args:
+        trained: what a run left.
+        ranking: the run's own method by default, whose order is that of log_alpha, or one that the run compared.
+        budget: see :class:`gates.gating.budget.Budget`.
+        minimum_per_layer: with a budget, heads that every layer keeps; as in the run by default.
+        later: by name what computes rankings ``[gates]`` that the run did not compare.
+
+    Raises:
+        GateError: for an unknown ranking or a budget the model cannot have.
+    """
+    run, gates, ranking, later = trained.run, trained.gates, ranking or trained.method, later or {}
+    known = {trained.method: gates.log_alpha.detach()}
+    for name, scores in _compared_rankings(run).items():
+        known.setdefault(name, scores)  # the run's own follows its gates
+    others = [name for name in later if name not in known]
+    if ranking not in [*known, *others]:
+        further = f", or with --budget one of {', '.join(others)}" if others else ""
+        raise GateError(f"this run has no ranking {ranking!r}; expected one of {', '.join(known)}{further}")
+    if budget is None and ranking in others:
+        raise GateError(f"this run did not compare {ranking!r} and has no mask of it; give --budget, and it is scored now")
+    if budget is None:
+        if minimum_per_layer is not None:
+            raise GateError("a minimum per layer needs a budget; give --budget too")
+        path = run.path / "masks" / f"{file_name(ranking)}.json"
+        if path.is_file():
+            check_unchanged(path, path.read_text(encoding="utf-8", errors="replace"))
+        return load_mask(path, gates.sites)
+    mask_by = partial(
+        budget_mask,
+        budget=Budget.parse(budget, gates.kind_sizes()),
+        kind_index=gates.kind_index(),
+        layer_index=gates.layer_index(),
+        minimum_per_layer=trained.options.minimum_per_layer if minimum_per_layer is None else minimum_per_layer,
+    )
+    if trained.options.prune == 0 and ranking == trained.method and mask_by(torch.zeros(gates.size)).sum() < gates.size:
+        raise GateError("this run pruned nothing, so its gates rank no heads; give --ranking, for example obs")
+    if ranking in others:
+        mask_by(torch.zeros(gates.size))  # what is impossible is said before anything is scored
+        return gates.to_heads(mask_by(later[ranking]()))
+    return gates.to_heads(mask_by(known[ranking]))
+
+
+def _compared_rankings(run: RunDirectory) -> dict[str, Tensor]:
+    """The rankings ``[gates]`` in the run's table of scores, by method; none if it compared nothing."""
+    if not (run.path / SCORES).is_file():
+        return {}
+    table, prefix = read_table(run.path / SCORES, needed=("gate", "layer", "head")), "ranking:"
+    rankings = (str(name) for name in table if str(name).startswith(prefix))
+    return {name.removeprefix(prefix): torch.tensor(table[name].tolist(), dtype=torch.float64) for name in rankings}
+
+
+def _dense_model(run: RunDirectory, checkpoint: Mapping[str, Any], path: str) -> PreTrainedModel:
+    """The model that a checkpoint holds; its config is that of the run's export, but with all heads the run started with."""
+    state = checkpoint["state_dict"]
+    config = read_config(str(run.export))
+    try:
+        stock = getattr(transformers, config.architectures[0])
+    except (TypeError, IndexError, AttributeError) as error:
+        raise GateError(f"{str(run.export / 'config.json')!r} is damaged ({first_line(error)}); run fit again") from error
+    for name in ("pruned_attention", "auto_map"):
+        if hasattr(config, name):
+            delattr(config, name)
+    model: PreTrainedModel = stock(config)
+    if checkpoint.get(PRUNED_BEFORE):
+        reshape_(model, checkpoint[PRUNED_BEFORE])
+    weights = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
+    for name, parameter in model.named_parameters():
+        if name in weights:  # of the type that they were trained beside
+            parameter.data = parameter.data.to(weights[name].dtype)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise GateError(
+            f"the weights in {path!r} are not of the model in {str(run.export)!r}; use a checkpoint of the run"
+        ) from error
+    if model.can_generate() and (run.export / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(run.export)
+    return model.eval()
+
+
+# The dense model of a finished run, refitted to a mask without training.
+
+
+def load_with_dense_weights(path: str) -> TrainedModel:
+    """What a finished run left, with the weights at the end of fine-tuning.
+
+    Raises:
+        GateError: for a checkpoint with other weights, or no finished run.
+    """
+    if names_checkpoint(path):
+        if Path(path).stem != "dense":
+            raise GateError(f"--refit starts from the dense weights of a run, not from those of {path!r}; give its directory")
+        return load_trained(path)
+    return load_trained(str(RunDirectory.finished(path).checkpoint("dense")))
+
+
+@progress.stage("refitting the dense weights")
+def refitted_to(trained: TrainedModel, mask: Tensor, dense: DenseModel) -> tuple[TrainedModel, Refit, str]:
+    """The same run with the weights behind its heads refitted to a mask, on the run's training data; of several ridges the
+    one that does best on its selection split is taken. Also how it went, and how good the model is on that split, in words.
+
+    Args:
+        trained: with the dense weights; they stay as they are.
+        mask: 0/1 per head, ``[heads]``.
+        dense: the same model with the run's data, whose weights are changed and whose gates are detached.
+    """
+    aim = {name: parameter.detach() for name, parameter in trained.model.named_parameters()}
+    subject, metric = dense.subject(), dense.pruner.task.main_metric
+    before = quality(subject, torch.ones(subject.gates.size))
+    found = best_refit_(subject, trained.gates.to_gates(mask), RefitSearch(), aim)
+    dense.gates.detach()
+    reached = f"{metric} on the selection split {found.reached:.4f} (dense {before:.4f})"
+    changed = (
+        f"not refitted, because every ridge does worse than the mask alone; {reached}"
+        if found.ridge is None
+        else f"refitted to this mask by least squares (ridge {found.ridge:g}), without training; {reached}"
+    )
+    return replace(trained, model=dense.pruner.backbone.cpu().eval(), changed=changed), found, reached
+
 
 BEHIND = ("--data", "--trainer.", "--model.backbone", "--model.trust_remote_code", "--model.allow_pickle")
 """Beginnings of options of fit that may stand behind ``--``: where things are, and on what device."""

@@ -7,14 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gates.latency.table import LatencyTable
-from training.cli.ending import stdout
-from training.cli.line import CommandLine
-from training.comparison.in_time import measured_table
+from gates.gating.latency import LatencyTable
+from training.cli.command_line import CommandLine
+from training.cli.exit import stdout
+from training.comparison.latency import measured_table
 from training.config import Setup, group_of
-from training.config.latency import LatencyOptions
-from training.runs.outputs import check_new_output
-from training.runs.run_directory import writing_to
+from training.config.run import LatencyOptions
+from training.runs.directory import check_new_output, writing_to
 from training.setup import open_data, quiet_libraries
 
 

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gates.errors import GateError, first_line
-from training.cli.line import CommandLine
+from training.cli.command_line import CommandLine
 from training.report.page import write_report
 from training.report.reading import read_contents
 from training.runs import progress
-from training.runs.outputs import check_output
-from training.runs.run_directory import writing_to
+from training.runs.directory import check_output, writing_to
 
 
 def report_runs(line: CommandLine) -> None:

@@ -11,15 +11,124 @@ import pandas as pd
 from jsonargparse import Namespace
 
 from gates.errors import GateError
-from training.cli.line import CommandLine
-from training.commands.comparable import check_comparable
-from training.commands.costs import NOTE, cost_cells, split_costs
-from training.commands.unused import check_no_others
-from training.config.comparison import split_methods
-from training.config.stages import STAGES
+from training.cli.command_line import CommandLine
+from training.commands.preflight import check_no_others
+from training.config.comparison import POST_HOC, STAGES, split_methods
+from training.runs.directory import CONFIG
+from training.runs.resume import FREE_WHEN_RESUMED, is_among, read_options, same_value
 from training.runs.stored import read_json, read_table, read_text
 from training.stats.numbers import CACHE, counted, kinds_kept, shown, unit
 from training.truth.tables import COLUMNS, OF_FACTS, by_facts, by_method, by_program
+
+# Check that directories whose results are averaged differ only in their seeds.
+
+CELL = ["stage", "method", "heads", "kinds"]
+"""The columns whose values a mean has in common."""
+IN_THE_CELL = (
+    "seed", "seeds", "data.init_args.seed", "budgets", "methods", "stages", "model.budget", "model.gate", "model.swaps",
+    "model.refit", "model.pipelined",
+)  # fmt: skip
+"""Seeds, and options that the columns of a mean show, for example in the name of a method."""
+WITHOUT_EFFECT = (
+    "experiments", "list_methods", "launcher", "ray_", "data.init_args.eval_batch_size", "trainer.accelerator",
+)  # fmt: skip
+FREE_YET_DECISIVE = {"ckpt_path", "from_scratch_epochs", "from_scratch_learning_rate"}
+"""Options that may change when a run is resumed, and that change results."""
+FREE = ({*FREE_WHEN_RESUMED} - FREE_YET_DECISIVE) | {*IN_THE_CELL, *WITHOUT_EFFECT}
+
+
+def check_comparable(paths: Sequence[Path], tables: Sequence[pd.DataFrame]) -> None:
+    """Check the options of directories that have results in one mean. Directories without a configuration, and options that
+    only one of two configurations has, are not compared.
+
+    Args:
+        paths: The directories.
+        tables: Their rows, with the columns of :data:`CELL`.
+
+    Raises:
+        GateError: for the first option in which two directories differ.
+    """
+    known: list[tuple[Path, set[tuple[Any, ...]], dict[str, Any]]] = []
+    for path, table in zip(paths, tables, strict=True):
+        if len(paths) == 1 or not (path / CONFIG).is_file():
+            continue
+        cells = set(table[CELL].itertuples(index=False, name=None))
+        options = read_options(path / CONFIG, mend="start the command that wrote it again")
+        for other, its_cells, its_options in known:
+            if cells & its_cells:
+                _check_options(other, its_options, path, options)
+        known.append((path, cells, options))
+
+
+def _check_options(one: Path, options: dict[str, Any], other: Path, others: dict[str, Any]) -> None:
+    for name in sorted(options.keys() & others.keys()):
+        first, second = options[name], others[name]
+        own = name == "ckpt_path" and first is not None and second is not None  # each seed may go on from its own
+        if not own and not is_among(name, FREE) and not same_value(first, second):
+            raise GateError(
+                f"{str(one)!r} and {str(other)!r} differ in more than their seeds: {name} is {first!r} in the first and "
+                f"{second!r} in the second; a mean is taken over seeds of one experiment, so make a table of each"
+            )
+
+
+# What methods cost, as columns of a table: examples that pass the model, to select heads and to retrain with them.
+
+DIRECTIONS = ("forward", "backward")
+COST_COLUMNS = [f"{work}, {direction}" for work in ("selection", "retraining") for direction in DIRECTIONS]
+NOTE = (
+    "Costs are thousands of examples that pass the model forwards and backwards, means over seeds; where budgets differ, from "
+    "the most heads to the fewest"
+)
+
+
+def split_costs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the examples of each row by work and direction, ``[rows]`` in :data:`COST_COLUMNS`; NaN where not counted.
+
+    A table of an earlier version has the sum alone. There the row of the same budget with nothing trained says what selecting
+    heads cost; a search on other weights than that row's may have cost a little more or less.
+
+    Args:
+        rows: of a comparison, with ``seed``, ``stage``, ``method``, ``heads`` and ``kinds``.
+    """
+    cell = ["seed", "method", "heads", "kinds"]
+    found: dict[str, pd.Series] = {}
+    for direction in DIRECTIONS:
+        total, selection = _column(rows, f"{direction}_examples"), _column(rows, f"selection_{direction}_examples")
+        untrained = rows[cell].assign(cost=total)[rows["stage"] == POST_HOC].drop_duplicates(cell)
+        selection = selection.fillna(rows[cell].merge(untrained, on=cell, how="left").set_axis(rows.index)["cost"])
+        found |= {f"selection, {direction}": selection, f"retraining, {direction}": total - selection}
+    return pd.DataFrame(found)[COST_COLUMNS]
+
+
+def cost_cells(rows: pd.DataFrame, order: list[Any]) -> pd.DataFrame:
+    """Means over seeds as text, ``[stages and methods, columns]``; without those of retraining where nothing was retrained.
+
+    Args:
+        rows: of a comparison, with the columns of :data:`COST_COLUMNS`.
+        order: pairs of heads and kinds, in the order of the table.
+
+    Raises:
+        GateError: if it is known of no row what selecting its heads took.
+    """
+    means = rows.groupby(["stage", "method", "heads", "kinds"])[COST_COLUMNS].mean()
+    if means.isna().all(axis=None):
+        raise GateError(
+            "--costs is given, but these directories do not say what selecting heads took: their comparison.csv has neither "
+            "selection_forward_examples nor counted rows of the stage post hoc; leave it out"
+        )
+    if not (means[COST_COLUMNS[2:]] > 0).any(axis=None):
+        means = means[COST_COLUMNS[:2]]
+
+    def text(costs: pd.Series) -> str:
+        texts = [f"{cost / 1000:,.1f}" for cost in costs.droplevel(["stage", "method"]).reindex(order).dropna()]
+        return " / ".join(texts if len(set(texts)) > 1 else texts[:1])
+
+    return means.groupby(level=["stage", "method"], sort=False).agg(text)
+
+
+def _column(rows: pd.DataFrame, name: str) -> pd.Series:
+    return rows[name].astype(float) if name in rows else pd.Series(float("nan"), rows.index)
+
 
 ALONE = {
     "--verdict": ("--truth", "--metric", "--methods", "--costs"),

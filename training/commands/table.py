@@ -14,19 +14,35 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from gates.errors import GateError
-from training.cli.comparison_parser import COMPARISON_GROUPS, LIST_METHODS, OF_A_RUN, build_comparison_parser
-from training.cli.configurations import check_is_no_comparison, kinds_in, split_off, split_options, with_config
-from training.cli.ending import finish
+from training.cli.command_line import (
+    COMPARISON_GROUPS,
+    GROUPS,
+    LIST_METHODS,
+    OF_A_RUN,
+    CommandLine,
+    build_comparison_parser,
+    build_latency_parser,
+    build_parser,
+    check_is_no_comparison,
+    check_spelling,
+    data_options,
+    kinds_in,
+    options_of,
+    parse,
+    shown,
+    split_at_dashes,
+    split_off,
+    split_options,
+    with_config,
+)
+from training.cli.exit import finish
 from training.cli.help import Option, help_of_run, options_of_group
-from training.cli.latency_parser import build_latency_parser
-from training.cli.line import CommandLine, check_spelling, options_of, parse, shown, split_at_dashes
-from training.cli.run_parser import GROUPS, build_parser, data_options
-from training.commands import parsers
+from training.commands import options as parsers
 from training.config.data import KINDS
-from training.config.latency import LatencyOptions
+from training.config.run import LatencyOptions
 from training.runs import progress
+from training.runs.hashing import import_from_here
 from training.runs.launched import check_alone
-from training.runs.own_code import import_from_here
 
 AGAIN = "the same command goes on where it was"
 NOTHING = "nothing was written"

@@ -18,25 +18,33 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gates.errors import GateError, first_line
-from gates.export.vocabulary import check_known
+from gates.export.checkpoint import check_known
 from gates.files import replacing
-from training.cli.ending import stdout
-from training.cli.line import CommandLine
+from training.cli.command_line import CommandLine
+from training.cli.exit import stdout
 from training.config import Source
 from training.config.checks import check_positive
 from training.config.paths import HubName
-from training.data.batches import SplitBatches
-from training.data.languages import language_token, set_languages
-from training.data.parallel_text import read_aligned, read_lines
+from training.data.base import SplitBatches
+from training.data.translation import language_token, read_aligned, read_lines, set_languages
 from training.runs import progress
-from training.runs.outputs import check_output_folder
-from training.runs.run_directory import writing_to
+from training.runs.directory import check_output_folder, writing_to
 from training.setup import quiet_libraries
-from training.tasks.decoding import Decoding, begin_with_, decode, generate
+from training.tasks.base import encode_sources
 from training.tasks.encoder_decoder import load_encoder_decoder, positions
-from training.tasks.encoding import encode_sources
 from training.tasks.loading import read_tokenizer
-from training.tasks.translation_metrics import SCORERS, BleuTokenizer, corpus_score, make_scorer, paired_bootstrap, signatures
+from training.tasks.translation import (
+    SCORERS,
+    BleuTokenizer,
+    Decoding,
+    begin_with_,
+    corpus_score,
+    decode,
+    generate,
+    make_scorer,
+    paired_bootstrap,
+    signatures,
+)
 
 SCORES, SIGNATURES = "scores.csv", "signatures.txt"
 

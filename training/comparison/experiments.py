@@ -15,36 +15,158 @@ from scratch training of a new model of the same shape, with the mask throughout
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from gates.budget import Budget
-from training.comparison.cache import Experiment, ExperimentCache
-from training.comparison.from_scratch import OTHER_SEED, new_weights_, scratch_options
-from training.comparison.identity import identity_of_dense, options_after_finetuning, options_of_gates
-from training.comparison.predictions import write_predictions
-from training.comparison.weights import WEIGHTS, backbone_of, checked, learned_result, read_weights, weights_of
-from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, SwapSearch
+from gates.attention.modes import kept_generators
+from gates.errors import GateError
+from gates.gating.budget import Budget
+from training.comparison.cache import (
+    Experiment,
+    ExperimentCache,
+    identity_of_dense,
+    options_after_finetuning,
+    options_of_gates,
+    shape_of,
+)
+from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, ScratchTraining, SwapSearch
 from training.data.base import TaskData
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
-from training.pruner.checkpoints import read_checkpoint, write_checkpoint
-from training.pruner.evaluation import SPLITS, evaluate
-from training.pruner.gate_log import GateLog
-from training.pruner.module import HeadPruner
-from training.pruner.noise import noise_of
+from training.pruner.checkpoints import check_whole, read_checkpoint, write_checkpoint
+from training.pruner.logging import GateLog
+from training.pruner.module import SPLITS, HeadPruner, evaluate, noise_of
 from training.runs import processes, progress
 from training.runs.cost import NOTHING, measured
 from training.scoring.mask_search import draw, losses_of, refined_by_swaps
+from training.scoring.passes import Replacement, Replacements
 from training.scoring.refits import best_refit_
-from training.scoring.replaced import Replacement, Replacements
 from training.scoring.subject import Subject
 from training.setup import Setup, make_pruner, make_trainer
+
+# Voita's control: the structure that pruning found, trained from new weights with as many updates as the whole run.
+
+OTHER_SEED = 104_729
+"""Between the seeds of the dense model and of new weights: with the dense model's own start, the control would be a rewound
+part of it (a lottery ticket, Frankle and Carbin 2019), not a new model."""
+
+
+def scratch_options(options: PrunerOptions, scratch: ScratchTraining, model: PreTrainedModel) -> PrunerOptions:
+    """Options for training new weights: ordinary training of all of them in one cycle of the learning rate, without a dense
+    model to learn from.
+
+    Args:
+        options: of the run that found the mask.
+        scratch: the length of the training, that of all phases of the run by default, and its learning rate.
+        model: whose shape the new one has.
+    """
+    return replace(
+        options,
+        backbone=None,
+        dtype="float32",
+        from_scratch=shape_of(model),
+        gate="hard-concrete",
+        budget=None,
+        finetune=scratch.from_scratch_epochs or options.epochs,
+        prune=0.0,
+        retrain=0.0,
+        swaps=0.0,
+        refit=False,
+        learning_rate=scratch.from_scratch_learning_rate or options.learning_rate,
+        prune_learning_rate=None,
+        freeze=None,
+        freeze_while_pruning=None,
+        distil=0.0,
+        distil_hidden=0.0,
+    )
+
+
+@torch.no_grad()
+def new_weights_(pruner: HeadPruner, seed: int) -> None:
+    """Give the backbone the weights of a new model of its class and config, drawn from a seed."""
+    with kept_generators(pruner.backbone, seed):
+        new = type(pruner.backbone)(copy.deepcopy(pruner.backbone.config))
+    own = pruner.backbone.state_dict()
+    for name, tensor in new.state_dict().items():
+        own[name].copy_(tensor)
+
+
+# The predictions that an experiment keeps beside its numbers.
+
+PREDICTIONS = "predictions.npz"
+
+
+def write_predictions(folder: Path, predictions: Predictions) -> None:
+    """Write ``predictions.npz``; every process has to call this."""
+    arrays = predictions.arrays()
+    if processes.is_first():
+        np.savez_compressed(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]
+
+
+# The weights and gates that training left.
+
+WEIGHTS = "weights.ckpt"
+
+
+def read_weights(checkpoint: Path) -> dict[str, Any]:
+    """The state dict of a checkpoint, on the CPU.
+
+    Raises:
+        GateError: if it is damaged.
+    """
+    content: dict[str, Any] = read_checkpoint(checkpoint, mend=mend_of(checkpoint))["state_dict"]
+    return content
+
+
+def checked(checkpoint: Path | None) -> Path | None:
+    """The same checkpoint, if there is one, of which no bit has changed.
+
+    Raises:
+        GateError: if it is damaged.
+    """
+    if checkpoint is not None:
+        check_whole(checkpoint, mend_of(checkpoint))
+    return checkpoint
+
+
+def mend_of(checkpoint: Path) -> str:
+    """What to do about a damaged checkpoint of an experiment, which can be made again."""
+    return f"delete {str(checkpoint.parent)!r} and start again"
+
+
+def backbone_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the backbone's in the state dict of a module, by its names there."""
+    return {name.removeprefix("backbone."): tensor for name, tensor in state.items() if name.startswith("backbone.")}
+
+
+def weights_of(experiment: Experiment) -> Path:
+    """The checkpoint that an experiment left.
+
+    Raises:
+        GateError: if it kept none, as the prune phase within a run of training.fit does not.
+    """
+    if not (experiment.path / WEIGHTS).is_file():
+        raise GateError(
+            f"{str(experiment.path)!r} holds no weights: a run does not keep those of the end of its prune phase; give the "
+            "comparison another --experiments"
+        )
+    return experiment.path / WEIGHTS
+
+
+def learned_result(pruner: HeadPruner) -> dict[str, Any]:
+    """What gates have learned, as JSON: see :meth:`training.pruner.steering.Steering.learned`; and after which step each
+    closed, ``[gates]``."""
+    return pruner.steering.learned() | {"closing_step": pruner.closing_step.tolist()}
+
 
 GATES_OVER_TIME = "gates_over_time.csv"
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from gates.budget import Budget
 from gates.errors import GateError
-from gates.export.kv_cache import cache_bytes, generates
+from gates.export.cost import cache_bytes, generates
+from gates.gating.budget import Budget
 from gates.surgery.remove import why_not_removable
-from training.comparison.cache import Experiment
-from training.comparison.experiments import GATES_OVER_TIME, Experiments
-from training.comparison.given_mask import check_given_masks
-from training.comparison.methods import RENAMED, RIVALS, Method, is_method
-from training.comparison.predictions import PREDICTIONS
+from training.comparison.cache import Experiment, ExperimentCache
+from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, Experiments
+from training.comparison.methods import RENAMED, RIVALS, Method, check_given_masks, is_method
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
 from training.comparison.tables import Results
-from training.config import DistilWeights, EndOfRun
-from training.config.stages import (
+from training.config import BudgetOption, DistilWeights, EndOfRun, Setup
+from training.config.comparison import (
     AT_TOTAL_COST,
     FROM_DENSE,
     FROM_SCRATCH,
@@ -36,6 +35,7 @@ from training.config.stages import (
 from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
+from training.setup import open_data
 from training.stats.numbers import CACHE, CLOSED, counted
 
 DENSE = Method("dense")
@@ -311,3 +311,72 @@ def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, An
     finding = selection.cost.as_row()
     whole = selection.cost.then(Cost.of(found.result)).as_row() if trained else finding
     return whole | {f"selection_{name}": finding[name] for name in ("forward_examples", "backward_examples")}
+
+
+# Budgets of a comparison against the model that is pruned.
+
+
+def check_budgets(options: Sequence[BudgetOption], budgets: Sequence[Budget], heads: int) -> None:
+    """Raise an error for two budgets of equally many heads, or one of none or of all.
+
+    Args:
+        options: The budgets as the command line has them.
+        budgets: The same, parsed.
+        heads: The heads of the model.
+    """
+    totals = [budget.total for budget in budgets]
+    for index, total in enumerate(totals):
+        if total in totals[:index]:
+            same = f"{options[totals.index(total)]} and {options[index]}"
+            raise GateError(
+                f"--budgets has {same}, which both keep {total} heads in all, or a time at most; tables tell budgets by this "
+                "number, so give each number once, or make a comparison of each"
+            )
+        if total in (0, heads):
+            raise GateError(f"--budgets has {options[index]!r}, which is {total} heads; nothing can be compared there")
+
+
+# What a comparison does with every seed, wherever it is done.
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison is of.
+
+    Args:
+        setup: with any seed.
+        methods, budgets, seeds, stages: as they were asked for.
+        experiments: where finished experiments lie.
+        searches: the further options of :class:`MaskSelector`.
+    """
+
+    setup: Setup
+    methods: Sequence[Method]
+    budgets: Sequence[BudgetOption]
+    seeds: Sequence[int]
+    stages: Sequence[str]
+    experiments: Path
+    searches: Mapping[str, Any]
+
+    def plan(self, budgets: Sequence[Budget]) -> list[Planned]:
+        """Return what is done for each seed, in the order of the tables.
+
+        Args:
+            budgets: The budgets of the model.
+        """
+        return list(plan_of_comparison(self.methods, budgets, self.stages))
+
+    def of_seed(self, seed: int) -> tuple[Experiments, MaskSelector]:
+        """The experiments of a seed on its own data and model, and what chooses masks by them.
+
+        Raises:
+            GateError: for budgets that this model cannot have.
+        """
+        setup = self.setup.with_seed(seed)
+        experiments = Experiments(setup, open_data(setup), cache=ExperimentCache(self.experiments))
+        selector = MaskSelector(experiments, self.budgets, **self.searches)
+        check_budgets(self.budgets, selector.budgets, experiments.pruner.gates.size)
+        pruner = experiments.pruner
+        for budget in selector.budgets:  # raises where the minimum per layer does not fit
+            pruner.steering.mask_within(pruner.gates.log_alpha.detach(), budget)
+        return experiments, selector

@@ -2,45 +2,444 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pytorch_lightning as pl
+import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
+from rich.console import Console
+from rich.table import Table
 
-from gates.budget import Budget
+from gates.attention.sites import site_labels
 from gates.errors import GateError
-from training.cli.ending import advised, stdout
-from training.cli.line import CommandLine
-from training.comparison.adoption import adopt, is_adopted, seconds_of
-from training.comparison.cache import ExperimentCache
-from training.comparison.experiments import Experiments
-from training.comparison.given_mask import check_given_masks
-from training.comparison.identity import began_with, identity_of_dense
-from training.comparison.in_time import achieved, keep_table, timed
-from training.comparison.methods import Method, own_method
+from gates.export.card import ModelCard, update_results
+from gates.export.checkpoint import save_pruned
+from gates.gating.budget import Budget
+from gates.surgery.masks import save_mask
+from gates.surgery.remove import why_not_removable
+from training.cli.command_line import CommandLine
+from training.cli.exit import advised, stdout
+from training.comparison.cache import ExperimentCache, began_with, identity_of_dense
+from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
+from training.comparison.latency import achieved, keep_table, timed, told_of_latency
+from training.comparison.methods import Method, check_given_masks, file_name, own_method
 from training.comparison.plan import Planned, curve_of_run, plan_of_run, run_seed
-from training.comparison.run_results import describe_run, export, show_run, write_run
 from training.comparison.selection import MaskSelector
-from training.comparison.tables import Results, score_columns, write_tables
-from training.comparison.to_wandb import send_run
-from training.comparison.training import check_own_checkpoints, restore, train
-from training.comparison.translations import save_translations
-from training.comparison.weights import learned_result
-from training.config import Setup, SwapSearch
+from training.comparison.tables import Results, save_translations, score_columns, write_tables
+from training.comparison.wandb import send_run
+from training.config import RefitSearch, Setup, SwapSearch
+from training.config.comparison import POST_HOC, RETRAINED, STAGES
+from training.config.data_base import MORE
 from training.data.base import TaskData
-from training.pruner.checkpoints import check_checkpoint
-from training.pruner.evaluation import evaluate
-from training.pruner.module import HeadPruner
+from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
+from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions, StopEarly
+from training.pruner.checkpoints import check_checkpoint, check_identity, read_checkpoint
+from training.pruner.logging import CourseLog, GateLog
+from training.pruner.module import HeadPruner, evaluate
+from training.pruner.schedule import Phase
 from training.runs import processes, progress
-from training.runs.finished import is_finished, mark_finished, unmark_finished
-from training.runs.resuming import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
-from training.runs.run_directory import RunDirectory, claimed
-from training.runs.tracking import lost_in_wandb, make_logger, reachable
+from training.runs.cost import NOTHING, Cost
+from training.runs.directory import RunDirectory, claimed, is_finished, mark_finished, unmark_finished
+from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
+from training.runs.tracking import lost_in_wandb, make_logger, reachable, versions
 from training.setup import make_pruner, make_trainer, open_data, quiet_libraries, start_launched
+from training.stats.numbers import CACHE, shown, unit
+from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
+from training.tasks import base_model_name
+
+# A run's own training as experiments, so that its comparison trains nothing again.
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What one training through all phases has left, beside the module in its final state.
+
+    Args:
+        dense: checkpoint at the end of fine-tuning.
+        costs: of the phases.
+        steps: optimiser steps of each phase.
+        gates: their course in the prune phase, one row per recorded step.
+        metrics: of the final model, as ``select_accuracy`` and so on.
+        predictions: of the final model.
+    """
+
+    dense: Path
+    costs: Mapping[Phase, Cost]
+    steps: Mapping[Phase, int]
+    gates: pd.DataFrame
+    metrics: Mapping[str, float]
+    predictions: Predictions
+
+
+def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None:
+    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, refits, and the retrained
+    model; of a run that prunes nothing the dense model and its evaluation."""
+
+    def cost(phase: Phase, *counted_apart: Mapping[str, Any]) -> dict[str, Any]:
+        spent = reduce(Cost.without, map(Cost.of, counted_apart), run.costs.get(phase, NOTHING))
+        taught = pruner.options.distils and phase != "finetune"
+        return (spent.with_teacher() if taught else spent).as_row() | {"steps": run.steps[phase]}
+
+    def dense(folder: Path) -> dict[str, Any]:
+        if processes.is_first():
+            _link(run.dense, folder / WEIGHTS)
+        return cost("finetune")
+
+    def learn(folder: Path) -> dict[str, Any]:
+        if processes.is_first():
+            run.gates.to_csv(folder / GATES_OVER_TIME, index=False)
+        return cost("prune") | learned_result(pruner)
+
+    def swap(folder: Path) -> dict[str, Any]:
+        assert pruner.search is not None
+        return {name: value for name, value in pruner.search.items() if name != "search"}
+
+    def refit(mask: list[float], folder: Path) -> dict[str, Any]:
+        assert pruner.refitted is not None
+        done = next(one for one in (pruner.refitted, *pruner.refitted["others"]) if one["mask"] == mask)
+        return {name: value for name, value in done.items() if name not in ("search", "mask", "others")}
+
+    def evaluated(folder: Path) -> dict[str, Any]:
+        write_predictions(folder, run.predictions)
+        if pruner.options.prune == 0:
+            return dict(run.metrics) | NOTHING.as_row()
+        searched = [] if pruner.search is None else [pruner.search]
+        refits = [] if pruner.refitted is None else [pruner.refitted, *pruner.refitted["others"]]
+        began_it = [*searched, *refits] if run.steps["retrain"] > 0 else []  # the retrain phase; they are counted by themselves
+        return dict(run.metrics) | cost("retrain", *began_it)
+
+    makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}
+    for determined_by in _identities(experiments, pruner):
+        what = determined_by["experiment"]
+        make = partial(refit, determined_by["mask"]) if what == "refit" else makers[what]
+        experiments.cache.get_or_make(determined_by, make)
+
+
+def is_adopted(experiments: Experiments, pruner: HeadPruner) -> bool:
+    """Whether all that :func:`adopt` keeps of a run in this final state is there."""
+    if experiments.cache.get(experiments.dense_is) is None:
+        return False  # the other identities build on the dense model
+    return all(experiments.cache.get(determined_by) is not None for determined_by in _identities(experiments, pruner))
+
+
+def seconds_of(experiments: Experiments, pruner: HeadPruner) -> float:
+    """How long an adopted run has trained, in all its processes one after another."""
+    found = [experiments.cache.get(determined_by) for determined_by in _identities(experiments, pruner)]
+    return float(sum(one.result["seconds"] for one in found if one is not None))
+
+
+def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[str, Any]]:
+    """What is adopted, in the order in which one builds on the other."""
+    yield experiments.dense_is
+    final = pruner.gates.mask.detach().cpu()
+    if pruner.options.prune == 0:
+        yield experiments.post_hoc_is(torch.ones(pruner.gates.size))
+        return
+    learned = learned_result(pruner)
+    learn_is = experiments.learn_is({})
+    yield learn_is
+    start = experiments.cache.get(learn_is)
+    if start is None:
+        return
+    if pruner.options.swaps:
+        mask = torch.tensor(learned["mask"])
+        budget, search = pruner.steering.budget_of(mask), SwapSearch(passes=pruner.options.swaps)
+        weights = experiments.dense() if experiments.rests({}) else start
+        yield experiments.swap_is(mask, budget, search, start=weights)
+    if pruner.options.refit:
+        for other in (pruner.refitted or {}).get("others", []):
+            yield experiments.refit_is(torch.tensor(other["mask"]), RefitSearch(), start=start)
+        refit_is = experiments.refit_is(final, RefitSearch(), start=start)
+        yield refit_is
+        refitted = experiments.cache.get(refit_is)
+        if refitted is None:
+            return
+        start = refitted
+    yield experiments.retrain_is(final, start=start, changes={})
+
+
+def _link(source: Path, target: Path) -> None:
+    """The file under a second name, without taking space where the file system can."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        with suppress(shutil.SameFileError):
+            shutil.copyfile(source, target)
+
+
+# What a single run leaves beside the tables: the pruned model, mask files, pictures, and the final table.
+
+SHORT = {"perplexity": "ppl."}
+"""Metrics in headings that are not simply cut short."""
+BATCH_SIZES = (1, 8, 32)
+"""At which the model card states the export's latency."""
+
+
+@progress.stage("exporting, reloading and checking the pruned model")
+def export(run: RunDirectory, pruner: HeadPruner, data: TaskData, metrics: dict[str, float]) -> None:
+    """The pruned model, checked on a batch of the test split. Heads that can be gated but not removed are zero in it.
+
+    Args:
+        run: to write into.
+        pruner: in its final state.
+        data: of the run.
+        metrics: of the final model, as ``test_accuracy`` and so on.
+    """
+    gates, options = pruner.gates, pruner.options
+    batch = next(iter(data.test_dataloader()))
+    shutil.rmtree(run.export, ignore_errors=True)
+    gates.detach()
+    try:
+        save_pruned(
+            pruner.backbone,
+            run.export,
+            gates.to_heads(gates.mask).cpu(),
+            form="masked" if why_not_removable(gates.sites) else "pruned",
+            tokenizer=data.processor,
+            card=ModelCard(
+                base_model=base_model_name(options),
+                method=options.mask_found_by,
+                metrics=metrics_on_test(metrics),
+                **source_of(data),
+                versions=versions(),
+            ),
+            measure=BATCH_SIZES,
+            check_batch=pruner.task.model_inputs(pruner.backbone, batch),
+        )
+    finally:
+        gates.attach()
+
+
+def source_of(data: TaskData) -> dict[str, Any]:
+    """What a model card says of the data: the hub name of a data set and its configuration, or what kind of data they are; of a
+    local folder the last part; and what the metrics are to others."""
+    name, subset = getattr(data.options, "dataset", None), getattr(data.options, "subset", None)
+    kind = type(data.options).__name__
+    stated = Path(name).name if name and Path(name).exists() else name or kind
+    more = [name.removeprefix(MORE) for name in data.more_tests]
+    further = {"more_splits": more} if more else {}
+    return {"dataset": stated, "subset": subset or "", "metric_types": data.task.metric_types(), **further}
+
+
+def complete_card(run: RunDirectory, results: Results, own: Method) -> None:
+    """Put the dense model's results into the export's model card, once the comparison has them: after the same training where
+    it was trained on too, and otherwise as it was before pruning."""
+    rows = {(row["method"], row["stage"]): row for row in results.rows}
+    dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((own.name, RETRAINED))
+    if dense is not None and pruned is not None:
+        update_results(run.export / "README.md", metrics_on_test(pruned), metrics_on_test(dense))
+
+
+def metrics_on_test(row: dict[str, Any]) -> dict[str, float]:
+    """The results on the test split in a row of the comparison, by the name of the metric; the loss comes last."""
+    found = {name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")}
+    return {name: found[name] for name in sorted(found, key=lambda name: name == "loss")}
+
+
+def describe_run(
+    results: Results, own: Method, mask: torch.Tensor, learned: Mapping[str, Any], *, seconds: float, wandb_mode: str
+) -> dict[str, Any]:
+    """What ``metrics.json`` says of the run itself.
+
+    Args:
+        results: of its comparison.
+        own: the run's method.
+        mask: that it ended with, ``[gates]``.
+        learned: what its gates have learned; see :meth:`training.pruner.steering.Steering.learned`.
+        seconds: of its training.
+        wandb_mode: how it was logged.
+    """
+    assert results.pruner is not None
+    gates = results.pruner.gates
+    kept = gates.to_heads(mask).split([site.heads for site in gates.sites])
+
+    def rows_of(method: str) -> dict[str, dict[str, Any]]:
+        left_out = ("seed", "method", "experiment")
+        own_rows = [row for row in results.rows if row["method"] == method]
+        return {row["stage"]: {name: value for name, value in row.items() if name not in left_out} for row in own_rows}
+
+    stage = POST_HOC if own.base == "dense" else RETRAINED
+    return {
+        "method": own.name,
+        "gates": {name: learned[name] for name in ("closed", "closed_by_gates", "price")} if own.is_learned else {},
+        "kept": gates.open_heads(mask),
+        "data": source_of(results.data) if results.data is not None else {},
+        "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), kept, strict=True)},
+        "result": rows_of(own.name)[stage],
+        "dense": rows_of("dense"),
+        "hies_alpha": next(iter(results.alphas.values()), None),
+        "train_seconds": round(seconds, 2),
+        "wandb_mode": wandb_mode,
+    }
+
+
+@progress.stage("drawing masks and gates")
+def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[dict[str, Any]]) -> None:
+    """The curve, a mask file for each method, and pictures; what an earlier comparison left and this one has not goes."""
+    pruner = results.pruner
+    assert pruner is not None
+    complete_card(run, results, own)
+    gates, table = pruner.gates, pd.DataFrame(curve)
+    for folder in ("masks", "plots"):
+        shutil.rmtree(run.path / folder, ignore_errors=True)
+        (run.path / folder).mkdir()
+    if len(table):
+        run.write_table("curve.csv", table)
+    else:
+        (run.path / "curve.csv").unlink(missing_ok=True)
+    masks = {str(entry["method"]): torch.tensor(entry["mask"]).float() for entry in results.masks}
+    for method, mask in masks.items():
+        save_mask(run.path / "masks" / f"{file_name(method)}.json", gates.to_heads(mask), gates.sites, method=method)
+    per_kind = bool(pruner.steering.budget_of(masks[own.name]).per_kind)
+    figures = {
+        "gates": gate_heat_map(gates.sites, gates.to_heads(masks[own.name]), title="heads kept"),
+        "agreement": mask_agreement(
+            {method: mask for method, mask in masks.items() if method != "dense" or method == own.name},
+            gates.kind_index() if per_kind else None,
+        ),
+    }
+    courses = [course for course in results.gates if len(course) and course["method"].iloc[0] == own.name]
+    if courses:
+        last = torch.tensor(courses[0].iloc[-1, -gates.size :].to_numpy(float))  # the gates are the last columns
+        figures["gates_before_retraining"] = gate_heat_map(
+            gates.sites, gates.to_heads(last), title="gates at the end of the prune phase"
+        )
+    if len(table):
+        figures["quality_by_budget"] = quality_by_budget(
+            table, pd.DataFrame(results.rows), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better
+        )
+    for name, figure in figures.items():
+        with run.replacing(f"plots/{name}.png") as partial:
+            figure.savefig(partial, format="png", dpi=150)
+
+
+def show_run(console: Console, run: RunDirectory, results: Results, described: dict[str, Any], own: Method) -> None:
+    """The final table and the paths of what was written."""
+    assert results.pruner is not None
+    main = results.pruner.task.main_metric
+    table = Table(title=f"{described['kept']} of {results.pruner.gates.heads} heads kept")
+    last = main.rpartition("_")[2]
+    short = SHORT.get(last, last if len(last) < 6 else f"{last[:3]}.")
+    names = {
+        "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
+        f"test_{main}": f"test {short}", "test_loss": "test loss", CACHE: "KV bytes", "steps": "steps", "seconds": "s",
+    }  # fmt: skip
+    names = {name: title for name, title in names.items() if name != CACHE or CACHE in results.rows[0]}
+    for name, title in names.items():
+        table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
+    for row in sorted(results.rows, key=lambda row: STAGES.index(row["stage"])):
+        style = "bold" if row["method"] == own.name else None
+        table.add_row(
+            *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
+        )
+    majority = run.read_json("metrics.json").get("majority", {})
+    if main in majority:
+        scored = {"method": "majority class"} | {f"test_{name}": f"{value:.4f}" for name, value in majority.items()}
+        table.add_row(*(scored.get(name, "") for name in names))
+    console.print(table)
+    if results.data is not None and (more := [f"{split}_{main}" for split in results.data.more_tests]):
+        console.print(f"on further test data: {', '.join(more)} in comparison.csv", soft_wrap=True, highlight=False)
+    if "latency" in described:
+        console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
+    if told := said_of_gates(described["gates"], "a millisecond" if "latency" in described else "an open one"):
+        console.print(told, soft_wrap=True, highlight=False)
+    dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
+    if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
+        console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
+    for name, path in {
+        "comparison": run.path / "comparison.csv",
+        "verdict": run.path / "verdict.md",
+        "masks": run.path / "masks",
+        "pictures": run.path / "plots",
+        "pruned model": run.export,
+    }.items():
+        console.print(f"{name}: {path}")
+    if reason := why_not_removable(results.pruner.gates.sites):
+        console.print(
+            f"the heads given up are zeros in the pruned model, and not gone: {reason}", soft_wrap=True, highlight=False
+        )
+    if described["wandb_mode"] == "offline":
+        console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
+
+
+def said_of_gates(learned: Mapping[str, Any], priced: str = "an open one") -> str:
+    """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned.
+
+    Args:
+        learned: what ``metrics.json`` says of them.
+        priced: what they paid for.
+    """
+    if not learned or not learned["price"]:  # a price that was given, and the exact top K, leave no gate to a budget
+        return ""
+    text = f"of {learned['closed']} gates that are closed, {learned['closed_by_gates']} had closed by themselves"
+    few = learned["closed_by_gates"] < ENOUGH * learned["closed"]
+    rest = f", and the rest was closed by their rank; {HINT}" if few else ""
+    return f"{text}{rest}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
+
+
+# One training of a run through all its phases, and what it leaves.
+
+
+def train(
+    setup: Setup,
+    run: RunDirectory,
+    pruner: HeadPruner,
+    data: TaskData,
+    loggers: list[Any],
+    checkpoint: str | None,
+    *,
+    identity: str,
+) -> TrainedRun:
+    """All phases in one go, and the evaluation of what they end with; checkpoints are of the run with this identity."""
+    weights, interval = setup.weights, setup.trainer.val_check_interval or data.validation_interval(pruner.epochs)
+    gate_log, costs, dense = GateLog(), PhaseCosts(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
+    callbacks: list[pl.Callback] = [gate_log, CourseLog(), costs, dense]
+    if weights.patience is not None:
+        callbacks.insert(0, StopEarly(pruner.task, weights.patience))
+    callbacks.append(LastGoodCheckpoint(run.checkpoint("last"), every=setup.run.save_every))
+    trainer = make_trainer(setup, *callbacks, logger=loggers, identity=identity, val_check_interval=interval)
+    trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
+    trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
+    finetune, prune, end = pruner.boundaries
+    predictions = Predictions()
+    metrics = evaluate(make_trainer(setup, predictions), pruner, data)
+    return TrainedRun(
+        dense=run.checkpoint("dense"),
+        costs=costs.costs,
+        steps={"finetune": min(finetune, trainer.global_step), "prune": prune - finetune, "retrain": end - prune},
+        gates=gate_log.of_pruning(pruner),
+        metrics=metrics,
+        predictions=predictions,
+    )
+
+
+def check_own_checkpoints(run: RunDirectory, identity: str) -> None:
+    """Raises :class:`GateError` for a checkpoint in a run's directory that is another run's, or damaged."""
+    for name in ("last", "dense", "final"):
+        if (path := run.checkpoint(name)).is_file():
+            check_identity(read_checkpoint(path), path, identity, f"the run in {str(run.path)!r}")
+
+
+def restore(run: RunDirectory, pruner: HeadPruner) -> bool:
+    """Bring the module into the final state of a run whose training has ended; False if it has not."""
+    final = run.checkpoint("final")
+    if not final.is_file():
+        return False
+    content = read_checkpoint(final)
+    pruner.on_load_checkpoint(content)
+    pruner.load_state_dict(content["state_dict"])
+    return True
 
 
 def fit(line: CommandLine) -> RunDirectory:

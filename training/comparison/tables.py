@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from pytorch_lightning.utilities import move_data_to_device
+from rich.console import Console
 from torch import Tensor
 
-from gates.budget import Budget
-from gates.head_gates import HeadGates
-from gates.surgery.labels import site_labels
+from gates.attention.sites import site_labels
+from gates.gating.budget import Budget
+from gates.gating.head_gates import HeadGates
+from gates.scores.ablation import effects, interchange
 from training.comparison.experiments import Experiments
-from training.comparison.methods import Method
+from training.comparison.methods import Method, file_name
 from training.comparison.selection import MaskSelector
+from training.config import Setup
+from training.config.comparison import POST_HOC
+from training.config.data import Synthetic
 from training.data.base import TaskData
+from training.data.synthetic import SyntheticData
 from training.data.translation import TranslationData
 from training.pruner.module import HeadPruner
 from training.runs import progress
-from training.runs.checksums import write_checksums
-from training.runs.run_directory import METRICS, RunDirectory
-from training.runs.stored import read_arrays
+from training.runs.cost import measured
+from training.runs.directory import METRICS, RunDirectory
+from training.runs.stored import read_arrays, write_checksums
 from training.runs.tracking import code_version, machine, versions
+from training.scoring.subject import Batch, Subject
 from training.stats.bootstrap import bleu_metric, majority_class, majority_tag
-from training.stats.statistics import Mask, agreement, compare_methods, rank_methods, summarise
+from training.stats.tables import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
 from training.tasks import Classification, TokenClassification
-from training.tasks.translation_metrics import signatures
+from training.tasks.translation import paired_bootstrap, signatures
+from training.truth.compiler import NECESSARY
+from training.truth.tables import Functions, judged
 
 SAMPLES = 20
 """Sentences that are shown in all systems."""
@@ -267,3 +279,228 @@ def described_sites(gates: HeadGates) -> Iterator[dict[str, Any]]:
     """Yield the label, kind, layer, heads and gates of every attention site, for ``sites.json``."""
     for label, site, size in zip(site_labels(gates.sites), gates.sites, gates.sizes, strict=True):
         yield {"label": label, "kind": site.kind, "layer": site.layer, "heads": site.heads, "gates": size}
+
+
+# Masks against the heads that carry the facts behind the answers, which interchange interventions on the dense model tell: the
+# rows of ``interchange.csv``.
+
+ROWS = 1536
+"""Examples that are exchanged."""
+CARRIES = 0.1
+"""Share of the way to the other answer from which a head counts as a carrier."""
+LEARNED = 0.6
+"""Share of right answers from which a model has learned a fact. A model that has not is right half the time, since every
+example has a counterpart of the opposite answer, and its effects are ratios of noise."""
+
+
+def carried_rows(experiments: Experiments, results: Results) -> list[dict[str, Any]]:
+    """A row for each mask of a seed; none where the data know of no facts, are not asked for them, or the
+    seed's dense model has learned none.
+
+    ``carried`` is the share of the effects of all heads that the kept ones have, the mean over facts that the model has
+    learned; ``at_best`` what the best mask with as many heads has; ``carriers`` how many heads carry a fact, and ``recall`` the
+    share of them that is kept, of as many as the mask could keep.
+    """
+    data = experiments.data
+    if not isinstance(data, SyntheticData) or not data.options.interchange:
+        return []
+    of_facts = {fact: torch.tensor(found) for fact, found in facts_of(experiments, data).items()}
+    if not of_facts:
+        return []
+    carriers = torch.stack([found >= CARRIES for found in of_facts.values()]).any(0)
+    shares = shares_of(of_facts)
+    rows = []
+    for entry in results.masks:
+        if entry["seed"] != experiments.seed or entry["method"] == "dense":
+            continue
+        mask = torch.tensor(entry.get("post_hoc_mask", entry["mask"])) > 0
+        kept = int(mask.sum())
+        most = min(kept, int(carriers.sum()))
+        rows.append(
+            {
+                "seed": experiments.seed, "method": entry["method"], "budget": entry["budget"],
+                "carried": float(shares[mask].sum()), "at_best": float(shares.topk(kept).values.sum()),
+                "carriers": int(carriers.sum()),
+                "recall": float((mask & carriers).sum()) / most if most else 1.0,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def without_facts(setup: Setup, seeds: Sequence[int], results: Results) -> str | None:
+    """What a user is told of seeds that have no rows, although rows are asked for; None where all have some."""
+    lacking = [str(seed) for seed in seeds if seed not in {row["seed"] for row in results.carried}]
+    if not lacking or not isinstance(setup.data, Synthetic) or not setup.data.interchange:
+        return None
+    return (
+        f"interchange.csv has nothing of seed {', '.join(lacking)}: the dense model answers no question right in {LEARNED:.0%} "
+        "of the cases, so no head can be told to carry a fact; train longer (--model.finetune)."
+    )
+
+
+def shares_of(effects_of_facts: Mapping[str, Tensor]) -> Tensor:
+    """The share of each gate in the effects of all, the mean over facts, ``[gates]``; an effect below 0 counts as none."""
+    positive = [found.clamp(min=0) for found in effects_of_facts.values()]
+    totals = [found.sum().clamp(min=torch.finfo(found.dtype).tiny) for found in positive]  # no head may carry it
+    return torch.stack([found / total for found, total in zip(positive, totals, strict=True)]).mean(0)
+
+
+def facts_of(experiments: Experiments, data: SyntheticData) -> dict[str, list[float]]:
+    """The interchange effects of every gate of the dense model, by fact; of those that it has learned, which may be none."""
+    dense = experiments.dense()
+    determined_by = {"experiment": "interchange", "dense": dense.key, "rows": ROWS, "learned": LEARNED}
+
+    def make(folder: Path) -> dict[str, Any]:
+        subject = experiments.subject(dense, {})
+        with measured(subject.device, subject.gates) as cost:
+            found = effects_on(subject, data)
+        return cost.as_row() | {"effects": found}
+
+    return dict(experiments.do("exchanging heads", determined_by, make).result["effects"])
+
+
+def effects_on(subject: Subject, data: SyntheticData) -> dict[str, list[float]]:
+    """The same of a subject."""
+
+    def for_answers(answers: Tensor) -> Callable[[Batch], Tensor]:
+        """How much the model speaks for the answers, of two, rather than for the others, ``[batch]``."""
+
+        def margin(batch: Batch) -> Tensor:
+            logits = subject.task.losses(subject.backbone, batch)[1]
+            return (logits[:, 1] - logits[:, 0]) * (2.0 * answers - 1.0)
+
+        return margin
+
+    moved: dict[str, Tensor] = {}
+    apart: dict[str, Tensor] = {}
+    right: dict[str, list[Tensor]] = {}
+    with subject.at_rest():
+        for fact, original, counterpart in data.counterparts(ROWS):
+            batch, other = (move_data_to_device(one, subject.device) for one in (original, counterpart))
+            found = interchange(subject.gates, batch, other, for_answers(batch["labels"]))
+            moved[fact] = moved.get(fact, 0) + found.moved.sum(0).cpu()
+            apart[fact] = apart.get(fact, 0) + found.apart.sum().cpu()
+            right.setdefault(fact, []).extend([found.own > 0, found.own < found.apart])
+    learned = [fact for fact, answers in right.items() if float(torch.cat(answers).double().mean()) >= LEARNED]
+    return {fact: effects(moved[fact], apart[fact]).tolist() for fact in learned}
+
+
+# The translations that a run leaves: every evaluated system's, and which differences are real.
+
+FOLDER = "translations"
+SEARCHES = {"greedy": "test_prediction", "beam": "test_prediction_beam"}
+"""Where predictions keep the texts of each search."""
+
+
+def save_translations(run: RunDirectory, results: Results) -> None:
+    """Write the translations of the test split, one file per system and search, beside sources and references, and
+    ``significance.csv``: the paired bootstrap of every system against the dense one. There is nothing for tasks without
+    translations, and a notice in place of a system that translated only a part of the split.
+
+    Args:
+        run: to write into.
+        results: of its comparison; a system is called METHOD.STAGE.
+    """
+    if not isinstance(results.data, TranslationData):
+        return
+    shutil.rmtree(run.path / FOLDER, ignore_errors=True)  # of systems that are no longer compared
+    pairs = results.data.texts["test"]
+    systems: dict[str, dict[str, list[str]]] = {search: {} for search in SEARCHES}
+    for row in results.rows:
+        system, texts = f"{row['method']}.{row['stage']}", texts_of(results.predictions[row["experiment"]])
+        if any(len(lines) < len(pairs.source) for lines in texts.values()):
+            translated = min(map(len, texts.values()))
+            notice = f"{translated} of {len(pairs.source)} test sentences were translated by {system}; these are not kept"
+            Console().print(notice, markup=False, highlight=False, soft_wrap=True)
+            continue
+        for search, lines in texts.items():
+            systems[search][system] = lines
+    if not systems["greedy"]:
+        return
+    (run.path / FOLDER).mkdir(exist_ok=True)
+    named = {f"{system}.{search}": lines for search, own in systems.items() for system, lines in own.items()}
+    for name, lines in {"source": pairs.source, "reference": pairs.target, **named}.items():
+        run.write_text(f"{FOLDER}/{file_name(name)}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
+    write_significance(run, systems, pairs.target, results.data)
+
+
+def texts_of(predictions: Path) -> dict[str, list[str]]:
+    """The translations of the test split that an experiment left, by search."""
+    arrays = read_arrays(predictions, mend=f"delete {str(predictions.parent)!r} and start again")
+    return {search: arrays[name].tolist() for search, name in SEARCHES.items() if name in arrays}
+
+
+def write_significance(
+    run: RunDirectory,
+    systems: Mapping[str, Mapping[str, list[str]]],
+    reference: list[str],
+    data: TranslationData,
+    *,
+    baseline: str = "dense",
+    samples: int = 1000,
+) -> None:
+    """The paired bootstrap of every system against a baseline, retrained if there is such a row and post hoc otherwise.
+
+    Args:
+        run: to write into.
+        systems: texts by search and system.
+        reference: texts that are right.
+        data: says how BLEU takes words apart.
+        baseline: method to compare with.
+        samples: of the bootstrap.
+    """
+    rows = []
+    for search, texts in systems.items():
+        first = next((name for name in (f"{baseline}.retrained", f"{baseline}.post hoc") if name in texts), None)
+        if first is None or len(texts) < 2:
+            continue
+        ordered = {first: texts[first], **{name: own for name, own in sorted(texts.items()) if name != first}}
+        tested = paired_bootstrap(ordered, reference, samples=samples, tokenize=data.options.bleu_tokenize)
+        rows += [{"search": search, "baseline": first, **row} for row in tested]
+    if rows:
+        run.write_table(f"{FOLDER}/significance.csv", pd.DataFrame(rows))
+
+
+def read_texts(path: Path) -> list[str]:
+    """The lines of a file that :func:`save_translations` wrote; some may be empty."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+# Masks against a known truth, where a model states the heads that it needs: the rows of ``truth.csv``.
+
+SURVIVES = 0.99
+"""Accuracy, as a share of the dense model's, from which a function counts as alive."""
+
+
+def necessary_gates(experiments: Experiments) -> Functions:
+    """For each necessary function of a seed's model the gates that perform it; empty where nothing is known of it."""
+    gates = experiments.pruner.gates
+    layers, heads = gates.layer_index().tolist(), [head for size in gates.sizes for head in range(size)]
+    gate_of = {place: gate for gate, place in enumerate(zip(layers, heads, strict=True))}
+    stated: list[list[list[int]]] = getattr(experiments.pruner.backbone.config, NECESSARY, [])
+    return [[gate_of[layer, head] for layer, head in function] for function in stated]
+
+
+def truth_rows(experiments: Experiments, results: Results) -> list[dict[str, Any]]:
+    """A row for each mask of a seed but the dense model's; none where nothing is known of the model."""
+    functions, metric = necessary_gates(experiments), f"test_{experiments.pruner.task.main_metric}"
+    if not functions:
+        return []
+    of_seed = [row for row in results.rows if row["seed"] == experiments.seed and row["stage"] == POST_HOC]
+    quality = {(row["method"], row["budget"]): row[metric] for row in of_seed}
+    dense = next((value for (method, _), value in quality.items() if method == "dense"), None)
+    rows = []
+    for entry in results.masks:
+        method, budget = entry["method"], entry["budget"]
+        if entry["seed"] != experiments.seed or (method, budget) not in quality or method == "dense":
+            continue
+        found = judged(torch.tensor(entry.get("post_hoc_mask", entry["mask"])), functions)
+        value = quality[method, budget]
+        rows.append(
+            {
+                "seed": experiments.seed, "method": method, "budget": budget, "needed": found.needed, "covered": found.covered,
+                "recall": found.recall, "precision": found.precision, "exact": found.exact, metric: value,
+                "survives": dense is not None and value >= SURVIVES * dense,
+            }
+        )  # fmt: skip
+    return rows

@@ -5,23 +5,25 @@ The command line and configurations have the fields of :class:`PrunerOptions` as
 at once.
 """
 
-from training.config.comparison import ComparisonOptions
-from training.config.launcher import LauncherOptions
+from training.config.comparison import ComparisonOptions, LauncherOptions
 from training.config.model import (
     BudgetOption,
     Decay,
     Distillation,
+    DistilWeights,
+    DrawSearch,
     Gating,
     Optimisation,
     Phases,
     PriceOption,
     PrunerOptions,
+    RefitSearch,
+    RestartSearch,
     Source,
+    SwapSearch,
 )
-from training.config.run import LARGEST_SEED, EndOfRun, Existing, RunOptions, ScratchTraining, WeightsKept
-from training.config.search import DistilWeights, DrawSearch, RefitSearch, RestartSearch, SwapSearch
+from training.config.run import LARGEST_SEED, EndOfRun, Existing, RunOptions, ScratchTraining, WandbOptions, WeightsKept
 from training.config.setup import Setup, group_at, group_of
-from training.config.tracking import WandbOptions
 
 __all__ = [
     "LARGEST_SEED",

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import yaml
 
 from gates.errors import GateError
-from gates.latency.table import EXPECTED, parse_time
+from gates.gating.latency import EXPECTED, parse_time
 from gates.options import NO_KIND
+from training.config.checks import at_least_1
 from training.config.model import BudgetOption, PriceOption, Time
 from training.config.paths import LocalPath
 from training.config.run import LARGEST_SEED
-from training.config.stages import STAGES
+from training.config.setup import Setup
 from training.config.yaml_text import load_yaml
+
+# The stages of a comparison: what is done with a mask before the model is judged.
+
+POST_HOC, RETRAINED, FROM_SCRATCH = "post hoc", "retrained", "from scratch"
+WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM = (
+    f"{POST_HOC} with {what}" for what in ("means", "optimal constants", "uniform attention")
+)
+"""Closed heads are not zero but have their mean output, or the constants that cost least, or attend uniformly."""
+FROM_DENSE = f"{RETRAINED} from dense"
+"""The mask goes onto the dense model and is trained on for the steps of both phases, whatever steps went into finding it."""
+AT_TOTAL_COST = f"{RETRAINED} at equal total cost"
+"""Trained on for as many passes as finding the mask has left over."""
+STAGES = (POST_HOC, WITH_MEANS, WITH_CONSTANTS, WITH_UNIFORM, RETRAINED, FROM_DENSE, AT_TOTAL_COST, FROM_SCRATCH)
+
+
+def is_post_hoc(stage: str) -> bool:
+    """Whether the dense model is evaluated as it is, without training on."""
+    return stage.startswith(POST_HOC)
+
+
+def is_of_dense(stage: str) -> bool:
+    """Whether the mask goes onto the dense model, as it is or to train on, and not onto weights trained with gates."""
+    return is_post_hoc(stage) or stage == FROM_DENSE
+
 
 BY_RELEVANCE = ("relevance", "relevance(rule=gradient-x-input)")
 """Scored methods that follow a prediction back through the model, see :mod:`gates.relevance`."""
@@ -127,3 +152,70 @@ def parse_prices(values: list[Any]) -> list[PriceOption]:
         if value in values[:index]:
             raise GateError(f"--prices has {value!r} twice; give each price once")
     return values
+
+
+# Where the experiments of a comparison are done: in this process, or on a cluster of Ray.
+
+AUTO = "auto"
+"""The address of the cluster that runs on this machine."""
+
+
+@dataclass(frozen=True)
+class LauncherOptions:
+    """Where experiments are done.
+
+    Args:
+        launcher: local for one after another in this process, or ray for several at a time on a cluster of Ray.
+        ray_address: HOST:PORT of a cluster that this machine belongs to, or auto for the one that runs on it (default: one of
+            this machine alone, for as long as the command runs).
+        ray_cpus_per_task: processor cores, and threads, of each experiment.
+        ray_gpus_per_task: GPUs of each experiment, such as 1, or 0.5 for two experiments on each (default: 1 where the cluster
+            has any and --trainer.accelerator is not cpu, otherwise none).
+    """
+
+    launcher: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    ray_cpus_per_task: int = 1
+    ray_gpus_per_task: int | float | None = None
+
+    def __post_init__(self) -> None:
+        at_least_1(self, "ray_cpus_per_task", prefix="--")
+        gpus = self.ray_gpus_per_task
+        if gpus is not None and not (0 <= gpus <= 1 or gpus == int(gpus) > 0):
+            raise GateError(
+                f"--ray_gpus_per_task is {gpus}; expected a share of one GPU, such as 0.5, or a whole number of them"
+            )
+        if self.ray_address not in (None, AUTO):
+            self.host_and_port  # noqa: B018 (raises)
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """What the address says.
+
+        Raises:
+            GateError: if that is no host with a port.
+        """
+        host, _, port = (self.ray_address or "").rpartition(":")
+        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise GateError(
+                f"--ray_address is {self.ray_address!r}; expected HOST:PORT of a cluster that this machine belongs to, such as "
+                "10.0.0.1:6379, or auto for the one that runs on it"
+            )
+        return host.strip("[]"), int(port)
+
+
+def alone(setup: Setup) -> Setup:
+    """The setup for experiments that are each done by one process.
+
+    Raises:
+        GateError: if several processes are asked for.
+    """
+    trainer = setup.trainer
+    several = trainer.devices not in ("auto", 1, "1") and not (isinstance(trainer.devices, list) and len(trainer.devices) == 1)
+    for name, asked in (("devices", several), ("num_nodes", trainer.num_nodes > 1), ("strategy", trainer.strategy != "auto")):
+        if asked:
+            raise GateError(
+                f"--trainer.{name} is {getattr(trainer, name)}, but with --launcher ray one process does each experiment, and "
+                "several experiments are done at a time; leave one of them away"
+            )
+    return replace(setup, trainer=replace(trainer, devices=1))

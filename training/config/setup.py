@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 from jsonargparse import Namespace
 
 from gates.errors import GateError
-from gates.latency.table import LatencyTable, TimeLimit
+from gates.gating.latency import LatencyTable, TimeLimit
 from training.config.checks import check_values
 from training.config.data import DataOptions
 from training.config.model import PrunerOptions
-from training.config.run import EndOfRun, RunOptions, ScratchTraining, WeightsKept
-from training.config.tracking import WandbOptions
-from training.config.trainer import TrainerOptions
+from training.config.run import EndOfRun, RunOptions, ScratchTraining, TrainerOptions, WandbOptions, WeightsKept
 
 T = TypeVar("T")
 

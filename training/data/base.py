@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,15 +11,156 @@ import numpy as np
 import pytorch_lightning as pl
 import xxhash
 from datasets import Dataset
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from training.config.data import DataOptions
 from training.config.data_base import MORE
-from training.data.batches import SplitBatches
-from training.data.hashing import add_column
 from training.runs import processes
+from training.runs.hashing import add_column
 from training.tasks import Task
+
+# The order of training batches, as a pure function of a seed: resumable, shardable, grouped by length.
+
+POOL = 50
+"""Batches whose examples are sorted by length together: enough to save padding, few enough to stay random."""
+
+
+def grouped_batches(lengths: Sequence[int], batch_size: int, *, seed: int) -> list[list[int]]:
+    """One epoch of batches of similar length: every example once, the incomplete last batch dropped.
+
+    Args:
+        lengths: of every example, in tokens.
+        batch_size: examples per batch; if there are fewer examples, one batch holds them all.
+        seed: of the order.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(lengths))
+    batch_size = min(batch_size, len(order))
+    order = order[: len(order) // batch_size * batch_size]
+    length = np.asarray(lengths)
+    pool = POOL * batch_size
+    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
+    batches = [
+        indices.tolist()
+        for members in pools
+        for indices in members[np.argsort(length[members], kind="stable")].reshape(-1, batch_size)
+    ]
+    return [batches[index] for index in random.permutation(len(batches))]
+
+
+class RunSampler(Sampler[list[int]], ABC):
+    """The batches of a training run over several epochs, for one of several processes, which has every ``world``-th example of
+    each. Batch i is a function of (seed, i) alone, so that a resumed run can start at any.
+
+    Args:
+        per_epoch: batches in an epoch.
+        epochs: passes over the data, fractions allowed.
+        seed: of the order.
+        first: batches to skip, because they were trained on before.
+        rank, world: this process and how many there are.
+    """
+
+    def __init__(self, per_epoch: int, *, epochs: float, seed: int, first: int, rank: int, world: int) -> None:
+        self.per_epoch, self.total = per_epoch, max(1, round(epochs * per_epoch))
+        self.seed, self.first, self.rank, self.world = seed, first, rank, world
+
+    @abstractmethod
+    def epoch_batches(self, seed: int) -> list[list[int]]:
+        """The batches of an epoch, over all processes, from a seed of its own."""
+
+    def __len__(self) -> int:
+        """Batches in the whole run, those skipped included."""
+        return self.total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, batches = -1, []
+        for index in range(self.first, self.total):
+            if index // self.per_epoch != epoch:
+                epoch = index // self.per_epoch
+                batches = self.epoch_batches(self.seed * 1_000_003 + epoch)
+            yield batches[index % self.per_epoch][self.rank :: self.world]
+
+
+class RunBatches(RunSampler):
+    """All batches of a training run, over several epochs, for one of several processes.
+
+    Batch i is a function of (seed, i) alone. A resumed run starts at ``first``; processes take every ``world``-th
+    example of the same global batch, so that two processes see what one with twice the batch size sees.
+
+    Args:
+        lengths: of every example, in tokens.
+        batch_size: examples per batch and process.
+        epochs: passes over the data, fractions allowed.
+        seed: of the order.
+        first: batches to skip, because they were trained on before.
+        rank, world: this process and how many there are.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        *,
+        epochs: float,
+        seed: int,
+        first: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.lengths = lengths
+        self.global_batch = batch_size * world
+        per_epoch = max(1, len(lengths) // self.global_batch)
+        super().__init__(per_epoch, epochs=epochs, seed=seed, first=first, rank=rank, world=world)
+
+    def epoch_batches(self, seed: int) -> list[list[int]]:
+        return grouped_batches(self.lengths, self.global_batch, seed=seed)
+
+
+class StreamBatches(Sampler[list[int]]):
+    """All batches of a training run over a stream, as numbers of its blocks, one behind the other, for one of several
+    processes, which has every ``world``-th block of each.
+
+    Args:
+        per_epoch: blocks of an epoch.
+        batch_size: blocks per batch and process.
+        epochs: length of the run, fractions allowed.
+        first: batches to skip, because they were trained on before.
+        rank, world: this process and how many there are.
+
+    >>> list(StreamBatches(6, 1, epochs=1.5, first=1, rank=1, world=2))
+    [[3], [5], [7]]
+    """
+
+    def __init__(
+        self, per_epoch: int, batch_size: int, *, epochs: float, first: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self.size = batch_size * world
+        self.total = max(1, round(epochs * max(1, per_epoch // self.size)))
+        self.first, self.rank, self.world = first, rank, world
+
+    def __len__(self) -> int:
+        """Batches in the whole run, those skipped included."""
+        return self.total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(self.first * self.size, self.total * self.size, self.size):
+            yield list(range(start + self.rank, start + self.size, self.world))
+
+
+class SplitBatches(Sampler[list[int]]):
+    """One pass over a split in order of length, longest first, for one of several processes; every example once."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, *, rank: int = 0, world: int = 1) -> None:
+        order = np.argsort(-np.asarray(lengths), kind="stable")[rank::world].tolist()
+        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
 
 SPLITS = ("train", "select", "test")
 
@@ -213,3 +354,79 @@ class TaskData(pl.LightningDataModule, ABC):
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             persistent_workers=False,
         )
+
+
+# Training batches of about equally many tokens, as a pure function of a seed: resumable, shardable, with little padding.
+
+
+class RunTokenBatches(RunSampler):
+    """All batches of a training run, over several epochs, for one of several processes.
+
+    Pairs are sorted by target and source length, and cut into batches whose longer side, padding included, has at most
+    ``batch_tokens`` tokens. Pairs of equal lengths are in a new random order in every epoch, and so are the batches. The
+    sorted lengths are the same in every epoch, and with them the cuts: an epoch always has the same number of batches.
+
+    Batch i is a function of (seed, i) alone. A resumed run starts at ``first``; processes take every ``world``-th pair of
+    the same global batch of ``world`` times the tokens, and all have equally many in every batch, for which up to
+    ``world - 1`` pairs of an epoch are left out.
+
+    Args:
+        source, target: lengths of every pair, in tokens.
+        batch_tokens: per batch and process; a pair that is longer is a batch of its own.
+        epochs: passes over the data, fractions allowed.
+        seed: of the order.
+        first: batches to skip, because they were trained on before.
+        rank, world: this process and how many there are.
+    """
+
+    def __init__(
+        self,
+        source: Sequence[int],
+        target: Sequence[int],
+        batch_tokens: int,
+        *,
+        epochs: float,
+        seed: int,
+        first: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.source, self.target = np.asarray(source), np.asarray(target)
+        sorted_by_length = np.lexsort((self.source, self.target))
+        longer = np.maximum(self.source, self.target)[sorted_by_length]
+        self.cuts = token_cuts(longer.tolist(), batch_tokens * world, multiple=world)
+        super().__init__(len(self.cuts), epochs=epochs, seed=seed, first=first, rank=rank, world=world)
+
+    def epoch_batches(self, seed: int) -> list[list[int]]:
+        random = np.random.default_rng(seed)
+        shuffled = random.permutation(len(self.source))
+        order = shuffled[np.lexsort((self.source[shuffled], self.target[shuffled]))]
+        batches = [order[start:end] for start, end in self.cuts]
+        return [random.permutation(batches[index]).tolist() for index in random.permutation(len(batches))]
+
+
+def token_cuts(lengths: Sequence[int], budget: int, *, multiple: int = 1) -> list[tuple[int, int]]:
+    """Cut a list of lengths into runs of which each, padded to its longest, has at most ``budget`` tokens.
+
+    Args:
+        lengths: in the order to cut.
+        budget: tokens per run; a run has at least ``multiple`` entries all the same.
+        multiple: every run has a multiple of this many entries; fewer than that at the end are left out, unless there would
+            be no run at all.
+
+    Returns:
+        Start and end of every run.
+    """
+    cuts: list[tuple[int, int]] = []
+    start, longest = 0, 0
+    for at in range(0, len(lengths) // multiple * multiple, multiple):
+        end = at + multiple
+        longest_with = max(longest, *lengths[at:end])
+        if at > start and longest_with * (end - start) > budget:
+            cuts.append((start, at))
+            start, longest_with = at, max(lengths[at:end])
+        longest = longest_with
+    end = len(lengths) // multiple * multiple
+    if end > start:
+        cuts.append((start, end))
+    return cuts or [(0, len(lengths))]

@@ -3,18 +3,275 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
-from datasets import Dataset
+import torch
+import xxhash
+from datasets import Dataset, Features, IterableDataset, Value
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
-from gates.errors import GateError
-from training.config.data import Documents
-from training.config.documents import DocumentsAre
-from training.data.documents_base import TextBlocks, text_column
+from gates.errors import GateError, first_line
+from gates.export.checkpoint import check_known
+from training.config.data import DocumentOptions, Documents
+from training.config.data_base import MORE
+from training.config.text import DocumentsAre
+from training.data.base import Batches, RunBatches, StreamBatches, TaskData, with_more_tests
 from training.data.files import check_text
 from training.data.text import read_file, read_hub
+from training.data.translation import train_subwords
+from training.runs import progress
+from training.runs.hashing import probed
+from training.tasks.base import IGNORED, encode_documents
+from training.tasks.causal_lm import CausalLM, check_causal
+from training.tasks.loading import read_tokenizer
+
+# Documents of token ids as blocks of a fixed length. Pure functions.
+
+
+@dataclass
+class Block:
+    """Inputs of a language model with what each is to predict.
+
+    Args:
+        input_ids: tokens ``[length]`` of one or several documents, or parts of them, one behind the other.
+        labels: the token that comes next in the same document, for each of them; the block need not hold it as an input.
+        starts: places where a document, or a part of one, begins.
+        shares: of each of them, the number of its document and the share of that document's predictions that are here.
+    """
+
+    input_ids: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    shares: list[tuple[int, float]] = field(default_factory=list)
+
+
+def packed(documents: Iterable[Sequence[int]], length: int, *, packing: bool = True) -> Iterator[Block]:
+    """Cut documents into blocks so that every token behind a document's first is predicted exactly once.
+
+    A document that does not fit into what is left of a block goes on in the next one, where it sees nothing of its beginning.
+    Of the documents no more are asked for than the next block needs.
+
+    Args:
+        documents: ids of each, from the token that it begins with to the one that it ends with; at least two.
+        length: of a block.
+        packing: whether a block may hold several documents.
+
+    >>> found = packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4)
+    >>> [(block.input_ids, block.labels, block.starts) for block in found]
+    [([1, 5, 1, 6], [5, 2, 6, 7], [0, 2]), ([7, 8], [8, 2], [0])]
+    >>> [block.input_ids for block in packed([[1, 5, 2], [1, 6, 7, 8, 2]], 4, packing=False)]
+    [[1, 5], [1, 6, 7, 8]]
+    """
+    block = Block()
+    for number, ids in enumerate(documents):
+        first, predictions = 0, len(ids) - 1
+        if not packing and block.input_ids:
+            yield block
+            block = Block()
+        while first < predictions:
+            last = min(predictions, first + length - len(block.input_ids))
+            block.starts.append(len(block.input_ids))
+            block.input_ids += ids[first:last]
+            block.labels += ids[first + 1 : last + 1]
+            block.shares.append((number, (last - first) / predictions))
+            first = last
+            if len(block.input_ids) == length:
+                yield block
+                block = Block()
+    if block.input_ids:
+        yield block
+
+
+def positions(starts: Sequence[int], length: int) -> list[int]:
+    """The place of every token in its document, or part of one, ``[length]``: it starts again at each of ``starts``.
+
+    >>> positions([0, 2], 5)
+    [0, 1, 0, 1, 2]
+    """
+    ends = [*starts[1:], length]
+    return [place for start, end in zip(starts, ends, strict=True) for place in range(end - start)]
+
+
+# What all running text has in common: a tokenizer, documents cut into blocks, and batches of them.
+
+TOKENIZER = "tokenizer"
+"""Folder of the tokenizer in a run's directory."""
+ENCODED_AT_ONCE = 1000
+"""Documents."""
+
+
+def text_column(split: str, columns: Sequence[str], wanted: str | None) -> str:
+    """The column of documents in a split: the one that is wanted, the one called text, or the only one.
+
+    Raises:
+        GateError: if there is none.
+    """
+    if wanted is None:
+        wanted = "text" if "text" in columns or len(columns) != 1 else columns[0]
+    if wanted not in columns:
+        mend = "Set --data.text_column" if not split.startswith(MORE) else "Rename it: all files have one name for it"
+        raise GateError(f"the {split} split has no column {wanted!r}; it has {', '.join(map(repr, columns))}. {mend}")
+    return wanted
+
+
+class TextBlocks(TaskData):
+    """Documents of running text, cut into blocks of ``max_length`` tokens. Subclasses read the documents.
+
+    Args:
+        options: what the data are told.
+    """
+
+    options: DocumentOptions
+
+    def __init__(self, options: DocumentOptions) -> None:
+        super().__init__(options)
+        self.tokenizer_name: str | None = options.tokenizer
+
+    @property
+    def score_batch_size(self) -> int:
+        return self.options.batch_size
+
+    @abstractmethod
+    def load_documents(self) -> dict[str, list[str]]:
+        """The texts of the three splits, and of further test splits."""
+
+    def check_backbone(self, config: Any, name: str) -> None:
+        check_causal(config, name)
+
+    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
+        if self.splits:
+            return
+        documents = self.load_documents()
+        names = with_more_tests(documents)
+        for name in names:
+            if not any(map(str.strip, documents[name])):
+                raise GateError(f"the {name} split has no text; expected at least one document")
+        self.tokenizer = self.load_tokenizer(backbone, documents["train"])
+        self.splits = {name: self._encode(name, documents[name]) for name in names}
+        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+
+    def use_files_of(self, run: Path) -> None:
+        """A vocabulary that was trained for the earlier run: its weights mean nothing with another."""
+        if self.tokenizer_name is None and (run / TOKENIZER).is_dir():
+            self.tokenizer_name = str(run / TOKENIZER)
+
+    def write_files(self, run: Path) -> None:
+        assert self.tokenizer is not None
+        self.tokenizer.save_pretrained(run / TOKENIZER)
+
+    def load_tokenizer(self, backbone: str | None, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+        """The tokenizer that is named, the backbone's, or a new one of the training texts."""
+        name = self.tokenizer_name or backbone
+        if name is not None:
+            return read_tokenizer(name)
+        options = self.options
+        return train_subwords(texts, kind=options.subwords, vocab_size=options.vocab_size, max_length=options.max_length)
+
+    def _encode(self, name: str, texts: Iterable[str]) -> Dataset:
+        """The blocks of a split."""
+        return self.as_split(name, self.rows_of(texts, at_once=ENCODED_AT_ONCE))
+
+    def rows_of(self, texts: Iterable[str], *, at_once: int) -> Iterator[dict[str, Any]]:
+        """Blocks of texts as they come, each with the bytes and words of the text that it stands for.
+
+        Args:
+            texts: of documents; those that say nothing are left out.
+            at_once: documents that are read and tokenized together.
+        """
+        assert self.tokenizer is not None
+        tokenizer, sizes = self.tokenizer, dict[int, tuple[int, int]]()
+
+        def encoded() -> Iterator[list[int]]:
+            said, number = (text for text in texts if text.strip()), count()
+            while several := list(islice(said, at_once)):
+                for text, ids in zip(several, encode_documents(tokenizer, several), strict=True):
+                    sizes[next(number)] = (len(text.encode()), len(text.split()))
+                    yield ids
+
+        for block in packed(encoded(), self.options.max_length, packing=self.options.packing):
+            yield {
+                "input_ids": block.input_ids,
+                "labels": block.labels,
+                "starts": block.starts,
+                "bytes": sum(sizes[number][0] * part for number, part in block.shares),
+                "words": sum(sizes[number][1] * part for number, part in block.shares),
+                "length": len(block.input_ids),
+            }
+            last, _ = block.shares[-1]  # which may go on in the next block
+            while (oldest := next(iter(sizes))) < last:
+                del sizes[oldest]
+
+    def as_split(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Dataset:
+        """Blocks as a split."""
+        rows = list(rows)
+        if name != "train":
+            self._notice_unknown(name, [row["labels"] for row in rows])
+        columns = ("input_ids", "labels", "starts", "bytes", "words", "length")
+        return Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
+
+    def _notice_unknown(self, name: str, labels: Sequence[Sequence[int]]) -> None:
+        """A model predicts one unknown token for all that the tokenizer does not know, so perplexities leave that out."""
+        unknown = None if self.tokenizer is None else self.tokenizer.unk_token_id
+        if unknown is None or unknown == getattr(self.tokenizer, "eos_token_id", None):  # GPT-2 names its end token so too
+            return
+        found, total = sum(list(own).count(unknown) for own in labels), sum(map(len, labels))
+        if found:
+            self.notices.append(
+                f"{found} of {total} tokens of the {name} split are unknown to the tokenizer; a perplexity per word or byte is "
+                "too low by what they would have said"
+            )
+
+    @property
+    def task(self) -> CausalLM:
+        return CausalLM(packing=self.options.packing, max_length=self.options.max_length)
+
+    def collate(self, split: str) -> StackBlocks:
+        return StackBlocks(packing=self.options.packing)
+
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> Batches:
+        lengths = self.splits["train"]["length"][:]
+        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
+
+
+class StackBlocks:
+    """Makes a batch: blocks padded on the right to the longest; labels are -100 there.
+
+    Args:
+        packing: whether blocks hold several documents; they have positions that start again with each, and no mask then.
+    """
+
+    def __init__(self, *, packing: bool) -> None:
+        self.packing = packing
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = {
+            "input_ids": _padded([row["input_ids"] for row in rows], 0),
+            "labels": _padded([row["labels"] for row in rows], IGNORED),
+            "bytes": torch.tensor([row["bytes"] for row in rows], dtype=torch.float64),
+            "words": torch.tensor([row["words"] for row in rows], dtype=torch.float64),
+        }
+        longest = batch["input_ids"].shape[1]
+        if not self.packing:
+            return batch | {"attention_mask": (batch["labels"] != IGNORED).long()}
+        # Padding is one more document, which none of the others sees.
+        starts = [row["starts"] + [row["length"]] * (row["length"] < longest) for row in rows]
+        return batch | {"position_ids": torch.tensor([positions(own, longest) for own in starts])}
+
+
+def _padded(rows: list[list[int]], value: int) -> Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 class DocumentsData(TextBlocks):
@@ -89,3 +346,266 @@ def set_aside(documents: list[str], fraction: float) -> tuple[list[str], list[st
     order = np.random.default_rng(0).permutation(len(distinct))
     taken = {distinct[index] for index in order[: min(len(distinct) - 1, max(1, round(fraction * len(distinct))))]}
     return [text for text in documents if text not in taken], [text for text in distinct if text in taken]
+
+
+# Texts of documents as a stream, from local files, folders and data sets of the hub: as many in memory as a buffer holds.
+
+BUILDERS = {".jsonl": "json", ".parquet": "parquet"}
+"""Readers of ``datasets`` by the endings of files."""
+LONGEST = 100_000_000
+"""Characters of a document."""
+
+
+@dataclass(frozen=True)
+class TextStream:
+    """The texts of a split, which can be read any number of times, in as many orders as there are seeds.
+
+    Args:
+        name: of the split.
+        rows: with a column of texts.
+        column: its name.
+        content: what tells the split from another one.
+    """
+
+    name: str
+    rows: IterableDataset
+    column: str
+    content: str
+
+    def texts(self, seed: int | None = None, buffer: int = 1) -> Iterator[str]:
+        """All texts.
+
+        Args:
+            seed: of their order; None for the one that they have.
+            buffer: texts among which the next one is drawn.
+
+        Raises:
+            GateError: if the data turn out to be damaged, or no texts.
+        """
+        rows = self.rows if seed is None or buffer == 1 else self.rows.shuffle(seed=seed, buffer_size=buffer)
+        for number, row in enumerate(self._read(rows), start=1):
+            text = row[self.column]
+            if not isinstance(text, str):
+                raise GateError(f"{self.column!r} of document {number} of the {self.name} split is {text!r}; expected a text")
+            yield text
+
+    def _read(self, rows: Iterable[Any]) -> Iterator[Any]:
+        try:
+            with closing(iter(rows)) as found:  # type: ignore[type-var]
+                yield from found
+        except GateError:
+            raise
+        except Exception as error:  # of connections, of packed files, of rows that do not fit
+            raise GateError(f"the {self.name} split cannot be read to its end: {first_line(error)}") from error
+
+
+def open_streams(options: Documents) -> dict[str, TextStream]:
+    """The splits that there are, by our names; nothing but their beginnings is read.
+
+    Raises:
+        GateError: for data that are not there, of a form that cannot be streamed, or without a column of texts.
+    """
+    if options.dataset is not None:
+        return _of_hub(options, options.dataset)
+    return {name: _of_file(name, file, options) for name, file in options.files.items()}
+
+
+def _of_file(name: str, file: str, options: Documents) -> TextStream:
+    if not os.path.isfile(file):
+        raise GateError(f"the {name} file {file!r} does not exist; check the path")
+    ending = Path(file.removesuffix(".gz")).suffix
+    if ending == ".txt":
+        rows = IterableDataset.from_generator(
+            _rows_of_text, Features({"text": Value("string")}), {"file": file, "documents": options.documents}
+        )
+        return TextStream(name, rows, "text", probed(file))
+    if ending not in BUILDERS:
+        raise GateError(
+            f"the {name} file {file!r} has the ending {ending!r}; a stream is of .txt or .jsonl, also with .gz, or of .parquet"
+        )
+    builder = BUILDERS[ending]
+    try:
+        rows = datasets.load_dataset(builder, data_files=file, split="train", streaming=True)
+    except Exception as error:
+        raise GateError(f"the {name} file {file!r} cannot be read as {builder}: {first_line(error)}") from error
+    return TextStream(name, rows, _column(name, rows, options), probed(file))
+
+
+def _of_hub(options: Documents, dataset: str) -> dict[str, TextStream]:
+    """Splits of a data set of the hub, or of a folder as ``datasets`` reads it, in as many files as it has."""
+    where = f"{dataset!r}" + (f" ({options.subset})" if options.subset else "")
+    try:
+        builder = datasets.load_dataset_builder(dataset, options.subset)
+        found: Any = builder.as_streaming_dataset()
+    except Exception as error:  # the hub client raises many kinds of network and lookup errors
+        raise GateError(
+            f"cannot stream the data set {where}: it is neither a local folder nor a hub name that can be reached; check the "
+            "name or the network, or give local files with --data.train_file"
+        ) from error
+    streams = {}
+    for name, split in options.split_names.items():
+        if split is None:
+            continue
+        if split not in found:
+            raise GateError(f"the data set {where} has no split {split!r} for {name}; it has {', '.join(found)}")
+        files = (builder.config.data_files or {}).get(split, [builder.hash])
+        content = " ".join(probed(file) if os.path.isfile(file) else str(file) for file in files)  # the others name a commit
+        streams[name] = TextStream(name, found[split], _column(name, found[split], options), content)
+    return streams
+
+
+def _column(name: str, rows: IterableDataset, options: Documents) -> str:
+    """The column of texts."""
+    try:
+        with closing(iter(rows)) as found:
+            columns = rows.column_names or [*next(found)]
+    except StopIteration:
+        raise GateError(f"the {name} split has no text; expected at least one document") from None
+    except Exception as error:
+        raise GateError(f"the {name} split cannot be read: {first_line(error)}") from error
+    return text_column(name, columns, options.text_column)
+
+
+def _rows_of_text(file: str, documents: DocumentsAre) -> Iterator[dict[str, str]]:
+    for text in stream_documents(file, documents):
+        yield {"text": text}
+
+
+def stream_documents(file: str, documents: DocumentsAre) -> Iterator[str]:
+    """The documents of a text file, ``.gz`` too, one behind the other; see :func:`training.data.documents.read_documents`."""
+    opener: Any = gzip.open if file.endswith(".gz") else open
+    lines: list[str] = []
+    size = 0
+    with opener(file, "rt", encoding="utf-8-sig", newline=None) as stream:
+        for line in stream:
+            lines.append(line)
+            size += len(line)
+            if size > LONGEST:
+                raise GateError(
+                    f"a document of {file!r} has more than {LONGEST:,} characters; see --data.documents for where documents end"
+                )
+            if documents == "line" or not line.strip():
+                if text := "".join(lines).strip():
+                    yield text
+                lines, size = [], 0
+    if text := "".join(lines).strip():
+        yield text
+
+
+# Running text that is read while the run goes on, so that memory does not depend on how much of it there is.
+#
+# Documents are packed as they come. A block of the stream is known by its number: it is a function of the data, the seed and
+# the number, so that a run that is resumed finds the block that it stopped at, by reading up to it.
+
+AT_ONCE = 100
+"""Documents that are tokenized together."""
+OF_VOCABULARY = 10_000
+"""Documents, at most, of which a vocabulary is trained."""
+LIMITS = {"train": "kept_blocks", "select": "select_blocks"}
+"""Options that say how many blocks of a split are kept; of every test split it is ``test_blocks``."""
+FAR = 1000
+"""Blocks to be read over, from which on it is told."""
+
+
+def documents_data(options: Documents) -> TextBlocks:
+    """The data module of the user's own documents: read whole, or as a stream."""
+    return StreamedDocumentsData(options) if options.streaming else DocumentsData(options)
+
+
+class StreamedRows:
+    """Rows of an endless stream by number, cheap where numbers rise.
+
+    Args:
+        begin: gives the rows from the first on.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[dict[str, Any]]]) -> None:
+        self.begin = begin
+        self._rows: Iterator[dict[str, Any]] | None = None
+        self._next = 0
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """A row; what lies before it is read over, from the beginning where the number is lower than the last one."""
+        if self._rows is None or number < self._next:
+            self._rows, self._next = self.begin(), 0
+        between = range(self._next, number)
+        for _ in progress.track(between, "reading over what was trained on before") if len(between) >= FAR else between:
+            next(self._rows)
+        self._next = number + 1
+        return next(self._rows)
+
+
+class StreamedDocumentsData(TextBlocks):
+    """Documents of the user's own, as a stream.
+
+    Training blocks are taken from it as they are needed. Kept in memory are the splits by which heads are scored and chosen and
+    results are told: the first blocks of each, as many as the options say. The training split among them is a sample.
+
+    Args:
+        options: what the data are told.
+    """
+
+    options: Documents
+
+    def __init__(self, options: Documents) -> None:
+        super().__init__(options)
+        self.streams: dict[str, TextStream] = {}
+        self._training: StreamedRows | None = None
+
+    def load_documents(self) -> dict[str, list[str]]:
+        raise AssertionError("a stream is not loaded")
+
+    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
+        if self.splits:
+            return
+        options = self.options
+        self.streams = open_streams(options)
+        seed = options.seed  # splits are the same for all seeds of runs
+        self.tokenizer = self.load_tokenizer(backbone, islice(self._texts("train", seed), OF_VOCABULARY))
+        for name in with_more_tests(self.streams):
+            limit = LIMITS.get(name, "test_blocks")
+            rows = self.rows_of(self._texts(name, seed if name == "train" else None), at_once=AT_ONCE)
+            self.splits[name] = self.as_split(name, islice(rows, getattr(options, limit)))
+            if not len(self.splits[name]):
+                mend = "; give a --data.select_file, or a larger --data.select_fraction" if name == "select" else ""
+                raise GateError(f"the {name} split has no text; expected at least one document{mend}")
+            if name != "train" and next(rows, None) is not None:
+                self.notices.append(
+                    f"the {name} split is its first {getattr(options, limit)} blocks; --data.{limit} takes more of the stream"
+                )
+        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+
+    def _texts(self, name: str, seed: int | None) -> Iterator[str]:
+        """The texts of a split once. Without a selection split of its own, a hash of each training text says on which side it
+        is, so that one that occurs again is on the same."""
+        stream = self.streams.get(name) or self.streams["train"]
+        texts = stream.texts(seed, self.options.shuffle_buffer)
+        if name not in ("train", "select") or "select" in self.streams:
+            return texts
+        return (text for text in texts if self._is_set_aside(text) == (name == "select"))
+
+    def _is_set_aside(self, text: str) -> bool:
+        return xxhash.xxh3_64_intdigest(text.encode()) < self.options.select_fraction * 2**64
+
+    def _endless(self) -> Iterator[dict[str, Any]]:
+        """The blocks of the training texts, over and over, in a new order each time."""
+        passes = (self._texts("train", self.seed * 1_000_003 + number) for number in count())
+        return self.rows_of(chain.from_iterable(passes), at_once=AT_ONCE)
+
+    @property
+    def training_rows(self) -> StreamedRows:
+        if self._training is None:
+            self._training = StreamedRows(self._endless)
+        return self._training
+
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> StreamBatches:
+        blocks = self.options.train_blocks
+        assert blocks is not None  # as the options have seen to
+        return StreamBatches(blocks, self.options.batch_size, epochs=epochs, first=first, rank=rank, world=world)
+
+    @property
+    def order(self) -> str:
+        options = self.options
+        content = [f"{name} {stream.column} {stream.content}" for name, stream in self.streams.items()]
+        told = f"{options.train_blocks} {options.shuffle_buffer} {options.select_fraction} {options.documents}"
+        return " ".join([super().order, told, *content])

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +21,139 @@ import pyarrow.parquet
 
 from gates.errors import GateError
 from training.config.data import SentenceFiles
-from training.data.extent import MOST_COLUMNS, RATIO, UNPACKED, check_unpacked, count_keys
-from training.data.headers import LABEL_COLUMNS, TEXT_COLUMNS, check_header
+
+# How large a table is that a file holds, found out without reading it as one.
+
+MOST_COLUMNS = 1000
+UNPACKED, RATIO = 64_000_000, 200
+"""Bytes that a packed file may hold in any case, and how many times its own size; text is packed to a third or a tenth."""
+LIKE_KEYS = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
+"""All keys of JSON text, and perhaps more: those within values, and what is quoted in a text."""
+ROWS_AT_ONCE = 1024
+
+
+def count_keys(path: Path) -> int:
+    """Columns of a jsonl file, which are the keys of all its lines together; counted no further than beyond all limits."""
+    found: set[bytes] = set()
+    before: list[bytes] = []
+    for line in _lines(path):
+        if (keys := LIKE_KEYS.findall(line)) != before:
+            before = keys
+            found.update(keys)
+        if len(found) > MOST_COLUMNS:
+            return _count_exactly(path)
+    return len(found)
+
+
+def _count_exactly(path: Path) -> int:
+    keys: set[str] = set()
+    for line in _lines(path):
+        content = json.loads(line) if line.strip() else {}
+        keys |= content.keys() if isinstance(content, dict) else set()
+        if len(keys) > MOST_COLUMNS:
+            break
+    return len(keys)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as stream:
+        yield from stream
+
+
+def check_unpacked(path: Path) -> None:
+    """Raises :class:`GateError` for a parquet file whose table takes many times its size, as one does whose columns hold one
+    value a million times; not all of it is read."""
+    most, size = max(UNPACKED, RATIO * path.stat().st_size), 0
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+            size += batch.nbytes
+            if size > most:
+                name = f"the data file {str(path)!r}"
+                raise GateError(f"{name} unpacks to more than {RATIO} times its size, as no text does; check what it is")
+
+
+# Header lines of files whose columns were named by hand, as those of a file without one are: such a line would become an
+# example, and its last word a class.
+
+TEXT_COLUMNS, LABEL_COLUMNS = ("sentence", "text"), ("label", "labels", "class")
+"""What the columns of sentence and class are called, where nobody says."""
+ENOUGH_ROWS, FEW = 20, 5
+"""Rows of a file, and rows for each value of a column, from which on a value that occurs once stands out."""
+
+
+def check_header(table: pd.DataFrame, path: Path, columns: list[str] | None) -> pd.DataFrame:
+    """The table, if its columns were not named by hand although the file has a header line.
+
+    Raises:
+        GateError: if the first row says what the columns are called.
+    """
+    if columns is not None and len(table) and _is_header(table, columns):
+        raise GateError(has_header(path, table))
+    return table
+
+
+def check_label_headers(tables: Mapping[str, pd.DataFrame], labels: Mapping[str, str], files: Mapping[str, str]) -> None:
+    """Whether the first row of any split is a header, by its class.
+
+    Args:
+        tables: of the splits, whose columns were named by hand.
+        labels: column of the class in each.
+        files: that they were read from.
+
+    Raises:
+        GateError: if the first class of a file is the only one that occurs once, or two files begin with the same row and its
+            class occurs nowhere else.
+    """
+    for split, table in tables.items():
+        if table[labels[split]].nunique() > 2 and _is_alone_first(table[labels[split]]):
+            raise GateError(has_header(Path(files[split]), table))
+    for one, other in combinations(tables, 2):
+        first, second = tables[one].iloc[0], tables[other].iloc[0]
+        if Path(files[one]).resolve() == Path(files[other]).resolve() or list(first) != list(second):
+            continue
+        if all((tables[split][labels[split]] == first[labels[one]]).sum() == 1 for split in (one, other)):
+            raise GateError(has_header(Path(files[one]), tables[one]))
+
+
+def has_header(path: Path, table: pd.DataFrame) -> str:
+    """What to say of a file whose first row is a header."""
+    return (
+        f"the first line of {str(path)!r} looks like a header ({', '.join(map(repr, table.iloc[0]))}), but --data.columns "
+        "names the columns of a file without one; leave out --data.columns (--data.columns null where a configuration has it), "
+        "take the line out of the file, or give --data.check_header false if it is an example"
+    )
+
+
+def _is_header(table: pd.DataFrame, columns: list[str]) -> bool:
+    """Whether the first row has one of the given or the usual names, words in a column of numbers, or a value that no other row
+    has in a column of a few values."""
+    for column, name in zip(table, columns, strict=False):
+        values, others = table[column], table[column].iloc[1:]
+        is_name = _name(values.iloc[0]) in {name.lower(), *TEXT_COLUMNS, *LABEL_COLUMNS}
+        if is_name and _name(values.iloc[0]) not in set(map(_name, others)):  # elsewhere it is a class or a text
+            return True
+        if not _is_number(values.iloc[:1]) and len(others) and _is_number(others.iloc[:ENOUGH_ROWS]) and _is_number(others):
+            return True
+        if len(table) >= ENOUGH_ROWS and _is_alone_first(values) and values.nunique() <= len(table) / FEW:
+            return True
+    return False
+
+
+def _name(value: object) -> str:
+    """A value as a column may be called."""
+    return str(value).strip().strip("\"'").lower()
+
+
+def _is_alone_first(values: pd.Series) -> bool:
+    """Whether the first value occurs nowhere else, and is the only one of which that is true."""
+    return bool((values == values.iloc[0]).sum() == 1 and (values.value_counts() == 1).sum() == 1)
+
+
+def _is_number(values: pd.Series) -> bool:
+    """Whether all values are numbers."""
+    return bool(pd.to_numeric(values, errors="coerce").notna().all())
+
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".jsonl": "json", ".parquet": "parquet"}
 LONGEST = 1_000_000

@@ -17,13 +17,11 @@ from transformers import AutoModelForImageClassification, BaseImageProcessor, Vi
 
 from gates.errors import GateError
 from training.config.data import Images
-from training.data.base import SPLITS, TaskData
-from training.data.batches import RunBatches
-from training.data.classification import ordered_classes
+from training.data.base import SPLITS, RunBatches, TaskData
 from training.data.image_folders import check_image_classes, open_image, read_folder
-from training.data.text import read_hub
+from training.data.text import ordered_classes, read_hub
 from training.tasks import ImageClassification
-from training.tasks.image_classification import read_image_processor
+from training.tasks.classification import read_image_processor
 from training.tasks.loading import check_class
 
 SIDE = 224

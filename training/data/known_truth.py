@@ -9,11 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from gates.errors import GateError
 from training.config.data import KnownTruth
-from training.data.classification import ClassificationData
-from training.data.word_tokenizer import word_tokenizer
-from training.tasks.known_truth import KnownAnswer
-from training.truth.program import Program
-from training.truth.programs import PROGRAMS
+from training.data.synthetic import word_tokenizer
+from training.data.text import ClassificationData
+from training.tasks.classification import KnownAnswer
+from training.truth.program import PROGRAMS, Program
 
 
 def generate(program: Program, rows: int, *, seed: int) -> Dataset:

@@ -24,12 +24,35 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from training.config.data import Synthetic
-from training.data.classification import ClassificationData
-from training.data.word_tokenizer import word_tokenizer
+from training.data.text import ClassificationData
+
+# The tokenizer of a language that is generated: one token per word.
+
+
+def word_tokenizer(words: Sequence[str], *, max_length: int) -> PreTrainedTokenizerBase:
+    """``[CLS] words [SEP]``, with spaces between the words.
+
+    Args:
+        words: of the language, each once.
+        max_length: of a text in tokens.
+    """
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: index for index, word in enumerate([*specials, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=max_length,
+    )  # fmt: skip
+
 
 NOUNS = ("fox", "lake", "barn", "king", "nurse", "river", "clock", "horse", "tower", "baker", "poet", "wolf")
 VERBS = ("see", "like", "want", "find", "hide", "bring", "keep", "need")

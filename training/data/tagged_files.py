@@ -37,7 +37,7 @@ def read_tagged(file: str, options: Tags) -> list[Tagged]:
     """The sentences of a local file, by its ending.
 
     Args:
-        file: path; see :class:`training.config.tags.Tags`.
+        file: path; see :class:`training.config.data.Tags`.
         options: which columns are meant.
 
     Raises:

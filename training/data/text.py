@@ -3,22 +3,247 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
 from datasets import Dataset, DatasetDict
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from gates.errors import GateError
-from training.config.data import SentenceFiles, Text
-from training.data.classification import ClassificationData
-from training.data.files import choose_columns, no_padding, read_table, refuse_broken_quotes
-from training.data.hashing import cache_of
-from training.data.headers import check_label_headers
-from training.data.sentences import SentenceData
+from gates.export.checkpoint import check_known
+from training.config.data import POSITIVE, ClassificationOptions, Glue, Ratings, SentenceFiles, SentenceOptions, Text
+from training.data.base import RunBatches, TaskData, with_more_tests
+from training.data.files import check_label_headers, choose_columns, no_padding, read_table, refuse_broken_quotes
+from training.data.labels import check_classes, check_numbers
+from training.runs.hashing import cache_of
+from training.tasks import Classification, Regression
 from training.tasks.loading import read_tokenizer
+
+# Sentences to token ids, at the speed of the tokenizer's own library.
+
+SEGMENTS = "token_type_ids"
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], pairs: Sequence[str] | None = None, *, limit: int
+) -> dict[str, list[list[int]]]:
+    """Token ids of every text or pair of texts, cut to ``limit`` tokens, and its segments where the tokenizer tells any.
+
+    Equal to what the tokenizer returns when it is called. Where it wraps one of the library ``tokenizers``, that is asked
+    itself, since offsets and masks of every example take longer than its ids. Two of the examples are encoded both ways; a
+    tokenizer that does more than its library does all of them.
+
+    Args:
+        tokenizer: of the model.
+        texts: first or only texts; one at least.
+        pairs: second texts.
+        limit: longest example, in tokens.
+    """
+    rows = [texts] if pairs is None else [texts, pairs]
+
+    def called(*some: Sequence[str]) -> dict[str, list[list[int]]]:
+        return dict(tokenizer(*map(list, some), truncation=True, max_length=limit, return_attention_mask=False))
+
+    if not tokenizer.is_fast or tokenizer.split_special_tokens:
+        return called(*rows)
+    probed = (0, max(range(len(texts)), key=lambda row: len(texts[row])))
+    known = called(*([column[row] for row in probed] for column in rows))  # sets the library's truncation and padding, too
+    examples = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+    found = tokenizer.backend_tokenizer.encode_batch_fast(examples)
+    encoded = {"input_ids": [example.ids for example in found]}
+    if SEGMENTS in known:
+        encoded[SEGMENTS] = [example.type_ids for example in found]
+    if {name: [values[row] for row in probed] for name, values in encoded.items()} != known:
+        return called(*rows)
+    return encoded
+
+
+# What sentences, or pairs of sentences, have in common: batches of a fixed number of examples, grouped by length.
+
+AT_ONCE = 10_000
+"""Examples that are encoded together, which the tokenizer's library shares among the processor's cores."""
+
+
+class _Collate:
+    """Pads a batch to its longest example (a class, so that workers of any start method can have it)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.pad = DataCollatorWithPadding(tokenizer, return_tensors="pt")
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return dict(self.pad([{name: value for name, value in row.items() if name != "length"} for row in rows]))
+
+
+class SentenceData(TaskData):
+    """Sentences or pairs of sentences with a label each, a class or a number. Subclasses read them as columns ``text``,
+    optionally ``pair``, and ``label``, all of them texts.
+
+    Args:
+        options: what the data are told.
+    """
+
+    options: SentenceOptions
+
+    @property
+    def score_batch_size(self) -> int:
+        return self.options.batch_size
+
+    @abstractmethod
+    def load_tokenizer(self, backbone: str | None) -> PreTrainedTokenizerBase:
+        """The tokenizer, by default of a hub name or local folder."""
+
+    @abstractmethod
+    def load_splits(self) -> dict[str, Dataset]:
+        """The splits as columns ``text``, ``label`` and optionally ``pair``."""
+
+    @abstractmethod
+    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> Mapping[str, float]:
+        """What stands for each label of the splits in a batch.
+
+        Args:
+            labels: of the examples of each split.
+            stated_labels: names of the classes in their order, where the model's configuration states them.
+
+        Raises:
+            GateError: for labels that are none of this task.
+        """
+
+    def build(self, backbone: str | None, stated_labels: list[str] | None = None) -> None:
+        if self.splits:
+            return
+        self.tokenizer = self.load_tokenizer(backbone)
+        raw = self.load_splits()
+        self._check_length(raw["train"].column_names)
+        names = with_more_tests(raw)
+        found = {name: raw[name]["label"][:] for name in names}  # sliced, since a column gives its values one by one otherwise
+        numbers = self.numbers_of(found, stated_labels)
+        self.splits = {name: self._encode(name, raw[name], numbers) for name in names}
+        check_known(self.tokenizer, self.splits["train"]["input_ids"], repr(self.tokenizer.name_or_path))
+
+    def _check_length(self, columns: list[str]) -> None:
+        """Raises :class:`GateError` if nothing of a text is left beside the special tokens."""
+        assert self.tokenizer is not None
+        texts = 2 if "pair" in columns else 1
+        special = self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
+        if self.options.max_length < special + texts:
+            raise GateError(
+                f"max_length is {self.options.max_length}, and the tokenizer adds {special} special tokens; expected at least "
+                f"{special + texts}"
+            )
+
+    def _encode(self, name: str, split: Dataset, numbers: Mapping[str, float]) -> Dataset:
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        limit = min(self.options.max_length, tokenizer.model_max_length)
+
+        def encoded(rows: dict[str, list[Any]]) -> dict[str, Any]:
+            found: dict[str, list[Any]] = dict(encode(tokenizer, rows["text"], rows.get("pair"), limit=limit))
+            found["labels"] = [numbers[label] for label in rows["label"]]
+            found["length"] = [len(ids) for ids in found["input_ids"]]
+            return found
+
+        return split.map(
+            encoded, batched=True, batch_size=AT_ONCE, remove_columns=split.column_names, desc=f"tokenizing {name}"
+        )
+
+    def collate(self, split: str) -> _Collate:
+        assert self.tokenizer is not None
+        return _Collate(self.tokenizer)
+
+    def batches_of_run(self, *, epochs: float, first: int, rank: int, world: int) -> RunBatches:
+        lengths = self.splits["train"]["length"][:]
+        return RunBatches(lengths, self.options.batch_size, epochs=epochs, seed=self.seed, first=first, rank=rank, world=world)
+
+    @property
+    def per_epoch(self) -> int:
+        """Training batches of one pass over the data."""
+        batches = self.run_batches()
+        assert isinstance(batches, RunBatches)
+        return batches.per_epoch
+
+
+# What every classification data set has in common: its classes.
+
+
+class ClassificationData(SentenceData):
+    """Sentences or pairs of sentences with a class each.
+
+    Args:
+        options: what the data are told.
+
+    Attributes:
+        labels: names of the classes, in their order.
+    """
+
+    options: ClassificationOptions
+
+    def __init__(self, options: ClassificationOptions) -> None:
+        super().__init__(options)
+        self.labels: list[str] = []
+
+    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
+        """The number of each class, in the order that a fine-tuned model states, where it states the same ones."""
+        numbers, self.labels = ordered_classes(_classes(labels), stated_labels, self.options)
+        return numbers
+
+    @property
+    def task(self) -> Classification:
+        return Classification(self.labels, self.options.metric)
+
+
+def ordered_classes(
+    classes: list[str], stated_labels: list[str] | None, options: ClassificationOptions
+) -> tuple[dict[str, float], list[str]]:
+    """The number of each class, and the classes in their order: that of a fine-tuned model, where it states the same ones.
+
+    Args:
+        classes: sorted.
+        stated_labels: names of the classes of a fine-tuned model, in its order.
+        options: which class is the positive one.
+    """
+    position = {name.lower(): index for index, name in enumerate(stated_labels or [])}
+    are_stated = {label.lower() for label in classes} == set(position)
+    labels = sorted(classes, key=lambda label: position[label.lower()]) if are_stated else classes
+    if options.metric == "binary_f1":
+        labels = _positive_last(labels, options.positive, are_stated=are_stated)
+    return {label: position for position, label in enumerate(labels)}, labels
+
+
+def _positive_last(labels: list[str], positive: str | None, *, are_stated: bool) -> list[str]:
+    """Two classes with the positive one behind the other.
+
+    Args:
+        labels: in their order.
+        positive: named by the user.
+        are_stated: whether a fine-tuned model has them in this order.
+
+    Raises:
+        GateError: unless there are two classes, one of them positive, and the order is free.
+    """
+    names = " and ".join(map(repr, labels)) if len(labels) == 2 else f"{len(labels)} in number"
+    if len(labels) != 2:
+        raise GateError(f"--data.metric binary_f1 is of two classes, and the classes are {names}; choose f1, the mean over all")
+    chosen = positive or POSITIVE
+    if chosen not in labels:
+        asked = f"positive is {positive!r}" if positive else "it is not said which class is positive"
+        raise GateError(f"{asked}, and the classes are {names}; give one of them with --data.positive")
+    if are_stated and labels[1] != chosen:
+        raise GateError(
+            f"the model states the classes {names} in this order, and binary_f1 is of the second; give --data.positive "
+            f"{labels[1]!r}, or choose f1"
+        )
+    return [label for label in labels if label != chosen] + [chosen]
+
+
+def _classes(found: Mapping[str, list[str]]) -> list[str]:
+    """The classes of the training split, sorted; other splits must not have more."""
+    labels = sorted(set(found["train"]), key=lambda label: (not label.isdigit(), int(label) if label.isdigit() else 0, label))
+    check_classes(found)
+    return labels
 
 
 class SentenceReader(SentenceData):
@@ -172,3 +397,33 @@ def read_hub(dataset: str, subset: str | None, split_names: Mapping[str, str | N
 def read_file(file: str, columns: list[str] | None = None, quoting: bool | None = None, *, checked: bool = True) -> Dataset:
     """A local file as a data set; see :func:`training.data.files.read_table`."""
     return Dataset.from_pandas(read_table(file, columns, quoting, checked=checked), preserve_index=False)
+
+
+# Sentences with a number each, such as how alike two sentences are.
+
+
+class RatingsData(SentenceReader):
+    """Single or paired sentences with a number each.
+
+    Args:
+        options: what the data are told.
+    """
+
+    options: Ratings
+
+    def numbers_of(self, labels: Mapping[str, list[str]], stated_labels: list[str] | None) -> dict[str, float]:
+        """The numbers that the labels are."""
+        return check_numbers(labels)
+
+    @property
+    def task(self) -> Regression:
+        return Regression(self.options.metric)
+
+
+# The tasks of GLUE as sentences with a class or a number each.
+
+
+def glue_data(options: Glue) -> SentenceReader:
+    """The data module of a task."""
+    sentences = options.sentences
+    return RatingsData(sentences) if isinstance(sentences, Ratings) else TextData(sentences)

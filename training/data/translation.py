@@ -2,32 +2,144 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from textwrap import shorten
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 import xxhash
 from datasets import Dataset, concatenate_datasets
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gates.errors import GateError
-from gates.export.vocabulary import check_known
-from training.config.data import TranslationOptions
-from training.data.base import SPLITS, TaskData
-from training.data.languages import language_token, set_languages
-from training.data.subwords import train_subwords
-from training.data.token_batches import RunTokenBatches
-from training.tasks.decoding import Decoding
+from gates.export.checkpoint import check_known
+from training.config.data import ParallelText, Subwords, TranslationOptions
+from training.data.base import SPLITS, RunTokenBatches, TaskData
+from training.data.files import check_text, check_there, refuse_blank_lines
+from training.data.text import read_file, read_hub
+from training.tasks.base import IGNORED, encode_sources, encode_targets
 from training.tasks.encoder_decoder import check_encoder_decoder
-from training.tasks.encoding import IGNORED, encode_sources, encode_targets
 from training.tasks.loading import read_tokenizer
-from training.tasks.translation import Translation
-from training.tasks.translation_metrics import make_scorer
+from training.tasks.translation import Decoding, Translation, make_scorer
+
+# A vocabulary of subwords for both languages of a translator, trained on the training pairs.
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+SPECIAL = [PAD, END, UNKNOWN]
+
+
+def train_subwords(
+    texts: Iterable[str], *, kind: Subwords = "bpe", vocab_size: int = 8000, max_length: int = 128
+) -> PreTrainedTokenizerBase:
+    """A joint vocabulary: byte-pair encoding (Sennrich et al. 2016) or a unigram model (Kudo 2018).
+
+    Words keep a mark for the space before them, and punctuation marks are words of their own, so that decoded text is
+    detokenised text. Texts are put into Unicode's composed form and white space becomes single spaces; nothing else changes.
+
+    Args:
+        texts: of both languages.
+        kind: ``bpe`` or ``unigram``.
+        vocab_size: largest number of tokens, special ones included; fewer where the texts have no more.
+        max_length: stated as the tokenizer's.
+
+    Raises:
+        GateError: for another kind, or if the size is too small for the characters of the texts.
+    """
+    if kind not in get_args(Subwords):
+        raise GateError(f"subwords is {kind!r}; expected one of {', '.join(map(repr, get_args(Subwords)))}")
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Punctuation("isolated")]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    texts = list(texts)
+    normal = tokenizer.normalizer.normalize_str
+    characters = {character for text in texts for character in normal(text) if not character.isspace()}
+    smallest = len(SPECIAL) + len(characters) + 1
+    if vocab_size < smallest:
+        raise GateError(
+            f"vocab_size is {vocab_size}, but the training pairs have {len(characters)} different characters; expected at "
+            f"least {smallest}, or training data in fewer alphabets"
+        )
+    common = {"vocab_size": vocab_size, "special_tokens": SPECIAL, "show_progress": False}
+    trainer = (
+        trainers.BpeTrainer(**common) if kind == "bpe" else trainers.UnigramTrainer(unk_token=UNKNOWN, **common)  # type: ignore[arg-type]
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if kind == "unigram":
+        tokenizer.model = _in_one_order(tokenizer)
+    return wrapped(tokenizer, max_length=max_length)
+
+
+def _in_one_order(tokenizer: Tokenizer) -> models.Unigram:
+    """The trained unigram model with its tokens in an order that does not change from training to training: that of their
+    scores, but for the last digits, which depend on how threads shared the work."""
+    vocabulary = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    others = sorted(vocabulary[len(SPECIAL) :], key=lambda item: (-round(item[1], 6), item[0]))
+    ordered = [*vocabulary[: len(SPECIAL)], *((token, round(score, 6)) for token, score in others)]
+    return models.Unigram(ordered, unk_id=SPECIAL.index(UNKNOWN))
+
+
+def of_words(words: Iterable[str], *, max_length: int) -> PreTrainedTokenizerBase:
+    """One token per word of a generated language, ``words </s>``."""
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return wrapped(tokenizer, max_length=max_length)
+
+
+def wrapped(tokenizer: Tokenizer, *, max_length: int) -> PreTrainedTokenizerBase:
+    """A tokenizer with the special tokens above as Transformers knows it, ``text </s>``."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, model_max_length=max_length
+    )
+
+
+# The languages of multilingual translators, as their tokenizers name them.
+
+
+def set_languages(tokenizer: PreTrainedTokenizerBase, *, source: str | None, target: str | None) -> None:
+    """Tell a tokenizer which languages it reads and writes; None leaves what it has.
+
+    Raises:
+        GateError: for a language that it does not know.
+    """
+    for attribute, language in (("src_lang", source), ("tgt_lang", target)):
+        if language is not None:
+            language_token(tokenizer, language)
+            setattr(tokenizer, attribute, language)
+
+
+def language_token(tokenizer: PreTrainedTokenizerBase, language: str) -> int:
+    """The id of a language's token.
+
+    Raises:
+        GateError: for a language that the tokenizer does not know.
+    """
+    try:  # M2M100 writes the tokens in another way than the names
+        token = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)(language)
+    except KeyError:
+        token = None
+    if token is None or token == tokenizer.unk_token_id:
+        raise GateError(
+            f"the tokenizer does not know the language {language!r}; expected one of its language tokens, such as en_XX in "
+            "mBART, eng_Latn in NLLB or en in M2M100"
+        )
+    assert isinstance(token, int)
+    return token
+
 
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer in a run's directory."""
@@ -268,3 +380,135 @@ class PadPairs:
 
 def _padded(rows: list[list[int]], value: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+# Translation from a hub data set, from two aligned files for each split, or from tsv, csv, jsonl or parquet files.
+
+ASIDE_AT_MOST = 2000
+"""Source sentences."""
+
+
+class ParallelTextData(TranslationData):
+    """Sentences and their translations.
+
+    Args:
+        options: what the data are told.
+    """
+
+    options: ParallelText
+
+    def __init__(self, options: ParallelText) -> None:
+        super().__init__(options)
+
+    def load_pairs(self) -> dict[str, Pairs]:
+        options = self.options
+        if options.dataset is None:
+            pairs = {name: self._read_local(name, files) for name, files in options.local.items()}
+        else:
+            instead = "--data.train_source and --data.train_target"
+            hub = read_hub(options.dataset, options.subset, options.split_names, instead=instead)
+            pairs = {name: self._from_columns(name, split) for name, split in hub.items()}
+        pairs = {name: self._without_empty(name, split) for name, split in pairs.items()}
+        if "select" not in pairs:
+            pairs["train"], pairs["select"] = set_aside(pairs["train"], self.options.select_fraction)
+            self.set_aside = True
+        return pairs
+
+    def _read_local(self, name: str, files: tuple[str, ...]) -> Pairs:
+        if len(files) == 2:
+            return read_aligned(*files)
+        (file,) = files
+        split = read_file(file, self.options.columns, checked=self.options.check_header)
+        if not self._may_skip_empty(name):
+            refuse_blank_lines(file)
+        return self._from_columns(name, split)
+
+    def _from_columns(self, name: str, split: Dataset) -> Pairs:
+        found = {column: list(split[column]) for column in split.column_names}
+        if "translation" in found and self.options.source_column not in found:
+            rows = [{} if row is None else row for row in found["translation"]]
+            if any(rows) and all(isinstance(row, dict) for row in rows):
+                found = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
+        columns = (self.options.source_column, self.options.target_column)
+        for column in columns:
+            if column not in found:
+                raise GateError(
+                    f"the {name} split has no column {column!r}; it has {', '.join(map(repr, found))}. Set "
+                    "--data.source_column and --data.target_column, or --data.columns if there is no header"
+                )
+        return Pairs(
+            *(_texts(name, column, found[column]) for column in (self.options.source_column, self.options.target_column))
+        )
+
+    def _may_skip_empty(self, name: str) -> bool:
+        return self.options.skip_empty if name == "train" else self.options.skip_unfit_pairs
+
+    def _without_empty(self, name: str, pairs: Pairs) -> Pairs:
+        """Empty lines refused, or left out of the training pairs if that is asked for."""
+        whole = [bool(source and target) for source, target in zip(*pairs, strict=True)]
+        if not any(whole):
+            raise GateError(f"the {name} split is empty; expected at least one pair of sentences")
+        if all(whole):
+            return pairs
+        if not self._may_skip_empty(name):
+            at = whole.index(False)
+            side = "target" if pairs.source[at] else "source"
+            option = "skip_empty" if name == "train" else "skip_unfit_pairs"
+            raise GateError(
+                f"the {side} of pair {at + 1} of the {name} split is empty ({whole.count(False)} in all); remove that pair "
+                f"from both sides, or set --data.{option} true"
+            )
+        self.notices.append(f"{whole.count(False)} of {len(whole)} {name} pairs are left out: a side of them is empty")
+        return chosen(pairs, np.flatnonzero(whole))
+
+
+def _texts(name: str, column: str, values: list[Any]) -> list[str]:
+    """A column as texts without the white space around them; numbers as they are written, nothing as an empty text."""
+    for row, value in enumerate(values, start=1):
+        if not isinstance(value, str | int | float | None):
+            raise GateError(
+                f"{column!r} of pair {row} of the {name} split is {shorten(repr(value), 60)}, not a text; expected one sentence"
+            )
+    return ["" if value is None else str(value).strip() for value in values]
+
+
+def read_aligned(source: str, target: str) -> Pairs:
+    """Two text files, line by line.
+
+    Raises:
+        GateError: if one is missing, empty, not UTF-8, not whole, or they have different numbers of lines.
+    """
+    pairs = Pairs(read_lines(source), read_lines(target))
+    if len(pairs.source) != len(pairs.target):
+        raise GateError(
+            f"{source!r} has {len(pairs.source)} lines and {target!r} has {len(pairs.target)}; line i of one must be the "
+            "translation of line i of the other"
+        )
+    return pairs
+
+
+def read_lines(file: str) -> list[str]:
+    """The lines of a text file, ``.gz`` too, without the white space around them. Only line feeds end lines: other
+    characters that Unicode takes for a line's end stay within it, and line i stays line i.
+
+    Raises:
+        GateError: if it is missing, empty, not UTF-8 or not whole.
+    """
+    path = Path(file)
+    check_there(file)
+    check_text(path, "text")
+    content = (gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes())
+    lines = content.decode("utf-8-sig").split("\n")
+    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def set_aside(pairs: Pairs, fraction: float) -> tuple[Pairs, Pairs]:
+    """A part of the pairs for selection, chosen at random; pairs with the same source are all on one side. More than
+    :data:`ASIDE_AT_MOST` would only make every validation, which translates them, longer."""
+    sources = list(dict.fromkeys(pairs.source))
+    if len(sources) < 2:
+        raise GateError("the train split has one source sentence; expected more, or a selection split beside it")
+    order = np.random.default_rng(0).permutation(len(sources))
+    taken = {sources[index] for index in order[: min(len(sources) - 1, ASIDE_AT_MOST, max(1, round(fraction * len(sources))))]}
+    aside = np.array([source in taken for source in pairs.source])
+    return chosen(pairs, np.flatnonzero(~aside)), chosen(pairs, np.flatnonzero(aside))

@@ -18,12 +18,12 @@ from lightning_fabric.plugins import CheckpointIO
 
 from gates.errors import GateError, first_line
 from gates.files import remove, replacing
-from gates.head_gates import read_extra_state
+from gates.gating.head_gates import read_extra_state
 from training.pruner.module import HeadPruner
 
 MEND = "use another, or remove it (a run that is resumed goes on from its last.ckpt or dense.ckpt, or else from its beginning)"
 IDENTITY = "identity"
-"""Of a run, see :func:`training.runs.resuming.identity_of`, or the key of an experiment."""
+"""Of a run, see :func:`training.runs.resume.identity_of`, or the key of an experiment."""
 
 
 class WholeCheckpoints(CheckpointIO):

@@ -17,7 +17,7 @@ from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from training.config import Distillation
 from training.tasks import Task
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint
 from torchmetrics import MeanMetric
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from gates.attention.sites import KINDS, find_attention
 from gates.errors import GateError
-from gates.families.closing import NOT_CLOSED, update_closing_step
+from gates.gating.head_gates import HeadGates
+from gates.gating.schedule import NOT_CLOSED, update_closing_step
 from gates.options import TOP_K_FAMILIES
-from gates.sites import KINDS, find_attention
 from training.config import PrunerOptions
-from training.pruner.activations import checkpoint_activations_
+from training.config.model import FREEZING
+from training.data.base import TaskData
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
-from training.pruner.divergence import check_finite
-from training.pruner.noise import seed_step_
-from training.pruner.parameters import fix_, is_of_gates, learning_rate_of, parameter_groups, rest_, use_rates_
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import Steering, kinds_to_prune, new_gates
 from training.runs.processes import share_of_batch
@@ -33,6 +37,247 @@ from training.scoring.passes import starting_scores
 from training.scoring.refits import refitted_to_best_
 from training.scoring.subject import Subject
 from training.tasks import Task
+
+# Memory for time: activations of a layer that are computed anew in the backward pass.
+
+
+def checkpoint_activations_(model: PreTrainedModel, *, rests: bool = False) -> None:
+    """Have a model keep only what goes into each layer until the backward pass, by Transformers' own means.
+
+    Draws of dropout are repeated, and gates are drawn before the model runs, so that a layer computes the second time what it
+    did the first.
+
+    Args:
+        model: in training, or in evaluation mode while it rests.
+        rests: whether it is to do so at rest, where Transformers would not. Evaluation and scores afterwards are as without.
+
+    Raises:
+        GateError: if the model does not support it.
+    """
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # of earlier ones
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise GateError(
+            f"{type(model).__name__} does not support activation checkpointing in Transformers; leave out "
+            "--model.checkpoint_activations"
+        ) from error
+    for layer in model.modules():
+        if rests and isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True  # by which Transformers goes
+            vars(layer)["_gradient_checkpointing_func"] = partial(_at_rest, layer)
+
+
+def checkpoints_activations(model: nn.Module) -> bool:
+    """Whether any part of a model does."""
+    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+
+
+def _at_rest(layer: GradientCheckpointingLayer, run: Callable[..., Any], *inputs: Any) -> Any:
+    """A layer in evaluation mode, both times."""
+
+    def resting(*inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return run(*inputs)
+        finally:
+            layer.training = True
+
+    return checkpoint(resting, *inputs, use_reentrant=False)
+
+
+# Training that has gone wrong ends, in all processes together.
+
+
+def check_finite(loss: Tensor, trainer: pl.Trainer) -> None:
+    """Whether a loss is a number in every process.
+
+    Args:
+        loss: of this process, a scalar.
+        trainer: of the step.
+
+    Raises:
+        GateError: in all of them, if it is none in one.
+    """
+    finite = bool(torch.isfinite(loss))
+    if trainer.world_size > 1:
+        finite = trainer.strategy.reduce_boolean_decision(finite, all=True)
+    if not finite:
+        raise GateError(
+            f"the loss is {float(loss.detach())} at step {trainer.global_step}; lower --model.learning_rate or set "
+            "--trainer.gradient_clip_val and start again, or go on in another --run_dir from last.ckpt (--ckpt_path)"
+        )
+
+
+# The random numbers of a training step: a function of the seed and the batch, so that a resumed run draws what an unbroken one
+# would have drawn.
+
+BETWEEN_RESTARTS = 15_485_863
+"""Between the seeds of their noise; larger than seeds that people give, so that no restart has the noise of another run."""
+
+
+def seed_step_(gates: HeadGates, *, seed: int, batch: int, rank: int, device: torch.device) -> None:
+    """Seed the noise of gates and dropout for one batch.
+
+    One draw of gates for the whole batch is the same in all processes; draws per example and dropout are each process's own.
+
+    Args:
+        gates: whose noise it is.
+        seed: of the run.
+        batch: number of the batch in the run.
+        rank: number of this process.
+        device: of the gates.
+    """
+    shared = (seed * 1_000_003 + batch) * 4096
+    own = shared + 1 + rank
+    gates.generator = torch.Generator(device).manual_seed(shared if gates.draw_per == "batch" else own)
+    torch.manual_seed(own)
+
+
+class Seeded(Protocol):
+    """What has a seed of its noise."""
+
+    seed: int
+
+
+@contextmanager
+def noise_of(module: Seeded, restart: int) -> Iterator[None]:
+    """Other noise for each restart for the length of a ``with`` block; the first, 0, has that of the module's own seed."""
+    own = module.seed
+    module.seed = own + restart * BETWEEN_RESTARTS
+    try:
+        yield
+    finally:
+        module.seed = own
+
+
+# Which parameters an optimiser moves, and how: groups of the backbone and of the gates, and those that rest.
+
+NO_DECAY = re.compile(r"bias$|norm\d*\.weight$|layer_?norm", re.IGNORECASE)
+
+
+def backbone_groups(backbone: nn.Module, learning_rate: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Optimiser groups of the backbone's trainable parameters: matrices decay, biases and norms do not."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in backbone.named_parameters():
+        if parameter.requires_grad:
+            (plain if parameter.dim() < 2 or NO_DECAY.search(name) else decayed).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"name": "backbone", "params": decayed, "lr": learning_rate, "weight_decay": weight_decay},
+        {"name": "backbone-no-decay", "params": plain, "lr": learning_rate, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def parameter_groups(backbone: nn.Module, gates: HeadGates, options: PrunerOptions) -> list[dict[str, Any]]:
+    """All groups of a run's optimiser: those of the backbone, and the gates, which do not decay.
+
+    Args:
+        backbone: with its frozen parameters not requiring gradients.
+        gates: on the backbone.
+        options: of the run, for the learning rates.
+    """
+    of_gates = {"name": "gates", "params": [gates.log_alpha], "lr": options.gate_learning_rate, "weight_decay": 0.0}
+    return [*backbone_groups(backbone, options.learning_rate, options.weight_decay), of_gates]
+
+
+def is_of_gates(group: Mapping[str, Any]) -> bool:
+    """Whether a group is of the gates, which rest outside the prune phase."""
+    return bool(group["name"] == "gates")
+
+
+def learning_rate_of(group: Mapping[str, Any], options: PrunerOptions) -> float:
+    """The learning rate that the options give a group."""
+    return options.gate_learning_rate if is_of_gates(group) else options.learning_rate
+
+
+def use_rates_(groups: Sequence[dict[str, Any]], scheduler: LambdaLR, rates: Sequence[float], *, step: int) -> None:
+    """Give an optimiser's groups other learning rates than the checkpoint that they come from, one for each, from a step on."""
+    scheduler.base_lrs = list(rates)
+    for group, rate, factor in zip(groups, rates, scheduler.lr_lambdas, strict=True):
+        group["initial_lr"], group["lr"] = rate, rate * factor(step)
+
+
+def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Parameter]:
+    """The parameters whose name one of the regular expressions matches.
+
+    Raises:
+        GateError: for a pattern that is no regular expression or matches nothing.
+    """
+    found: list[nn.Parameter] = []
+    for pattern in patterns:
+        try:
+            matches = [p for name, p in model.named_parameters() if re.search(pattern, name)]
+        except re.error as error:
+            raise GateError(f"the freeze pattern {pattern!r} is not a regular expression: {error}") from error
+        if not matches:
+            example = next(name for name, _ in model.named_parameters())
+            raise GateError(
+                f"the freeze pattern {pattern!r} matches no parameter of {type(model).__name__}; one is {example!r}"
+            )
+        found += matches
+    return found
+
+
+def fix_(backbone: nn.Module, options: PrunerOptions) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Fix what the options fix of a backbone from the beginning.
+
+    Returns:
+        What is fixed, by the model itself too, as sinusoids are; and what is to be from the end of fine-tuning on.
+
+    Raises:
+        GateError: as :func:`matching_parameters` and :func:`check_some_train` do.
+    """
+    for parameter in matching_parameters(backbone, options.freeze or []):
+        parameter.requires_grad_(False)
+    fixed_later = matching_parameters(backbone, options.freeze_while_pruning or [])
+    check_some_train(backbone, fixed_later, options)
+    return [p for p in backbone.parameters() if not p.requires_grad], fixed_later
+
+
+def check_some_train(backbone: nn.Module, fixed_later: Iterable[nn.Parameter], options: PrunerOptions) -> None:
+    """Raises :class:`GateError` where patterns leave no parameter to train and do not say so as ``.*``, by which everything
+    else knows that nothing trains.
+
+    Args:
+        backbone: with what is fixed from the beginning.
+        fixed_later: what is fixed from the end of fine-tuning on.
+        options: with the patterns.
+    """
+    resting = {id(parameter) for parameter in fixed_later}
+    given = [name for name in FREEZING if getattr(options, name)]
+    if not given or options.nothing_trains or any(p.requires_grad and id(p) not in resting for p in backbone.parameters()):
+        return
+    patterns = " and ".join(f"{name} {getattr(options, name)}" for name in given)
+    raise GateError(
+        f"every parameter of {type(backbone).__name__} is fixed by {patterns}; give --model.{given[-1]} '[\".*\"]' where gates "
+        "alone are to be learned from then on, or leave some parameters out"
+    )
+
+
+def rest_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
+    """Let a backbone rest while gates are learned, or wake it: at rest it has no dropout, which would only blur what gates are
+    told, and on one process no gradients of its own, which cost a third of a step. (DDP waits for every gradient that it has
+    been promised.)
+
+    Args:
+        backbone: in training or at rest.
+        rests: what it is to do from now on.
+        frozen: its parameters that never have gradients.
+        alone: whether this is the only process.
+    """
+    if backbone.training != rests:
+        return
+    backbone.train(not rests)
+    if checkpoints_activations(backbone):
+        checkpoint_activations_(backbone, rests=rests)
+    if alone:
+        for parameter in backbone.parameters():
+            parameter.requires_grad_(not rests)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
 
 PRUNED_BEFORE = "pruned_attention"
 TEACHER = "teacher"
@@ -52,7 +297,7 @@ class HeadPruner(pl.LightningModule):
         seed: of the gates' noise and of dropout, which are functions of (seed, step).
 
     Attributes:
-        closing_step: ``[gates]``; after which optimiser step each gate closed for good, see :mod:`gates.families.closing`.
+        closing_step: ``[gates]``; after which optimiser step each gate closed for good, see :mod:`gates.gating.schedule`.
         search: what a search by swaps did at the end of the prune phase, as plain data; None without one.
         refitted: likewise, how weights were refitted then.
         outputs: what the model said of each split when it was last evaluated.
@@ -340,3 +585,32 @@ class HeadPruner(pl.LightningModule):
             parameters = [p for p in self.backbone.parameters() if p.grad is not None]
             by_value = gradient_clip_algorithm == "value"
             (clip_grad_value_ if by_value else clip_grad_norm_)(parameters, gradient_clip_val)
+
+
+# Evaluate a module on the selection and the test split.
+
+SPLITS = ("select", "test")
+
+
+def evaluate(trainer: pl.Trainer, pruner: HeadPruner, data: TaskData, splits: Sequence[str] = SPLITS) -> dict[str, float]:
+    """Metrics on the named splits with the gates as they are, as ``select_accuracy`` and so on; with the test split also those
+    on further test splits, as ``test_mismatched_accuracy``."""
+    found: dict[str, float] = {}
+    if "select" in splits:
+        found |= trainer.validate(pruner, datamodule=data, verbose=False)[0]
+    if "test" in splits:
+        found |= trainer.test(pruner, datamodule=data, verbose=False)[0]
+        for name in data.more_tests:
+            with _tested_on(pruner, name):
+                found |= trainer.test(pruner, dataloaders=data.more_test_dataloader(name), verbose=False)[0]
+    return {name.replace("/", "_"): float(value) for name, value in found.items()}
+
+
+@contextmanager
+def _tested_on(pruner: HeadPruner, split: str) -> Iterator[None]:
+    """Tests are on a further test split in a ``with`` block, and metrics are named for it."""
+    pruner.tested = split
+    try:
+        yield
+    finally:
+        pruner.tested = "test"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gates.steering import ramped
+from gates.gating.schedule import ramped
 from training.config import Decay, PrunerOptions
 
 Phase = Literal["finetune", "prune", "retrain"]

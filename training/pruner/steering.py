@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gates.budget import Budget, parse_prices
-from gates.families.hard_concrete import Stretch
-from gates.families.relaxed_topk import TopKGates
-from gates.head_gates import HeadGates
-from gates.objective import l0_penalty
+from gates.attention.sites import KINDS, Kind
+from gates.gating.budget import Budget, parse_prices
+from gates.gating.families import TopKGates
+from gates.gating.hard_concrete import Stretch
+from gates.gating.head_gates import HeadGates
+from gates.gating.price import l0_penalty
+from gates.gating.schedule import BudgetSteering, set_apart_
 from gates.options import TOP_K_FAMILIES
-from gates.sites import KINDS, Kind
-from gates.steering import BudgetSteering, set_apart_
 from training.config import PrunerOptions
 
 

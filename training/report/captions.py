@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from training.config.stages import is_post_hoc
+from training.config.comparison import is_post_hoc
 from training.report.contents import Contents, Course, Site, Values, is_dense
-from training.stats.crossed import SEEDS_FOR_A_CLAIM
 from training.stats.numbers import counted, duration, listed, quantity, shown, unit
-from training.stats.significance import SIGNIFICANCE
+from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE
 from training.stats.verdict import nothing_learned, regime
 
 STAGE_WORDS = {

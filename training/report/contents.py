@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from training.config.stages import STAGES, is_post_hoc
+from training.config.comparison import STAGES, is_post_hoc
 from training.stats.numbers import budget_label, in_brackets
 from training.stats.verdict import are_dense
 
@@ -136,10 +136,10 @@ class Contents:
         prices: of a comparison with prices, a row per seed, method and price: the gates ``open`` in all and in each site.
         samples: for translation the first sentences: ``source``, ``reference`` and, as METHOD.STAGE.BUDGET, what each system
             made of them.
-        truth: where the necessary heads are known, what each method found of them (:mod:`training.report.truth`).
+        truth: where the necessary heads are known, what each method found of them (:mod:`training.report.figures`).
         significance: of a run, the paired bootstrap of its translations against the dense model's.
-        roles: what each head attends to, a row for each, with its ``kind`` (:func:`training.report.role_table.read_roles`).
-        attention: of the heads in a few sentences, for a page (:func:`training.report.attention.read_attention`).
+        roles: what each head attends to, a row for each, with its ``kind`` (:func:`training.report.reading.read_roles`).
+        attention: of the heads in a few sentences, for a page (:func:`training.report.reading.read_attention`).
         signatures: settings and version of sacrebleu for each of its metrics.
         missing: what the report leaves out and why.
     """

@@ -2,21 +2,334 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+from scipy import stats
 
-from training.plotting import agreement_matrix
-from training.report import captions, figures, quality, truth
+from gates.attention.sites import KINDS
+from gates.roles.roles import RULES
+from training.plotting import COLOURS, INK, MAP, agreement_matrix, figure_image, styled
+from training.report import captions, figures
+from training.report import figures as quality
+from training.report import figures as truth
 from training.report.contents import Contents, Course, Values
-from training.report.film import film_strip
-from training.report.picture import Picture
-from training.report.reading import read_contents
-from training.report.role_pictures import pictures_of_roles
+from training.report.figures import MARK, label_heads, label_layers
+from training.report.reading import NONE, read_contents, role_counts, roles_of_gates
 from training.stats.numbers import counted, listed, slug
+from training.stats.significance import cross_table, pooled_odds
+
+# The gates of a learned method over its prune phase: as a film strip, and as an animation.
+
+FRAMES = 24
+"""Of an animation, at most."""
+MOMENTS = 7
+"""Of a film strip, at most."""
+PANEL = 1.12
+"""Inches of a picture of a film strip."""
+OPEN, EXPECTED, PRICE = "open", "expected", "price"
+
+
+def frames_of(course: Course, count: int = FRAMES) -> list[int]:
+    """Indices of the steps that are shown, equally far apart, from the last one before the gates begin to move to the end."""
+    moved = (course.values != course.values[0]).any(axis=1)
+    first, last = max(0, int(moved.argmax()) - 1), len(course.steps) - 1
+    return sorted({round(first + i * (last - first) / max(1, count - 1)) for i in range(count)})
+
+
+def step_label(course: Course, index: int) -> str:
+    """What a step is called, with its price where that is known; the mask, made of the gates, has no step of its own."""
+    if course.ends_in_mask and index == len(course.steps) - 1:
+        return "the mask"
+    return ", ".join([f"step {course.steps[index]}", *price_labels(course, index)])
+
+
+def price_labels(course: Course, index: int) -> list[str]:
+    """The price of an open head at a step: ``price 0.012``, or one for each kind; none where it is not known."""
+    return [f"{kind or 'price'} {prices[index]:.2g}" for kind, prices in course.prices.items() if np.isfinite(prices[index])]
+
+
+def count_labels(course: Course, index: int) -> list[str]:
+    """How many gates are open at a step and, where that is known, how many are expected to be."""
+    found = [f"{course.open[index].sum():.3g} {OPEN}"]
+    if course.expected is not None and np.isfinite(course.expected[index]):
+        found.append(f"{course.expected[index]:.1f} {EXPECTED}")
+    return found
+
+
+@styled
+def film_strip(course: Course, title: str) -> Figure:
+    """Layer x head pictures of the gates at a few moments, the mask as the last, with the open and expected heads and the price
+    under each."""
+    moments = frames_of(course, MOMENTS)
+    texts = [[*count_labels(course, at), *price_labels(course, at)] for at in moments]
+    lines, rows = max(map(len, texts)), len(course.sites)
+    figure = Figure(figsize=(0.9 + PANEL * len(moments), 0.95 + 0.15 * lines + 0.115 * max(5, rows)), layout="constrained")
+    panels = figure.subplots(1, len(moments), squeeze=False)[0]
+    for axes, at, text in zip(panels, moments, texts, strict=True):
+        image = axes.imshow(
+            Values(course.sites, course.values[at]).grid(), cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="none"
+        )
+        label_layers(axes, course.sites)
+        label_heads(axes, course.sites)
+        axes.set_title(step_label(course, at).split(",")[0], fontsize=8)
+        axes.set_xlabel("\n".join(text), fontsize=7.5)
+        axes.set_ylabel("")
+        if at != moments[0]:
+            axes.tick_params(axis="y", labelleft=False)
+    figure.colorbar(image, ax=list(panels), label="gate", aspect=12, pad=0.01).ax.tick_params(labelsize=7)
+    figure.suptitle(f"{title} (layers down, heads across)", fontsize=9)
+    return figure
+
+
+def gate_animation(course: Course, title: str) -> bytes:
+    """The gates over training as an animated GIF: their heat map; below it, open and expected heads and the price."""
+    frames = frames_of(course)
+    figure = _animated(course, title)
+    above, below = figure.axes[0], figure.axes[1]
+    (image,), marker = above.images, below.lines[-1]
+    pictures = []
+    for frame in frames:
+        image.set_data(Values(course.sites, course.values[frame]).grid())
+        above.set_title(f"{title}\n{_said(course, frame)}", fontsize=8.5)
+        marker.set_xdata([course.steps[frame]] * 2)
+        pictures.append(figure_image(figure).convert("RGB"))
+    animated = io.BytesIO()
+    durations = [250] * (len(pictures) - 1) + [2500]  # milliseconds; the result stays in sight
+    pictures[0].save(
+        animated, format="gif", save_all=True, append_images=pictures[1:], duration=durations, loop=0, comment=MARK.encode()
+    )
+    return animated.getvalue()
+
+
+def _said(course: Course, index: int) -> str:
+    return ", ".join([step_label(course, index), *count_labels(course, index)])
+
+
+@styled
+def _animated(course: Course, title: str) -> Figure:
+    """The heat map of the last step above; below, lines of open heads, expected heads and prices, and an upright one, which is
+    the last of the axes, at the step that is shown."""
+    grid = Values(course.sites, course.values[-1]).grid()
+    height = 0.6 + 0.2 * max(4, grid.shape[0])
+    figure = Figure(figsize=(max(5.0, 1.6 + 0.26 * grid.shape[1]), height + 1.7), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(height, 1.5))
+    image = above.imshow(grid, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="none")
+    label_layers(above, course.sites)
+    label_heads(above, course.sites)
+    above.set_title(f"{title}\n{_said(course, 0)}", fontsize=8.5)
+    figure.colorbar(image, ax=above, label="gate")
+    below.plot(course.steps, course.open.sum(axis=1), color=COLOURS[0], drawstyle="steps-post", label=OPEN)
+    if course.expected is not None:
+        below.plot(course.steps, course.expected, color=COLOURS[0], linestyle="--", label=EXPECTED)
+    below.set(xlabel="optimiser step", ylabel="heads")
+    below.set_ylim(0, 1.05 * float(course.open.sum(axis=1).max()))
+    below.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    handles = list(below.lines)
+    if course.prices:
+        right = below.twinx()
+        right.spines["right"].set_visible(True)
+        for index, (kind, prices) in enumerate(course.prices.items()):
+            handles += right.plot(
+                course.steps, prices, color=COLOURS[1 + index], linestyle="-.", label=f"{PRICE} {kind}".strip()
+            )
+        right.set_ylabel(PRICE)
+        right.set_ylim(bottom=0)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    below.axvline(course.steps[-1], color=INK, linewidth=1)
+    return figure
+
+
+# What a picture of a report is.
+
+SECTIONS = ("truth", "quality", "heads", "roles", "training", "agreement", "scores")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a report.
+
+    Args:
+        name: of its files.
+        section: one of :data:`SECTIONS`.
+        figure: the picture.
+        caption: what it shows, with its result.
+        alt: what it looks like, for who does not see it.
+        shown: whether it is open from the start; others are one click away.
+        wide: whether it has several panels side by side and scrolls on a narrow screen.
+    """
+
+    name: str
+    section: str
+    figure: Figure
+    caption: str
+    alt: str
+    shown: bool = True
+    wide: bool = False
+
+
+# The pictures of roles: a map of all heads, and which of them methods keep.
+
+BLANK = "#ffffff"
+COLOUR_OF = {
+    "positional": COLOURS[0],
+    "syntactic": COLOURS[2],
+    "rare": COLOURS[4],
+    "coreference": COLOURS[1],
+    "induction": COLOURS[3],
+    "duplicate": COLOURS[7],
+    "separator": "#b5b8bc",
+    "first-token": "#d3d5d8",
+    "broad": "#e8e9ea",
+}
+"""Specialised roles in colours, background in greys."""
+PANELS = 4
+
+
+@styled
+def role_map(table: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Layer x head in the colours of all roles of each head, side by side; white heads have none.
+
+    Args:
+        table: a row for each head, see :func:`training.analysis.roles.role_table`.
+        names: of the roles that were measured.
+    """
+    kinds = [kind for kind in KINDS if (table["kind"] == kind).any()]
+    height = table.groupby("kind")["site"].nunique().max()
+    figure = Figure(figsize=(1.4 + 4.2 * len(kinds), 1.8 + 0.35 * height), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        own = table[table["kind"] == kind]
+        sites = list(dict.fromkeys(own["site"]))
+        for _, row in own.iterrows():
+            held = [name for name in names if row[f"{name}_has"]]
+            for part, name in enumerate(held or [""]):
+                width = 0.92 / max(1, len(held))
+                corner = (row["head"] - 0.46 + part * width, sites.index(row["site"]) - 0.44)
+                axes.add_patch(
+                    Rectangle(corner, width, 0.88, facecolor=COLOUR_OF.get(name, BLANK), edgecolor=INK, linewidth=0.2)
+                )
+        axes.set(title=kind, xlabel="head", ylabel="layer", xlim=(-0.6, own["head"].max() + 0.6), ylim=(len(sites) - 0.4, -0.6))
+        axes.set_yticks(range(len(sites)), [site.rpartition(".")[2] for site in sites])
+        axes.set_xticks(range(int(own["head"].max()) + 1))
+    patches = [Patch(facecolor=COLOUR_OF[name], edgecolor=INK, linewidth=0.2, label=name) for name in names]
+    patches.append(Patch(facecolor=BLANK, edgecolor=INK, linewidth=0.2, label="none"))
+    figure.legend(handles=patches, loc="outside lower center", ncols=5)
+    figure.suptitle("what each head does; greys are background")
+    return figure
+
+
+@styled
+def survivors(table: pd.DataFrame, counts: pd.DataFrame) -> Figure:
+    """Heads of every role that methods keep, a panel for each of the first methods and a bar for each budget, as in Voita et
+    al.'s figure 8; the leftmost bar is the dense model. A head with several roles counts in each.
+
+    Args:
+        table: of roles, a row for each head.
+        counts: kept heads by method, budget and role.
+    """
+    methods = list(dict.fromkeys(counts["method"]))
+    shown = [name for name in ("learned", "his", "random") if name in methods]
+    shown += [name for name in methods if name not in shown][: PANELS - len(shown)]
+    names = [name for name in [*COLOUR_OF, "none"] if (counts["role"] == name).any()]
+    figure = Figure(figsize=(1.6 + 2.6 * len(shown), 3.8), layout="constrained")
+    for axes, method in zip(figure.subplots(1, len(shown), squeeze=False, sharey=True)[0], shown, strict=True):
+        own = counts[counts["method"] == method]
+        budgets = [len(table), *sorted(own["budget"].unique(), reverse=True)]
+        bottom = np.zeros(len(budgets))
+        for name in names:
+            of_role = own[own["role"] == name].set_index("budget")
+            heights = [float(of_role["heads"].iloc[0]), *(float(of_role.loc[budget, "kept"]) for budget in budgets[1:])]
+            colour = COLOUR_OF.get(name, BLANK)
+            axes.bar(range(len(budgets)), heights, bottom=bottom, color=colour, edgecolor=INK, linewidth=0.2, label=name)
+            bottom += heights
+        axes.set(title=method, xlabel="heads kept")
+        axes.set_xticks(range(len(budgets)), [f"{budget}" for budget in budgets])
+    figure.axes[0].set_ylabel("heads with the role (mean over seeds)")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    return figure
+
+
+# What a report says of roles: which heads have them, and which of them survive.
+
+
+def pictures_of_roles(contents: Contents) -> list[Picture]:
+    """The map of all heads with their roles first, then the roles of the heads that methods keep.
+
+    Raises:
+        GateError: if the roles are those of another model.
+    """
+    table = contents.roles
+    if table is None:
+        return []
+    shown = [rule.name for rule in RULES if _measured(contents, rule.name)]
+    alt = f"Map of {len(table)} heads, layers (rows) by heads (columns), in a colour for each role; several divide a head."
+    found = [Picture("roles", "roles", role_map(table, shown), _map_caption(contents, shown), alt, wide=True)]
+    if contents.masks:
+        found.append(_survivors(contents))
+    return found
+
+
+def _measured(contents: Contents, role: str) -> bool:
+    table = contents.roles
+    assert table is not None
+    return bool(table[f"{role}_has"].any() or (f"{role}_strength" in table and table[f"{role}_strength"].notna().any()))
+
+
+def _map_caption(contents: Contents, shown: list[str]) -> str:
+    table = contents.roles
+    assert table is not None
+    total, special = len(table), int(table["specialised"].sum())
+    low, high = stats.binomtest(special, total).proportion_ci(method="exact")
+    roles = [f"{int(table[f'{name}_has'].sum())} {name}" for name in shown]
+    several = int((table[[f"{name}_has" for name in shown]].sum(axis=1) > 1).sum()) if shown else 0
+    none = int((table["roles"] == NONE).sum())
+    return (
+        f"What each head does: {special} of {total} heads ({special / total:.0%}, 95 % interval {low:.0%} to {high:.0%}) are "
+        f"specialised, {none} have no role at all and {several} have more than one, side by side in their square. "
+        f"{listed(roles).capitalize() if roles else 'No role was measured'}."
+    )
+
+
+def _survivors(contents: Contents) -> Picture:
+    """Of the first methods the heads of every role that are kept at each budget."""
+    table = contents.roles
+    assert table is not None
+    sites = next(iter(contents.masks.values()))[0]
+    of_gates = roles_of_gates(table, [(site.label, site.gates) for site in sites], f"the masks in {str(contents.path)!r}")
+    masks = {key: dict(enumerate(own)) for key, (_, own) in contents.masks.items()}
+    alt = f"Bars of the {contents.unit}s that methods keep at each budget, in a colour for each role; leftmost the dense model."
+    figure = survivors(of_gates, role_counts(of_gates, masks))
+    special = of_gates["specialised"].to_numpy(dtype=bool)
+    return Picture("roles_survival", "roles", figure, _survival_caption(contents, special), alt, wide=True)
+
+
+def _survival_caption(contents: Contents, special: np.ndarray) -> str:
+    """At the middle budget the specialised and the other heads that each of the first methods keeps, with odds ratios."""
+    methods = [method for method, budget in contents.masks if budget == contents.focus]
+    parts = []
+    for method in [name for name in ("learned", "his", "random") if name in methods] or methods[:3]:
+        masks = contents.masks[method, contents.focus or 0][1]
+        kept = [(masks > 0)[:, group].mean() if group.any() else np.nan for group in (special, ~special)]
+        odds = pooled_odds([cross_table(mask, special) for mask in masks])
+        if not np.isfinite(kept).all():
+            continue
+        sure = f", 95 % interval {odds.low:.2f} to {odds.high:.2f}" if np.isfinite(odds.low) else ""
+        ratio = f" (odds ratio {odds.ratio:.2f}{sure})" if np.isfinite(odds.ratio) else ""
+        parts.append(f"{method} keeps {kept[0]:.0%} of the specialised {contents.unit}s and {kept[1]:.0%} of the others{ratio}")
+    caption = f"Roles of the {contents.unit}s that are kept, means over seeds; one with several roles counts in each."
+    if not parts or contents.focus is None:
+        return caption
+    seeds = max(len(masks) for (_, budget), (_, masks) in contents.masks.items() if budget == contents.focus)
+    return f"{caption} At {contents.label(contents.focus)}, {counted(seeds, 'seed')}: {'; '.join(parts)}."
 
 
 def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gates.errors import GateError
-from training.config.trainer import TrainerOptions
+from training.config.run import TrainerOptions
 
 SHELLS = ("bash", "interactive")
 """Names of jobs of SLURM that are a shell, as Lightning has them."""

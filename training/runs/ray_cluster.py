@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gates.errors import GateError, first_line
-from training.config.launcher import AUTO, LauncherOptions
+from training.config.comparison import AUTO, LauncherOptions
 
 ANSWER = 5.0
 """Seconds within which the head of a cluster must take a connection."""

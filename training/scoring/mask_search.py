@@ -11,8 +11,8 @@ import torch
 from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor
 
-from gates.budget import Budget
-from gates.hooks.frozen import frozen
+from gates.attention.modes import frozen
+from gates.gating.budget import Budget
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
 from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps

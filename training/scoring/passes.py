@@ -2,44 +2,236 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from gates.attention.intercept import observe_head_outputs
+from gates.attention.sites import weight_by_output
+from gates.attention.valid import rows_by_site
 from gates.errors import GateError
-from gates.hooks.observe import observe_attention, observe_entropy
-from gates.hooks.replacement import mean_replacement
-from gates.hooks.valid import rows_by_site
+from gates.recovery.refit import Refitted, refit_
+from gates.recovery.rescale import rescaled_gates
+from gates.relevance.heads import RelevanceShares, Shares, head_layers, head_steps, with_text
 from gates.relevance.rules import EPSILON
-from gates.scores.ablation import ablate, leave_one_out_masks
-from gates.scores.attention_importance import attention_gradients
+from gates.scores.ablation import (
+    MeanHeadOutput,
+    ablate,
+    descend_each,
+    leave_one_out_masks,
+    mean_replacement,
+    uniform_replacement,
+)
+from gates.scores.attention import AttentionConfidence, AttentionEntropy
 from gates.scores.brain_surgeon import SiteMoments, brain_surgeon_scores, output_gradients
-from gates.scores.confidence import AttentionConfidence
-from gates.scores.entropy import AttentionEntropy
 from gates.scores.fisher import FisherInformation
-from gates.scores.fluctuation import HeadOutputVariance, fluctuation
-from gates.scores.gradient_norm import gradient_norms, input_weights
 from gates.scores.importance import (
     Granularity,
     HeadImportance,
     Importance,
+    attention_gradients,
     gradient_rows,
     head_gradients,
     normalise_by_layer,
     removal_ranking,
     requiring_gradients,
 )
+from gates.scores.observe import observe_attention, observe_entropy
 from gates.scores.shapley import ShapleyValues, removal_orders, shapley_rows
-from gates.scores.taylor import MeanGradients, output_weights, weight_taylor
-from gates.sites import weight_by_output
+from gates.scores.weights import (
+    HeadOutputVariance,
+    MeanGradients,
+    fluctuation,
+    gradient_norms,
+    input_weights,
+    output_weights,
+    weight_taylor,
+)
 from training.runs import progress
-from training.scoring.constants import constant_of_each
-from training.scoring.outputs import mean_outputs, observe_outputs
-from training.scoring.relevance import relevance_shares
 from training.scoring.subject import Batch, Subject
+from training.tasks.translation import Translation, generate
+
+# What heads put out on training data: its mean, and the gate values or weights that make up for closed ones.
+
+
+def rescale(subject: Subject, mask: Tensor, *, rows: int = 512) -> Tensor:
+    """Real gate values for any mask by least squares (see :func:`gates.recovery.rescale.rescaled_gates`).
+
+    Args:
+        subject: with the weights that the mask is for.
+        mask: 0/1 ``[gates]``.
+        rows: of the scoring data to fit on, at most, spread over all lengths; they have far more positions than there are
+            unknowns.
+
+    Returns:
+        ``[gates]``, float64 on the CPU; 0 where the mask is.
+    """
+
+    with subject.at_rest():
+        return rescaled_gates(
+            subject.gates, mask, partial(subject.thinned, rows), partial(_run, subject), subject.valid_queries
+        )
+
+
+def refit(
+    subject: Subject, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, rows: int, feed_forward: bool
+) -> list[Refitted]:
+    """Change the weights behind the heads so that the model does without the closed ones (see
+    :func:`gates.recovery.refit.refit_`).
+
+    Args:
+        subject: with the weights that the mask is for; they are changed.
+        mask: 0/1 ``[gates]``.
+        dense: parameters of the dense model by name.
+        ridge, rows, feed_forward: see :class:`training.config.model.RefitSearch`.
+    """
+    aim = {name: dense[name].to(subject.device) for name, _ in subject.backbone.named_parameters()}
+    with subject.at_rest():
+        return refit_(
+            subject.gates,
+            mask,
+            partial(subject.thinned, rows),
+            partial(_run, subject),
+            subject.valid_queries,
+            ridge=ridge,
+            feed_forward=feed_forward,
+            dense=aim,
+        )
+
+
+def _run(subject: Subject, batch: Batch) -> object:
+    return subject.task.losses(subject.backbone, batch)
+
+
+def mean_outputs(subject: Subject) -> list[Tensor]:
+    """The mean head output of each site, ``[heads * head_dim]``, for :func:`gates.scores.ablation.mean_replacement`."""
+    means = MeanHeadOutput(subject.gates.sites).to(subject.device)
+    with subject.at_rest():
+        observe_outputs(subject, means, "mean outputs")
+    return [mean.cpu() for mean in means.compute()]
+
+
+@torch.no_grad()
+def observe_outputs(subject: Subject, metric: MeanHeadOutput, description: str) -> None:
+    """Feed a metric with what all heads put out on the scoring data.
+
+    Args:
+        subject: at rest.
+        metric: of the subject's sites, on its device.
+        description: of the pass, for its bar.
+    """
+    sites = subject.gates.sites
+    for batch in subject.batches(description):
+        valid = rows_by_site(subject.valid_queries(batch), sites)
+
+        def take(site: int, heads: Tensor, valid: list[Tensor | None] = valid) -> None:
+            metric.update(site, heads, valid[site])
+
+        with observe_head_outputs(subject.backbone, sites, take):
+            subject.task.losses(subject.backbone, batch)
+
+
+# Relevance of heads over the scoring data: to the class of a sentence, or to each token of its translation.
+
+
+def relevance_shares(subject: Subject, *, epsilon: float | None, description: str) -> Shares:
+    """Mean shares of heads in the relevance of their layers, each ``[heads]``.
+
+    Args:
+        subject: at rest.
+        epsilon: of the epsilon rule; None for activation times gradient.
+        description: of the pass, for its bar.
+    """
+    sites, backbone = subject.gates.sites, subject.backbone
+    shares = RelevanceShares(head_layers(sites)).to(subject.device)
+    for batch in subject.batches(description):
+        for step in head_steps(backbone, sites, _predicted(subject, batch), epsilon=epsilon):
+            shares.update(step.rows)
+    return shares.compute()
+
+
+def _predicted(subject: Subject, batch: Batch) -> dict[str, Tensor]:
+    """The model's inputs; for a translator with its own greedy translation."""
+    task, backbone = subject.task, subject.backbone
+    if not isinstance(task, Translation):
+        return task.model_inputs(backbone, batch)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    written = generate(backbone, ids, mask, task.decoding, beams=1)
+    return with_text(backbone, {"input_ids": ids, "attention_mask": mask}, written)
+
+
+# Constants in place of closed heads, fitted on training data: :mod:`gates.scores.ablation` with a task's data.
+
+
+def constant_of_each(subject: Subject) -> list[Tensor]:
+    """For every gate the constants that cost least where it alone is closed, put together: ``[heads * head_dim]`` of each
+    site, for :func:`gates.scores.ablation.mean_replacement`."""
+    sizes = subject.gates.sizes
+    fitted = optimal_constants(subject, leave_one_out_masks(subject.gates.size)[1:])
+    constants, first = [], 0
+    for part, size in zip(fitted, sizes, strict=True):
+        by_gate = part[first : first + size].unflatten(1, (size, -1))  # [mask that closes gate g, gate, features]
+        constants.append(by_gate.diagonal(dim1=0, dim2=1).T.flatten())
+        first += size
+    return constants
+
+
+def optimal_constants(subject: Subject, masks: Tensor, *, steps: int = 8, rows: int = 256) -> list[Tensor]:
+    """Constants in place of closed heads with which the mean loss is lowest (see :mod:`gates.scores.ablation`).
+
+    Args:
+        subject: with the weights that the masks are for.
+        masks: 0/1 ``[masks, gates]``; the heads that a mask closes have constants of their own, found together.
+        steps: of descent from the mean outputs; each is a forward and a backward pass for every mask.
+        rows: scoring examples to fit on, at most, spread over all lengths; those of all processes together.
+
+    Returns:
+        For each site ``[masks, heads * head_dim]``; where a mask keeps a head, its mean output.
+    """
+    means = mean_outputs(subject)
+    sizes = [len(mean) for mean in means]
+    start = torch.cat(means).to(subject.device).repeat(len(masks), 1)
+    with subject.at_rest(), progress.stage("fitting constants, steps", steps + 1) as shown:
+        batches = list(subject.thinned(rows))
+
+        def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
+            found = MeanGradients([points[:, 0], points]).set_dtype(torch.float64).to(subject.device)
+            for batch in batches:
+                values, slopes = zip(
+                    *(
+                        _loss_and_slope(subject, batch, mask, point.split(sizes))
+                        for mask, point in zip(masks, points, strict=True)
+                    ),
+                    strict=True,
+                )
+                found.update([torch.stack(values), torch.stack(slopes)], len(batch["labels"]))
+            shown.advance()
+            value, slope = found.compute()
+            return value.reshape(len(points)), slope  # metrics squeeze what has one entry
+
+        dense = torch.ones(subject.gates.size)
+        losses = MeanGradients([dense[0]]).set_dtype(torch.float64).to(subject.device)
+        for batch in batches:
+            losses.update([_loss_and_slope(subject, batch, dense, start[0].split(sizes))[0]], len(batch["labels"]))
+        best, _ = descend_each(start, evaluate, floor=losses.compute()[0], steps=steps)
+    return [part.cpu() for part in best.split(sizes, dim=1)]
+
+
+def _loss_and_slope(subject: Subject, batch: Batch, mask: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The mean loss of a batch with constants in place of closed heads, and its gradient with respect to all constants."""
+    gates, parts = subject.gates, mask.split(subject.gates.sizes)
+    leaves = [constant.clone().requires_grad_(not bool(part.all())) for constant, part in zip(constants, parts, strict=True)]
+    free = [leaf for leaf in leaves if leaf.requires_grad]
+    with gates.use(mask.to(subject.device)), mean_replacement(gates, leaves), torch.set_grad_enabled(bool(free)):
+        loss = subject.losses(batch).mean()
+    slopes = iter(torch.autograd.grad(loss, free, materialize_grads=True) if free else ())
+    return loss.detach(), torch.cat([next(slopes) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves])
+
 
 Raw = Callable[[str], Tensor]
 """A raw score by its name, computed if it is not known."""
@@ -344,3 +536,35 @@ def pass_of(raw: str) -> str:
         names = [name for one in PASSES.values() for name in one.raws]
         raise GateError(f"unknown raw score {raw!r}; expected one of {', '.join(names)}")
     return found
+
+
+# What takes the place of closed heads while a model is evaluated.
+
+Replacement = Literal["zero", "mean", "constants", "uniform"]
+
+
+class Replacements:
+    """What takes the place of closed heads of one dense model; mean outputs are gathered once."""
+
+    def __init__(self) -> None:
+        self._means: list[Tensor] | None = None
+
+    def use(self, subject: Subject, replacement: Replacement, mask: Tensor) -> AbstractContextManager[None]:
+        """A replacement for the length of a ``with`` block.
+
+        Args:
+            subject: with the dense weights.
+            replacement: nothing, their mean output on training data, the constants with which the loss on training data is
+                lowest, or what they would read with uniform attention.
+            mask: 0/1 ``[gates]``, for which constants are sought.
+        """
+        if replacement == "zero":
+            return nullcontext()
+        if replacement == "uniform":
+            return uniform_replacement(subject.backbone, subject.gates)
+        if replacement == "constants":
+            constants = optimal_constants(subject, mask.unsqueeze(0), steps=32)
+            return mean_replacement(subject.gates, [of_site[0] for of_site in constants])
+        if self._means is None:
+            self._means = mean_outputs(subject)
+        return mean_replacement(subject.gates, self._means)

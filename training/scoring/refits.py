@@ -16,7 +16,7 @@ from torch import Tensor
 from training.config import RefitSearch
 from training.runs import progress
 from training.runs.cost import Cost, measured
-from training.scoring.outputs import refit
+from training.scoring.passes import refit
 from training.scoring.subject import Subject
 
 

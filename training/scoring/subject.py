@@ -13,8 +13,8 @@ from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gates.head_gates import HeadGates
-from gates.hooks.evaluating import evaluating
+from gates.attention.modes import evaluating
+from gates.gating.head_gates import HeadGates
 from training.data.base import TaskData
 from training.runs import progress
 from training.tasks import Task

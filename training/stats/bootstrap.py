@@ -1,7 +1,7 @@
 """The paired bootstrap over test examples, for any metric. Pure functions on arrays.
 
 Predictions, class numbers or texts, are ``[systems, examples]`` in one fixed order of examples, so that every difference is a
-paired one. What is said of several seeds is in :mod:`training.stats.crossed`.
+paired one. What is said of several seeds is in :mod:`training.stats.significance`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gates.errors import GateError
-from training.tasks.classification import binary_f1, class_counts, macro_f1, matthews
-from training.tasks.entities import entity_counts, entity_f1, scheme_of
-from training.tasks.regression import pearson_of_means, products, spearman
-from training.tasks.translation_metrics import BleuTokenizer, bleu_counts, bleu_of_counts
+from training.tasks.classification import binary_f1, class_counts, macro_f1, matthews, pearson_of_means, products, spearman
+from training.tasks.token_classification import entity_counts, entity_f1, scheme_of
+from training.tasks.translation import BleuTokenizer, bleu_counts, bleu_of_counts
 
 LEVEL = 0.95
 RESAMPLES = 10_000

@@ -8,10 +8,38 @@ from typing import Any
 
 import pandas as pd
 
-from training.stats.crossed import SEEDS_FOR_A_CLAIM
-from training.stats.decided import said_of_closed
-from training.stats.numbers import IN_PERCENT, budget_label, counted, listed, shown, signed
-from training.stats.significance import SIGNIFICANCE, RankTest
+from training.stats.numbers import CLOSED, IN_PERCENT, budget_label, counted, listed, shown, signed
+from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, RankTest
+
+# How far gates had decided themselves when their mask was fixed, in words.
+
+ENOUGH = 0.9
+"""Share of the closed heads that gates are to close themselves."""
+HINT = "a longer prune phase (a larger --model.prune) leaves less to the rank"
+
+
+def said_of_closed(summary: pd.DataFrame, unit: str = "head") -> str:
+    """How many of the closed heads had closed by themselves, by method and budget; empty where no gates learned.
+
+    Args:
+        summary: as :func:`training.stats.tables.summarise` returns it; tables of earlier versions say nothing of this.
+        unit: what budgets count, ``head`` or ``group``.
+    """
+    if CLOSED not in summary or summary[CLOSED].isna().all():
+        return ""
+    known = summary.dropna(subset=[CLOSED]).drop_duplicates(["method", "budget"])
+    methods: dict[str, list[str]] = {}
+    for method, own in known.groupby("method", sort=False):
+        shares = zip(own[CLOSED], own["budget"], strict=True)
+        said = listed([f"{100 * share:.0f} % at {counted(int(budget), unit)}" for share, budget in shares])
+        methods.setdefault(said, []).append(str(method))
+    each = "; ".join(f"{listed(names)} {said}" for said, names in methods.items())
+    hint = f" Where it is under {100 * ENOUGH:.0f} %, {HINT}." if known[CLOSED].min() < ENOUGH else ""
+    return (
+        f"Of the {unit}s that are closed, this share had closed by themselves at the end of the prune phase, and the rest was "
+        f"closed by their rank, in the mean of the seeds whose mask gates chose: {each}.{hint}"
+    )
+
 
 DENSE = "dense"
 """Method of the model that keeps all heads."""
@@ -73,20 +101,20 @@ def verdict(
 ) -> str:
     """At each stage and budget, which method has the best mean, and how the others stand to it.
 
-    Of :data:`training.stats.crossed.SEEDS_FOR_A_CLAIM` and more seeds it says who is significantly behind and who is level, and
-    names a winner only if every rival is significantly behind (Holm) *and* no interval over seeds overlaps with its own. Of 2
-    to 4 it says who is behind in every seed, by how much, and claims nothing. Of one seed it names no winner, and says of every
-    test that it is for this one seed. Of this project's own methods, which are tried in several forms, the one that does best
-    on the selection split stands against the best rival on test: a choice made on test would favour it.
+    Of :data:`training.stats.significance.SEEDS_FOR_A_CLAIM` and more seeds it says who is significantly behind and who is
+    level, and names a winner only if every rival is significantly behind (Holm) *and* no interval over seeds overlaps with
+    its own. Of 2 to 4 it says who is behind in every seed, by how much, and claims nothing. Of one seed it names no winner,
+    and says of every test that it is for this one seed. Of this project's own methods, which are tried in several forms, the
+    one that does best on the selection split stands against the best rival on test: a choice made on test would favour it.
 
     Args:
-        summary: as :func:`training.stats.statistics.summarise` returns it; without ``select_mean``, for a comparison without a
+        summary: as :func:`training.stats.tables.summarise` returns it; without ``select_mean``, for a comparison without a
             selection split, that choice has to be made on test.
-        statistics: as :func:`training.stats.statistics.compare_methods` returns it.
+        statistics: as :func:`training.stats.tables.compare_methods` returns it.
         main_metric: such as ``accuracy``.
         lower_is_better: whether the lowest value of it is the best.
         ours: this project's own methods; the others are the rivals.
-        ranks: by stage, as :func:`training.stats.statistics.rank_methods` returns them.
+        ranks: by stage, as :func:`training.stats.tables.rank_methods` returns them.
         kinds: by budget, what a budget per kind keeps of the kinds that it prunes.
         unit: what budgets count, ``head`` or ``group``.
         within: by budget, the time that a budget in time is of.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from gates.errors import GateError
-from training.cli.configurations import shipped
-from training.runs.fingerprint import file_fingerprint
+from training.cli.command_line import shipped
+from training.runs.hashing import file_fingerprint
 from training.sweeps.space import Sweep
 
 CONFIGURATIONS = "configurations"

@@ -29,13 +29,11 @@ from rich.console import Console
 
 from gates.errors import GateError, first_line
 from gates.files import replacing
-from training.cli.configurations import shipped
-from training.cli.ending import stdout
-from training.cli.line import CommandLine
+from training.cli.command_line import CommandLine, shipped
+from training.cli.exit import stdout
 from training.config.yaml_text import read_yaml
 from training.runs import progress
-from training.runs.lock import LOCK, only_writer
-from training.runs.run_directory import CONFIG
+from training.runs.directory import CONFIG, LOCK, only_writer
 from training.runs.stored import read_json, read_text
 from training.runs.tracking import reachable
 from training.sweeps.configurations import CONFIGURATIONS, fingerprints, refuse_changed

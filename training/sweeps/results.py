@@ -18,7 +18,7 @@ from rich.table import Table
 
 from gates.files import replacing
 from training.config.yaml_text import read_yaml
-from training.runs.run_directory import CONFIG
+from training.runs.directory import CONFIG
 from training.sweeps.space import Sweep
 from training.sweeps.studies import known_trials
 

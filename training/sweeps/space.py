@@ -21,9 +21,7 @@ from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from gates.errors import GateError
-from training.cli.configurations import with_config
-from training.cli.line import one_sentence, shortened
-from training.cli.run_parser import build_parser
+from training.cli.command_line import build_parser, one_sentence, shortened, with_config
 from training.config import WandbOptions, group_of
 from training.config.run import check_name
 from training.config.yaml_text import read_yaml

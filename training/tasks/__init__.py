@@ -2,10 +2,8 @@
 
 from training.tasks.base import Task
 from training.tasks.causal_lm import CausalLM
-from training.tasks.classification import Classification, stated_labels
-from training.tasks.image_classification import ImageClassification
+from training.tasks.classification import Classification, ImageClassification, Regression, stated_labels
 from training.tasks.loading import base_model_name, from_config, read_config
-from training.tasks.regression import Regression
 from training.tasks.token_classification import TokenClassification
 from training.tasks.translation import Translation
 

@@ -2,20 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
+from scipy.stats import rankdata
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from transformers import PreTrainedModel
+from torchmetrics.utilities import dim_zero_cat
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BaseImageProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from training.tasks.base import Batch
-from training.tasks.loading import read_config
-from training.tasks.sentences import SentenceTask, label_names
+from gates.attention.inputs import of_dtype
+from gates.errors import GateError, first_line
+from training.config import Source
+from training.tasks.base import Batch, Task
+from training.tasks.encoder_decoder import check_vocabulary
+from training.tasks.loading import config_of, from_config, load_pretrained, read_config
+from training.truth.compiler import compiled
+from training.truth.program import PROGRAMS
+
+# What labels of sentences have in common, classes, numbers or a tag for each word: the model, and what goes into it.
+
+
+class SentenceTask(Task):
+    """Labels of sentences, by default by an ``AutoModelForSequenceClassification``.
+
+    Attributes:
+        auto: Auto class of the model.
+        what: the model as errors call it.
+    """
+
+    auto: ClassVar[Any] = AutoModelForSequenceClassification
+    what: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def label_fields(self) -> dict[str, Any]:
+        """Config fields that say what the model tells of a sentence, ``num_labels`` among them."""
+
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """A pretrained backbone with a head for the labels, or a new one; see :meth:`Task.build`."""
+        fields = self.label_fields
+        if source.from_scratch is not None:
+            tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+            model = from_config(self.auto, {**source.from_scratch, **fields}, tokens)
+            if model.config.is_encoder_decoder:  # which reads its answer at the end of the text, and begins as T5 does
+                ends = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+                for name, value in {"eos_token_id": ends, "decoder_start_token_id": tokenizer.pad_token_id}.items():
+                    setattr(model.config, name, source.from_scratch.get(name, value))
+            check_vocabulary(model, tokenizer, "the new model")
+            return model
+        config = config_of(source)
+        resized = config.num_labels != fields["num_labels"]
+        set_labels_(config, fields)
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = tokenizer.pad_token_id
+        model = load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+        check_vocabulary(model, tokenizer, repr(source.backbone))
+        return model
+
+    def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+    def valid_queries(self, batch: Batch) -> dict[str, Tensor | None]:
+        mask = batch.get("attention_mask")
+        return {"encoder": mask, "decoder": mask, "cross": mask}
+
+
+def set_labels_(config: Any, fields: Mapping[str, Any]) -> None:
+    """Set the config fields of the task that the run trains, and clear those of another task.
+
+    Args:
+        config: The config of the backbone.
+        fields: The fields of the labels.
+    """
+    for name, value in fields.items():
+        setattr(config, name, value)
+    for name in ("finetuning_task", "task_specific_params", "function_to_apply"):  # which pipelines follow
+        if getattr(config, name, None) is not None:
+            setattr(config, name, None)
+
+
+def label_names(labels: Sequence[str]) -> dict[str, Any]:
+    """Config fields of classes by their names, whose positions are their numbers."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+        "problem_type": None,
+    }
+
 
 Array = NDArray[np.float64]
 
@@ -155,3 +243,235 @@ def stated_labels(backbone: str | None, *, trust_remote_code: bool = False) -> l
     config = read_config(backbone, trust_remote_code=trust_remote_code)
     names = [str(name) for _, name in sorted(config.id2label.items())]
     return None if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else names
+
+
+# Image classification: the Auto class, and images of the size that the model sees.
+
+CHANNELS = 3
+"""Red, green and blue."""
+
+
+@dataclass
+class ImageClassification(Classification):
+    """Image classification with an ``AutoModelForImageClassification``; see :class:`Classification`."""
+
+    auto: ClassVar[Any] = AutoModelForImageClassification
+    what: ClassVar[str] = "a classifier of images"
+
+    def build(self, source: Source, tokenizer: Any) -> PreTrainedModel:
+        """A pretrained backbone with a head for the classes, or a new one for images of the size that the processor makes; see
+        :meth:`Task.build`.
+
+        Args:
+            source: of the model.
+            tokenizer: the image processor of the data.
+        """
+        fields, size = self.label_fields, size_of(tokenizer)
+        if source.from_scratch is not None:
+            model = from_config(self.auto, {**source.from_scratch, **fields}, {"image_size": size[0], "num_channels": CHANNELS})
+            check_images(model.config, size, "the new model", "set --data.image_size to it")
+            return model
+        config = config_of(source)
+        check_images(config, size, repr(source.backbone), "correct its preprocessor_config.json")
+        resized = config.num_labels != fields["num_labels"]
+        set_labels_(config, fields)
+        return load_pretrained(self.auto, source, config, what=self.what, resized=resized)
+
+    def model_inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+        """Pixels as numbers of the type that the model computes with."""
+        return of_dtype(super().model_inputs(model, batch), model.dtype)
+
+
+def read_image_processor(name: str) -> BaseImageProcessor:
+    """What makes a model's input of an image, of a hub name or local folder. No code from it is run.
+
+    Raises:
+        GateError: if there is none, or it needs a package that is not installed.
+    """
+    try:
+        processor: BaseImageProcessor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # damaged files raise errors of many kinds
+        raise GateError(
+            f"{name!r} has no image processor that can be read ({first_line(error)}); save the model's "
+            "preprocessor_config.json there"
+        ) from error
+    return processor
+
+
+def size_of(processor: BaseImageProcessor) -> tuple[int, int]:
+    """Height and width of what a processor makes of an image."""
+    pixels = processor(images=[Image.new("RGB", (64, 48))], return_tensors="pt")["pixel_values"]
+    return int(pixels.shape[-2]), int(pixels.shape[-1])
+
+
+def check_images(config: Any, size: tuple[int, int], name: str, mend: str) -> None:
+    """Raises :class:`GateError` if a model of this config sees images of another size, or not of three colours.
+
+    Args:
+        config: of the model.
+        size: height and width of the images.
+        name: what an error calls the model.
+        mend: how the size can be made right.
+    """
+    stated = getattr(config, "image_size", None)
+    wanted = tuple(stated) if isinstance(stated, (list, tuple)) else (stated, stated)
+    if stated is not None and wanted != size:
+        raise GateError(f"{name} sees images of {wanted[0]} x {wanted[1]} pixels, and they have {size[0]} x {size[1]}; {mend}")
+    if (channels := getattr(config, "num_channels", CHANNELS)) != CHANNELS:
+        raise GateError(f"{name} sees images of {channels} channels; expected {CHANNELS}, red, green and blue")
+
+
+# A number for each sentence: the Auto class, the loss of every example and the metrics.
+
+ROUNDING = 1e-12
+"""The part of a mean square up to which a variance is what rounding leaves of values that are all the same."""
+
+
+def products(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
+    """Return what a correlation is made of, ``[..., examples, 5]``, whose means over examples :func:`pearson_of_means` takes.
+
+    A correlation depends on neither origin nor unit. Deviations from the median, relative to the largest, lose little, and
+    those of equal values are exactly 0.
+
+    Args:
+        predictions: The numbers ``[..., examples]``.
+        targets: What they should be, broadcastable to them.
+    """
+    x, y = _deviations(predictions), np.broadcast_to(_deviations(targets), predictions.shape)
+    return np.stack([x, y, x * x, y * y, x * y], axis=-1)
+
+
+def _deviations(values: NDArray[Any]) -> Array:
+    exact = values.astype(np.float64)
+    found: Array = exact - np.median(exact, axis=-1, keepdims=True)
+    largest = np.abs(found).max(axis=-1, keepdims=True)
+    return np.divide(found, largest, out=found, where=largest > 0)
+
+
+def pearson_of_means(means: Array) -> Array:
+    """Return Pearson's correlation from means of :func:`products` ``[..., 5]``; 0 where predictions or targets do not vary."""
+    x, y, xx, yy, xy = np.moveaxis(means, -1, 0)
+    variance_x, variance_y = xx - x * x, yy - y * y
+    varies = (variance_x > ROUNDING * xx) & (variance_y > ROUNDING * yy)
+    scale = np.sqrt(variance_x * variance_y, where=varies, out=np.ones_like(xx))
+    return np.divide(xy - x * y, scale, where=varies, out=np.zeros_like(xx)).clip(-1, 1)
+
+
+def pearson(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
+    """Return Pearson's correlation ``[...]`` of numbers ``[..., examples]``; 0 where one of them does not vary."""
+    return pearson_of_means(products(predictions, targets).mean(axis=-2))
+
+
+def spearman(predictions: NDArray[Any], targets: NDArray[Any]) -> Array:
+    """Return Pearson's correlation of ranks, equal values having their mean rank."""
+    return pearson(rankdata(predictions, axis=-1), rankdata(targets, axis=-1))
+
+
+class Correlation(Metric):
+    """A correlation over a split, in any batching and under DDP, as statistics compute it.
+
+    Args:
+        value: The function of predictions and targets, :func:`pearson` or :func:`spearman`.
+
+    >>> metric = Correlation(spearman)
+    >>> metric.update(torch.tensor([0.1, 0.2, 7.0]), torch.tensor([1.0, 2.0, 3.0]))
+    >>> float(metric.compute())
+    1.0
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    predictions: list[Tensor]
+    targets: list[Tensor]
+
+    def __init__(self, value: Callable[[NDArray[Any], NDArray[Any]], Array]) -> None:
+        super().__init__()
+        self.value = value
+        for name in ("predictions", "targets"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        """Add examples: what is predicted and what should be, ``[batch]`` each."""
+        self.predictions.append(predictions)
+        self.targets.append(targets)
+
+    def compute(self) -> Tensor:
+        rows = (dim_zero_cat(part).cpu().numpy() for part in (self.predictions, self.targets))
+        return torch.tensor(float(self.value(*rows)), dtype=torch.float64)
+
+
+@dataclass
+class Regression(SentenceTask):
+    """A number for each sentence, by an ``AutoModelForSequenceClassification`` with one output.
+
+    Args:
+        main_metric: ``pearson`` or ``spearman``.
+    """
+
+    what: ClassVar[str] = "a model of sentences"
+
+    main_metric: str = "pearson"
+
+    @property
+    def label_fields(self) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def losses(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The squared error of every example ``[batch]``, float32, and what is predicted ``[batch, 1]``."""
+        logits = model(**self.model_inputs(model, batch)).logits.float()
+        return torch.square(logits[:, 0] - batch["labels"]), logits
+
+    def metrics(self, split: str) -> MetricCollection:
+        """Pearson's correlation and Spearman's, of ranks, the same for every split. A model that says the same of every
+        sentence, as one may without its heads, tells nothing apart: both are 0 then, where they would be undefined."""
+        return MetricCollection({"pearson": Correlation(pearson), "spearman": Correlation(spearman)}, compute_groups=False)
+
+    def metric_types(self) -> dict[str, dict[str, Any]]:
+        return {"pearson": {"type": "pearsonr"}, "spearman": {"type": "spearmanr"}}
+
+    def update(self, metrics: MetricCollection, model: PreTrainedModel, batch: Batch, logits: Tensor) -> None:
+        metrics.update(logits[:, 0], batch["labels"])
+
+    def predictions(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Numbers, of the model and as they should be."""
+        return logits[:, 0], batch["labels"]
+
+
+# A question that a compiled program answers: the model is given, with its weights and with the heads that it needs.
+
+
+@dataclass
+class KnownAnswer(Classification):
+    """The classifier that is compiled from a program.
+
+    Args:
+        labels: ``no`` and ``yes``.
+        program: name of the program.
+    """
+
+    program: str = ""
+
+    def build(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The compiled model; rotation, places of heads and noise come from torch's seed. See :meth:`Task.build`."""
+        if source.backbone is not None or source.from_scratch is None:
+            raise GateError(
+                f"the model of the program {self.program!r} is compiled, and {source.backbone!r} is given; give "
+                "--model.from_scratch '{model_type: bert}' alone"
+            )
+        names = {label: index for index, label in enumerate(self.labels)}
+        model = compiled(
+            PROGRAMS[self.program],
+            vocabulary=tokenizer.get_vocab(),
+            labels=names,
+            id2label={index: label for label, index in names.items()},
+            label2id=names,
+        )
+        fields = model.config.to_dict()
+        for name, value in source.from_scratch.items():
+            if name not in fields or fields[name] != value:
+                raise GateError(
+                    f"model.from_scratch has {name}: {value}, but the program {self.program!r} decides on the model "
+                    f"({name}: {fields.get(name)}); leave it out"
+                )
+        return model

@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from gates.errors import GateError, first_line
+from gates.export.checkpoint import check_vocabulary
 from gates.export.safe_load import check_pruned_config, verify_checksums
-from gates.export.vocabulary import check_vocabulary
-from gates.surgery.pruned import pruned_class
+from gates.modeling_pruned import pruned_class
 from training.config import Source
 from training.config.data import TOKENIZER_FILES
 

@@ -2,19 +2,140 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from training.tasks.base import Batch
-from training.tasks.causal_lm import token_losses
-from training.tasks.encoding import IGNORED, tokens_of
-from training.tasks.entities import EntityF1, Scheme, seqeval_scheme
-from training.tasks.perplexity import TokenAccuracy
-from training.tasks.sentences import SentenceTask, label_names
+from training.tasks.base import IGNORED, Batch, tokens_of
+from training.tasks.causal_lm import TokenAccuracy, token_losses
+from training.tasks.classification import SentenceTask, label_names
+
+# Entities in the tags of words, and the F1 of entities over a whole split.
+#
+# Strict: an entity is right where its first and last word and its name are, and tags that make no whole entity make none, as in
+# seqeval's strict mode with IOB2 and IOBES. (seqeval itself needs scikit-learn and had its last release in 2020.)
+
+OUTSIDE = "O"
+SAME = {"L": "E", "U": "S"}
+"""BILOU's names of the parts of entities by those of IOBES."""
+Scheme = Literal["BIO", "IOBES"]
+Entity = tuple[int, int, str]
+"""First word, the word behind the last one, and name."""
+
+
+def scheme_of(tags: Collection[str]) -> Scheme | None:
+    """How tags stand for entities; None for tags that do not, such as parts of speech.
+
+    >>> scheme_of(["O", "B-PER", "I-PER"]), scheme_of(["O", "S-PER", "B-PER", "E-PER"]), scheme_of(["NOUN", "VERB"])
+    ('BIO', 'IOBES', None)
+    """
+    parts = {_part(tag)[0] for tag in tags if tag != OUTSIDE}
+    if not parts or not parts <= set("BIESLU"):
+        return None
+    return "BIO" if parts <= set("BI") else "IOBES"
+
+
+def seqeval_scheme(tags: Collection[str]) -> str:
+    """What seqeval calls the scheme of tags that stand for entities.
+
+    >>> seqeval_scheme(["O", "B-PER", "I-PER"]), seqeval_scheme(["O", "U-PER", "B-PER", "L-PER"])
+    ('IOB2', 'BILOU')
+    """
+    if scheme_of(tags) == "BIO":
+        return "IOB2"
+    return "BILOU" if any(_part(tag)[0] in SAME for tag in tags) else "IOBES"
+
+
+def entities(tags: Sequence[str], scheme: Scheme) -> set[Entity]:
+    """The entities of a sentence. BIO: one begins with B and goes on with I of the same name. IOBES: it is a single S, or goes
+    from B over I to E; BILOU is the same under other letters.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "B-LOC", "I-PER"], "BIO"))
+    [(0, 2, 'PER'), (3, 4, 'LOC')]
+    """
+    found: set[Entity] = set()
+    begin, kind = None, ""
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        part, name = _part(tag)
+        part = SAME.get(part, part)
+        goes_on = begin is not None and part in ("I", "E") and name == kind
+        if begin is not None and not goes_on:
+            if scheme == "BIO":
+                found.add((begin, place, kind))
+            begin = None
+        if begin is not None and part == "E":
+            found.add((begin, place + 1, kind))
+            begin = None
+        elif part == "S":
+            found.add((place, place + 1, name))
+        elif part == "B":
+            begin, kind = place, name
+    return found
+
+
+def stray_tag(tags: Sequence[str], scheme: Scheme) -> int | None:
+    """The first word whose tag belongs to no whole entity; None where all do."""
+    covered = {place for begin, end, _ in entities(tags, scheme) for place in range(begin, end)}
+    return next((place for place, tag in enumerate(tags) if tag != OUTSIDE and place not in covered), None)
+
+
+def _part(tag: str) -> tuple[str, str]:
+    """The part of an entity, and the entity's name."""
+    part, _, name = tag.partition("-")
+    return part, name
+
+
+def entity_counts(predicted: Iterable[Sequence[str]], true: Iterable[Sequence[str]], scheme: Scheme) -> NDArray[np.int64]:
+    """For every sentence how many entities are right, predicted and true, ``[sentences, 3]``."""
+    rows = []
+    for own, gold in zip(predicted, true, strict=True):
+        found, wanted = entities(own, scheme), entities(gold, scheme)
+        rows.append((len(found & wanted), len(found), len(wanted)))
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+
+def entity_f1(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """F1 over all entities (micro) from sums or means of :func:`entity_counts` ``[..., 3]``; 0 where there are none."""
+    right, both = counts[..., 0].astype(np.float64), (counts[..., 1] + counts[..., 2]).astype(np.float64)
+    return np.divide(2 * right, both, out=np.zeros_like(both), where=both > 0)
+
+
+class EntityF1(Metric):
+    """F1 of whole entities over a split, in any batching and under DDP.
+
+    Args:
+        scheme: of the tags.
+
+    >>> metric = EntityF1("BIO")
+    >>> metric.update([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
+    >>> round(float(metric.compute()), 4)
+    0.6667
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__()
+        self.scheme: Scheme = scheme
+        self.add_state("counts", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> None:
+        """Add sentences, by the tags of their words."""
+        counts = entity_counts(predicted, true, self.scheme).sum(axis=0)
+        self.counts += torch.tensor(counts, dtype=torch.float64, device=self.counts.device)
+
+    def compute(self) -> Tensor:
+        return torch.tensor(float(entity_f1(self.counts.cpu().numpy())), dtype=torch.float64)
 
 
 @dataclass

@@ -8,7 +8,7 @@ known value is a 1 in its place. ``letter`` and ``place`` are there from the emb
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LETTER, PLACE, ANSWER = "letter", "place", "answer"
@@ -126,3 +126,250 @@ def at_most_one(variable: str, size: int = 1) -> tuple[Unit, ...]:
 def from_first_to(place: int) -> Callable[[int, int], bool]:
     """``[CLS]`` looks at one place."""
     return lambda query, key: query == FIRST and key == place
+
+
+# The programs of the benchmark, from one layer to eight, by name.
+#
+# Some heads have copies, some models hold a second program that the question does not need, some have loud heads that undo each
+# other; all have heads of noise.
+
+YES = (ANSWER, 0)
+NOISE = "noise that writes into used directions"
+
+
+def _rejected(draw: Callable[[random.Random], str], answer: Callable[[str], bool]) -> Callable[[random.Random, bool], str]:
+    """Strings that are drawn until the answer is the one asked for."""
+
+    def drawn(chance: random.Random, yes: bool) -> str:
+        while True:
+            text = draw(chance)
+            if answer(text) == yes:
+                return text
+
+    return drawn
+
+
+def _letters(letters: str, length: int) -> Callable[[random.Random], str]:
+    return lambda chance: "".join(chance.choices(letters, k=length))
+
+
+# -- does a letter occur? ------------------------------------------------------------------------------------------
+
+
+def _finder() -> Head:
+    """``[CLS]`` looks for the first letter of the alphabet."""
+    return Head("find", PLACE, LETTER, LETTER, "found", lambda query, key: query == FIRST and key == 0, {0: (0, 1.0)})
+
+
+def _has(name: str, copies: Sequence[int], *, hard: str = NOISE) -> Program:
+    """Whether ``a`` occurs; so many copies of the head that finds it in each layer, before a last one without any if there is
+    more than one."""
+    answered = (copied(("found", 0), YES),)
+    layers = [Layer((_finder(),) * count, at_most_one("found")) for count in copies]
+    layers = [Layer((_finder(),), answered)] if sum(copies) == 1 else [*layers, Layer((), answered)]
+
+    def occurs(text: str) -> bool:
+        return "a" in text
+
+    def draw(chance: random.Random) -> str:
+        return _letters("bcd", 8)(chance) if chance.random() < 0.5 else _with_a(chance)
+
+    return Program(
+        name, "does a occur?", "abcd", 8, tuple(layers), ("find",), _rejected(draw, occurs), occurs, {"found": 1}, hard=hard
+    )  # fmt: skip
+
+
+def _with_a(chance: random.Random) -> str:
+    text = list(_letters("bcd", 8)(chance))
+    text[chance.randrange(8)] = "a"
+    return "".join(text)
+
+
+# -- is a the more frequent letter? --------------------------------------------------------------------------------
+
+
+def _majority() -> Program:
+    """A head that attends to all letters alike."""
+    length = 9
+    count = Head("count", PLACE, LETTER, LETTER, "balance", lambda query, key: query == FIRST, {0: (0, 1.0), 1: (0, -1.0)})
+    least = 3
+    above = Unit({("balance", 0): length / least}, {YES: 1.0})
+    beyond = Unit({("balance", 0): length / least}, {YES: -1.0}, bias=-1.0)
+
+    def draw(chance: random.Random) -> str:
+        while True:
+            text = _letters("ab", length)(chance)
+            if abs(text.count("a") - text.count("b")) >= least:
+                return text
+
+    def more(text: str) -> bool:
+        return text.count("a") > text.count("b")
+
+    return Program(
+        "majority", "is a more frequent than b?", "ab", length, (Layer((count,), (above, beyond)),), ("count",),
+        _rejected(draw, more), more, {"balance": 1}, hard="the needed head attends everywhere alike",
+    )  # fmt: skip
+
+
+# -- are the first and the last letter the same? -------------------------------------------------------------------
+
+
+def _same_ends() -> Program:
+    letters, length = "abc", 8
+    heads = tuple(
+        Head(name, PLACE, PLACE, LETTER, name, from_first_to(place)) for name, place in (("first", 1), ("last", length))
+    )
+    units = tuple(both(("first", value), ("last", value), YES) for value in range(len(letters)))
+
+    def same(text: str) -> bool:
+        return text[0] == text[-1]
+
+    return Program(
+        "same-ends", "is the first letter the last one too?", letters, length, (Layer(heads, units),), ("first", "last"),
+        _rejected(_letters(letters, length), same), same, {"first": 3, "last": 3},
+    )  # fmt: skip
+
+
+# -- does b follow a? ----------------------------------------------------------------------------------------------
+
+LENGTH = 8
+PREVIOUS = Head("previous", PLACE, PLACE, LETTER, "before", lambda query, key: FIRST < key == query - 1 < LENGTH)
+
+
+def _seek(flag: str, to: str, does: str = "seek") -> Head:
+    """``[CLS]`` looks for a place where a flag is set."""
+    return Head(does, PLACE, flag, flag, to, lambda query, key: query == FIRST)
+
+
+def _bigram(name: str = "bigram", *, cancelling: int = 0, hard: str = NOISE) -> Program:
+    letters, length = "abc", 8
+
+    def follows(text: str) -> bool:
+        return "ab" in text
+
+    layers = (
+        Layer((PREVIOUS,), (both(("before", 0), (LETTER, 1), ("flag", 0)),)),
+        Layer((_seek("flag", "found"),), (copied(("found", 0), YES),)),
+    )
+    return Program(
+        name, "does b follow a anywhere?", letters, length, layers, ("previous", "seek"),
+        _rejected(_letters(letters, length), follows), follows, {"before": 3, "flag": 1, "found": 1},
+        cancelling=cancelling, hard=hard,
+    )  # fmt: skip
+
+
+# -- does it read the same backwards? ------------------------------------------------------------------------------
+
+
+def _palindrome() -> Program:
+    """With the heads of ``bigram`` beside, which answer another question."""
+    letters, length = "abc", 8
+
+    def opposite(query: int, key: int) -> bool:
+        return FIRST < query <= length and key == length + 1 - query
+
+    mirror = Head("mirror", PLACE, PLACE, LETTER, "across", opposite)
+    pairs = [(own, other) for own in range(3) for other in range(3) if own != other]
+    differs = tuple(both((LETTER, own), ("across", other), ("flag", 0)) for own, other in pairs)
+    bigram = _bigram().layers[0]
+    layers = (
+        Layer((mirror, *bigram.heads), (*differs, both(("before", 0), (LETTER, 1), ("other", 0)))),
+        Layer(
+            (_seek("flag", "found"), _seek("other", "otherwise", "seek-other")),
+            (Unit({("found", 0): -1.0}, {YES: 1.0}, bias=1.0),),
+        ),
+    )  # fmt: skip
+
+    def draw(chance: random.Random) -> str:
+        half = _letters(letters, length // 2)(chance)
+        text = list(half + half[::-1])
+        if chance.random() < 0.5:
+            text[chance.randrange(length)] = chance.choice(letters)
+        return "".join(text)
+
+    def same(text: str) -> bool:
+        return text == text[::-1]
+
+    return Program(
+        "palindrome", "does it read the same backwards?", letters, length, layers, ("mirror", "seek"),
+        _rejected(draw, same), same, {"across": 3, "flag": 1, "found": 1, "before": 3, "other": 1, "otherwise": 1},
+        hard="a second program, bigram, in the same model",
+    )  # fmt: skip
+
+
+# -- what followed the last letter when it came before? ------------------------------------------------------------
+
+
+def _induction(name: str, *, previous: int = 1, last: int = 1, hard: str = NOISE) -> Program:
+    letters, length = "abcdef", 8
+    ends = Head("last", PLACE, PLACE, LETTER, "last", from_first_to(length))
+    recall = Head("recall", "last", "before", LETTER, "next", lambda query, key: query == key)
+    layers = (
+        Layer((PREVIOUS,) * previous + (ends,) * last),
+        Layer((recall,), tuple(copied(("next", value), YES) for value in range(3))),
+    )
+
+    def followed(text: str) -> bool:
+        return text[text.index(text[-1]) + 1] in letters[:3]
+
+    def draw(chance: random.Random) -> str:
+        last_letter = chance.choice(letters)
+        others = letters.replace(last_letter, "")
+        text = chance.choices(others, k=length - 1)
+        text[chance.randrange(length - 2)] = last_letter
+        return "".join([*text, last_letter])
+
+    return Program(
+        name, "was the last letter followed by a, b or c before?", letters, length, layers, ("previous", "last", "recall"),
+        _rejected(draw, followed), followed, {"before": 6, "last": 6, "next": 6}, hard=hard,
+    )  # fmt: skip
+
+
+# -- where do so many jumps lead? ----------------------------------------------------------------------------------
+
+
+def _jumps(name: str, count: int, *, copies: Sequence[int] = (), hard: str = "depth: each head feeds the next one") -> Program:
+    """Every letter is the number of a place; one jump in each layer."""
+    letters, length = "12345678", 8
+    copies = copies or (1,) * count
+    heads = [Head("jump-1", PLACE, PLACE, LETTER, "at-1", from_first_to(1))]
+    heads += [
+        Head(f"jump-{jump}", f"at-{jump - 1}", PLACE, LETTER, f"at-{jump}", lambda query, key: key == query + 1)
+        for jump in range(2, count + 1)
+    ]
+    layers = [Layer((head,) * copied_so) for head, copied_so in zip(heads[:-1], copies[:-1], strict=True)]
+    ending = tuple(copied((f"at-{count}", value), YES) for value in range(4))
+    layers.append(Layer((heads[-1],) * copies[-1], ending))
+
+    def ends_low(text: str) -> bool:
+        place = 1
+        for _ in range(count):
+            place = int(text[place - 1])
+        return place <= 4
+
+    return Program(
+        name, f"do {count} jumps from the first letter, each a place, end at 1 to 4?", letters, length, tuple(layers),
+        tuple(head.does for head in heads), _rejected(_letters(letters, length), ends_low), ends_low,
+        {f"at-{jump}": 8 for jump in range(1, count + 1)}, hard=hard,
+    )  # fmt: skip
+
+
+PROGRAMS: dict[str, Program] = {
+    program.name: program
+    for program in (
+        _has("has", [1]),
+        _majority(),
+        _same_ends(),
+        _bigram(),
+        _bigram("bigram-undone", cancelling=1, hard="in each layer two loud heads that undo each other"),
+        _palindrome(),
+        _has("has-copies", [3], hard="three copies of the needed head in one layer"),
+        _has("has-backup", [1, 1], hard="a copy of the needed head in the next layer"),
+        _induction("induction"),
+        _induction("induction-copies", previous=2, last=3, hard="two and three copies of two needed heads"),
+        _jumps("jumps-4", 4),
+        _jumps("jumps-4-copies", 4, copies=(1, 2, 2, 1), hard="two copies of two needed heads, one feeding the other"),
+        _jumps("jumps-8", 8),
+    )
+}
+"""By name, from easy to hard."""

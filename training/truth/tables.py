@@ -4,11 +4,77 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
-from training.truth.survival import smallest_budgets, with_program
+# Masks against the truth: how many necessary functions they keep, and how many heads they keep in vain.
+
+Functions = Sequence[Sequence[int]]
+"""For each necessary function the gates that perform it, any one of which is enough."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a mask keeps.
+
+    Args:
+        needed: necessary functions.
+        kept: heads.
+        covered: necessary functions of which at least one head is kept.
+    """
+
+    needed: int
+    kept: int
+    covered: int
+
+    @property
+    def recall(self) -> float:
+        """Share of the necessary functions that are kept."""
+        return self.covered / self.needed
+
+    @property
+    def precision(self) -> float:
+        """Share of the kept heads that are needed; of interchangeable heads the second is not."""
+        return self.covered / self.kept if self.kept else 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether it keeps every necessary function once and nothing else."""
+        return self.needed == self.covered == self.kept
+
+
+def judged(mask: Tensor, functions: Functions) -> Judgement:
+    """A 0/1 mask ``[gates]`` against the necessary functions, each with heads of its own."""
+    covered = sum(any(bool(mask[gate] > 0) for gate in gates) for gates in functions)
+    return Judgement(len(functions), int((mask > 0).sum()), covered)
+
+
+# From which budget on a function survives in the masks of a method, by the rows of ``truth.csv``.
+
+
+def smallest_budgets(truth: pd.DataFrame) -> pd.DataFrame:
+    """For each program, method and seed the smallest budget from which on the function survives at every larger one that was
+    tried; nan where there is none.
+
+    Returns:
+        ``program``, ``method``, ``seed``, ``needed``, ``smallest``.
+    """
+    rows = []
+    for (program, method, seed), tried in with_program(truth).groupby(["program", "method", "seed"], sort=False):
+        falling = tried.sort_values("budget", ascending=False)
+        alive = falling[falling["survives"].cumprod().astype(bool)]
+        smallest = float(alive["budget"].min()) if len(alive) else float("nan")
+        rows.append((program, method, seed, int(tried["needed"].iloc[0]), smallest))
+    return pd.DataFrame(rows, columns=["program", "method", "seed", "needed", "smallest"])
+
+
+def with_program(truth: pd.DataFrame) -> pd.DataFrame:
+    """A comparison of one program does not name it."""
+    return truth if "program" in truth else truth.assign(program="")
+
 
 TICK, CROSS = "✓", "✗"
 COLUMNS = ("seed", "method", "budget", "needed", "recall", "precision", "exact", "survives")

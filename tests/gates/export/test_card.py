@@ -12,14 +12,13 @@ import tokenizers
 import torch
 import transformers as t
 
-from gates.export.card import ModelCard, card_text, known_license, update_results
+from gates.attention.inputs import example_inputs
+from gates.attention.sites import find_attention
+from gates.export.card import ModelCard, card_text, known_license, torch_usage, update_results
 from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.export.cost import count_parameters
-from gates.export.example_inputs import example_inputs
 from gates.export.onnx import export_onnx_files
-from gates.export.usage import torch_usage
 from gates.model import get_gated_model
-from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
 from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
 from tools.coverage.every_type import check_code

@@ -11,12 +11,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from gates.attention.inputs import example_inputs
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export import checkpoint
 from gates.export.checkpoint import ModelCard, load_pruned, own_auto_class, save_pruned
-from gates.export.example_inputs import example_inputs
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.gating.head_gates import HeadGates
 from gates.surgery.masks import load_mask
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build, inputs, logits, random_mask

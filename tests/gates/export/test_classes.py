@@ -9,10 +9,10 @@ import torch
 import transformers
 from transformers.models.auto import auto_factory
 
+from gates.attention.inputs import example_inputs
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.export.example_inputs import example_inputs
-from gates.sites import find_attention
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tools.coverage import architectures as zoo

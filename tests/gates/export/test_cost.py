@@ -5,10 +5,10 @@ import torch
 import transformers
 from torch import nn
 
+from gates.attention.inputs import example_inputs, resized
 from gates.errors import GateError
 from gates.export import cost
 from gates.export.cost import count_flops, count_parameters, hardware, measure_cost, measure_latency
-from gates.export.example_inputs import example_inputs, resized
 from gates.surgery.remove import remove_heads_
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50}

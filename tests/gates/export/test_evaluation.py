@@ -4,7 +4,7 @@ import math
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from gates.export.evaluation import evaluation_block
+from gates.export.card import evaluation_block
 
 DATA = {"task": "text-classification", "dataset": "nyu-mll/glue", "subset": "cola", "split": "validation"}
 TYPES = {"f1": {"type": "f1", "args": {"average": "macro"}}, "matthews": {"type": "matthews_correlation"}}

@@ -9,11 +9,11 @@ import torch
 import transformers
 
 import gates
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.export.safe_load import CHECKSUM_FILE
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.gating.head_gates import HeadGates
 from gates.surgery.modeling_file import MODELING_FILE, auto_classes
 from tools.coverage import architectures as zoo
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gates.export.cost import measure_cost
-from gates.export.example_inputs import example_inputs
-from gates.export.kv_cache import cache_bytes, cache_bytes_of, generates
-from gates.sites import find_attention
+from gates.attention.inputs import example_inputs
+from gates.attention.sites import find_attention
+from gates.export.cost import cache_bytes, cache_bytes_of, generates, measure_cost
 from gates.surgery.remove import remove_heads_, why_not_removable
 from tests.models import build
 from tools.coverage import architectures as zoo

@@ -2,10 +2,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.legacy import expand_pruned_state_dict, load_legacy, mask_of_pruned_heads, parse_pruned_heads
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.gating.head_gates import HeadGates
 from tests import version4
 from tests.models import build as build_family
 from tests.version4 import FAMILIES, HEAD_DIM, HEADS, LAYERS, SOME, WHOLE_LAYER, Version4, edit_config

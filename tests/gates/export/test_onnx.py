@@ -8,11 +8,10 @@ import pytest
 import torch
 import transformers
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.export.onnx import export_onnx
-from gates.export.onnx_step import export_onnx_step
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.export.onnx import export_onnx, export_onnx_step
+from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
 from tools.coverage import architectures as zoo
 
@@ -138,7 +137,7 @@ def test_weights_of_another_dtype_are_written_as_float32_and_the_model_stays_as_
 
 
 def test_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
-    monkeypatch.setattr("gates.export.onnx_file.LARGEST_FILE", 0)
+    monkeypatch.setattr("gates.export.onnx.LARGEST_FILE", 0)
     model, mask = build("ViTForImageClassification")
     dense, _ = build("ViTForImageClassification")
     path = export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", {"pixel_values": torch.randn(2, 3, 8, 8)})

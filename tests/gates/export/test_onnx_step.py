@@ -4,8 +4,7 @@ import torch
 import transformers
 
 from gates.errors import GateError
-from gates.export.onnx import export_onnx_files
-from gates.export.onnx_step import export_onnx_step
+from gates.export.onnx import export_onnx_files, export_onnx_step
 from gates.surgery.remove import remove_heads_
 from tests.gates.export.test_onnx import build, masked, run, texts
 from tools.coverage import architectures as zoo

@@ -7,11 +7,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import save_pruned
-from gates.export.padding import pad_heads
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.export.stock import pad_heads
+from gates.gating.head_gates import HeadGates
 from gates.surgery.masks import load_mask
 from tests.gates.export.test_stock import TINY
 from tools.coverage import architectures as zoo

@@ -10,9 +10,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.safe_load import CHECKSUM_FILE, check_pruned_config, read_weights, verify_checksums, write_checksums
-from gates.sites import find_attention
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build, random_mask
 

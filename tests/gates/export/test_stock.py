@@ -5,10 +5,10 @@ import pytest
 import torch
 import transformers
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.gating.head_gates import HeadGates
 from tools.coverage import architectures as zoo
 
 POSSIBLE = ("Llama", "Qwen3", "Mistral", "Gemma", "NomicBert", "GptOss", "T5", "ViT")

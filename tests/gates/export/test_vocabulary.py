@@ -6,8 +6,7 @@ import transformers as t
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gates.errors import GateError
-from gates.export.checkpoint import save_pruned
-from gates.export.vocabulary import check_known, check_vocabulary
+from gates.export.checkpoint import check_known, check_vocabulary, save_pruned
 
 TEXTS = ["the film is a delight from the first minute", "a slow and boring story"] * 20
 INVENTED = {

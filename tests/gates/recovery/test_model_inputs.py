@@ -5,11 +5,11 @@ import torch
 import transformers as t
 
 from gates import get_gated_model
+from gates.attention.inputs import example_inputs
+from gates.attention.valid import stack_of
 from gates.errors import GateError
-from gates.export.example_inputs import example_inputs
-from gates.hooks.valid import stack_of
-from gates.recovery.model_inputs import found_queries
-from tests.gates.hooks.layouts import TIME_FIRST
+from gates.recovery.refit import found_queries
+from tests.gates.layouts import TIME_FIRST
 from tools.coverage import architectures as zoo
 from tools.coverage.tiny import tiny_config
 
@@ -236,7 +236,7 @@ def test_what_the_model_hands_to_its_attention_agrees_with_the_mask_of_a_text(na
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     if "attention_mask" not in batch or architecture.input not in ("text", "text-to-text"):
         pytest.skip("reads no text alone")
-    monkeypatch.setattr("gates.recovery.model_inputs._is_text", lambda _: False)
+    monkeypatch.setattr("gates.recovery.refit._is_text", lambda _: False)
     if name in ("HYV4", "Longformer", "BigBird", "LED"):
         with pytest.raises(GateError, match="it is not certain which rows"):
             found(model, batch)

@@ -7,9 +7,9 @@ import torch
 import transformers as t
 from torch import nn
 
-from gates.head_gates import HeadGates
-from gates.recovery.reentry import Block, FinishedStates, block_of
+from gates.gating.head_gates import HeadGates
 from gates.recovery.refit import refit_
+from gates.recovery.residual import Block, FinishedStates, block_of
 from tests.models import FAMILIES, build, inputs, logits
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 60}

@@ -7,7 +7,7 @@ import transformers as t
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.recovery.refit import refit_
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build, inputs, logits

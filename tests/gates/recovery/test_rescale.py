@@ -2,9 +2,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
+from gates.attention.valid import valid_positions
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.hooks.valid import valid_positions
+from gates.gating.head_gates import HeadGates
 from gates.recovery.least_squares import ProjectionMoments
 from gates.recovery.rescale import rescaled_gates
 from tests.models import FAMILIES, build, inputs, logits

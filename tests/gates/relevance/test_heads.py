@@ -4,15 +4,21 @@ import pytest
 import torch
 import transformers as t
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.model import get_gated_model
-from gates.relevance.heads import gradient_times_input, head_relevance
-from gates.relevance.propagation import head_steps
-from gates.relevance.shares import layer_shares
-from gates.relevance.targets import Predictions, top_logits, with_text, with_written_text
+from gates.relevance.heads import (
+    Predictions,
+    gradient_times_input,
+    head_relevance,
+    head_steps,
+    layer_shares,
+    top_logits,
+    with_text,
+    with_written_text,
+)
 from gates.scores.importance import head_gradients
-from gates.sites import find_attention
 from tests.gates.relevance.models import SIZES, build, inputs
 from tests.models import logits
 from tests.training.truth.models import Subject

@@ -7,12 +7,10 @@ import torch
 import transformers as t
 from torch import nn
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.relevance.families import FAMILIES, check_family
-from gates.relevance.operations import following_rules
-from gates.relevance.propagation import head_steps
-from gates.relevance.targets import top_logits, writes
-from gates.sites import find_attention
+from gates.relevance.heads import FAMILIES, check_family, head_steps, top_logits, writes
+from gates.relevance.rules import following_rules
 from tests.gates.relevance.models import NAMES, SIZES, T5, build, inputs
 from tests.models import with_large_weights
 

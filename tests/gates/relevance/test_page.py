@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from gates.relevance.families import FAMILIES
+from gates.relevance.heads import FAMILIES
 from gates.relevance.rules import EPSILON
 from tests.models import build, inputs
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.relevance.operations import RelevanceGraph
-from gates.relevance.rules import Rules, stabilised
+from gates.relevance.rules import RelevanceGraph, Rules, stabilised
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,9 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from gates import find_attention
-from gates.roles.observe import observe_weights
-from gates.roles.positional import PositionalShares
-from gates.roles.rare import RareTokenShares, token_counts
-from gates.roles.roles import BROAD, FIRST_TOKEN, POSITIONAL, RARE, SEPARATOR, SYNTACTIC, Role, assign
-from gates.roles.sinks import SinkShares
-from gates.roles.syntactic import SyntacticShares, Trees
-from gates.roles.view import View
+from gates.roles.measures import PositionalShares, RareTokenShares, SinkShares, SyntacticShares, Trees, token_counts
+from gates.roles.roles import BROAD, FIRST_TOKEN, POSITIONAL, RARE, SEPARATOR, SYNTACTIC, Role, assign, observe_weights
+from gates.roles.shares import View
 
 PLACES, HEADS, RARITIES = 16, 4, 3
 CLS, SEP, FIRST = 1, 2, 3

@@ -10,12 +10,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
 from gates import find_attention
-from gates.roles.induction import LENGTHS, CopyShares, earlier_copies, repeated_sequences
-from gates.roles.observe import observe_weights
-from gates.roles.positional import PositionalShares
-from gates.roles.roles import BROAD, DUPLICATE, FIRST_TOKEN, INDUCTION, POSITIONAL, Role, assign
-from gates.roles.sinks import SinkShares
-from gates.roles.view import View
+from gates.roles.measures import LENGTHS, CopyShares, PositionalShares, SinkShares, earlier_copies, repeated_sequences
+from gates.roles.roles import BROAD, DUPLICATE, FIRST_TOKEN, INDUCTION, POSITIONAL, Role, assign, observe_weights
+from gates.roles.shares import View
 from tests.gates.roles.built import padded
 
 HEADS, START = 3, 1

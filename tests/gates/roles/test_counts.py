@@ -5,14 +5,20 @@ import math
 import pytest
 import torch
 
-from gates.roles.coreference import Mentions, mention_counts
-from gates.roles.induction import copy_counts, earlier_copies, repeated_sequences
-from gates.roles.positional import positional_counts
-from gates.roles.rare import rare_counts, token_counts
-from gates.roles.sinks import sink_counts
-from gates.roles.syntactic import Trees, arc_counts
-from gates.roles.view import View, at_offsets, most_attended, offsets_within
-from gates.roles.words import word_attention
+from gates.roles.measures import (
+    Mentions,
+    Trees,
+    arc_counts,
+    copy_counts,
+    earlier_copies,
+    mention_counts,
+    positional_counts,
+    rare_counts,
+    repeated_sequences,
+    sink_counts,
+    token_counts,
+)
+from gates.roles.shares import View, at_offsets, most_attended, offsets_within, word_attention
 
 BATCH, HEADS, TOKENS = 6, 3, 9
 CAUSAL = pytest.mark.parametrize("causal", [False, True])

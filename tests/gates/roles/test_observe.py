@@ -5,7 +5,7 @@ import torch
 from transformers import BartConfig, BartModel, BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5Model
 
 from gates import find_attention
-from gates.roles.observe import observe_weights
+from gates.roles.roles import observe_weights
 from tests.models import SEQ2SEQ, VOCABULARY
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": VOCABULARY}

@@ -8,8 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2Model
 
 from gates import find_attention
-from gates.roles.induction import CopyShares, earlier_copies, repeated_sequences
-from gates.roles.positional import PositionalShares
+from gates.roles.measures import CopyShares, PositionalShares, earlier_copies, repeated_sequences
 from gates.roles.roles import (
     COREFERENCE,
     DUPLICATE,
@@ -22,8 +21,7 @@ from gates.roles.roles import (
     p_values,
     specialised,
 )
-from gates.roles.shares import Shares
-from gates.roles.view import View
+from gates.roles.shares import Shares, View
 from tests.gates.roles.built import Measured, built_model, padded, sentences
 from training.stats import significance
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import ablate, leave_one_out_masks
 from gates.surgery.remove import remove_heads_
 from tests.gates.scores.test_importance import losses_of

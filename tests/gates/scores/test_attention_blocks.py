@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gates.scores import attention_blocks as module
-from gates.scores.attention_blocks import bias_of, score_blocks, visible_keys
-from gates.scores.confidence import attention_confidence
-from gates.scores.entropy import attention_entropy
+from gates.scores import attention as module
+from gates.scores.attention import attention_confidence, attention_entropy, bias_of, score_blocks, visible_keys
 
 LOWEST = torch.finfo(torch.float32).min
 CPU = torch.device("cpu")

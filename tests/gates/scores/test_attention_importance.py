@@ -3,9 +3,9 @@ import importlib
 import pytest
 import torch
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.scores.attention_importance import attention_gradients, reduce_matrix
-from gates.sites import find_attention
+from gates.scores.importance import attention_gradients, reduce_matrix
 from tests.gates.scores.test_importance import losses_of
 from tests.models import build, inputs
 from tools.coverage import architectures as zoo

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gates.scores.confidence import AttentionConfidence
-from gates.scores.entropy import AttentionEntropy
+from gates.scores.attention import AttentionConfidence, AttentionEntropy
 
 SITES = (SimpleNamespace(heads=2), SimpleNamespace(heads=3))
 VALUES = torch.arange(1.0, 17).view(2, 2, 4)

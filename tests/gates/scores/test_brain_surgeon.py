@@ -5,7 +5,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.scores.brain_surgeon import RIDGE, SiteMoments, brain_surgeon_scores, output_gradients, removal_errors
 
 

@@ -3,11 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gates.hooks.observe import observe_attention
-from gates.scores import attention_blocks as module
-from gates.scores.confidence import AttentionConfidence, attention_confidence
-from gates.scores.entropy import AttentionEntropy, attention_entropy
-from gates.sites import find_attention
+from gates.attention.sites import find_attention
+from gates.scores import attention as module
+from gates.scores.attention import AttentionConfidence, AttentionEntropy, attention_confidence, attention_entropy
+from gates.scores.observe import observe_attention
 from tests.models import FAMILIES, build, inputs, logits
 from tools.coverage import architectures as zoo
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.scores import fisher as module
 from gates.scores.fisher import FisherInformation, gram_and_cross, rearrange, removal_cost, rescale
 from gates.scores.importance import head_gradients

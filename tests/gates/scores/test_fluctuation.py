@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from gates.head_gates import HeadGates
-from gates.hooks.intercept import observe_head_outputs
-from gates.hooks.replacement import mean_replacement
-from gates.scores.fluctuation import HeadOutputVariance, fluctuation
-from gates.sites import find_attention
-from tests.gates.hooks.test_replacement import means_of
+from gates.attention.intercept import observe_head_outputs
+from gates.attention.sites import find_attention
+from gates.gating.head_gates import HeadGates
+from gates.scores.ablation import mean_replacement
+from gates.scores.weights import HeadOutputVariance, fluctuation
+from tests.gates.scores.test_replacement import means_of
 from tests.models import FAMILIES, build, inputs, logits
 
 

@@ -4,9 +4,9 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.scores.gradient_norm import gradient_norms, input_weights
+from gates.gating.head_gates import HeadGates
 from gates.scores.importance import requiring_gradients
+from gates.scores.weights import gradient_norms, input_weights
 from tests.gates.scores.test_importance import losses_of
 from tests.models import build, inputs
 from tools.coverage import architectures as zoo

@@ -3,12 +3,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.scores.attention_importance import attention_gradients
-from gates.scores.importance import gradient_rows, head_gradients
-from gates.sites import find_attention
-from tests.gates.hooks import layouts
+from gates.gating.head_gates import HeadGates
+from gates.scores.importance import attention_gradients, gradient_rows, head_gradients
+from tests.gates import layouts
 from tests.models import build, inputs
 
 ALL = pytest.mark.parametrize("name", layouts.MODELS)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.scores.fisher import FisherInformation
 from gates.scores.importance import HeadImportance, gradient_rows, head_gradients, normalise_by_layer, removal_ranking
 from tests.models import FAMILIES, build, inputs, logits

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.hooks.replacement import given_replacement
-from gates.scores.interchange import effects, interchange
+from gates.gating.head_gates import HeadGates
+from gates.scores.ablation import effects, given_replacement, interchange
 from tests.models import FAMILIES, build, inputs, logits
 
 NAMES = ["bert", "llama", "marian"]

@@ -1,6 +1,6 @@
 import torch
 
-from gates.scores.optimal_ablation import descend_each
+from gates.scores.ablation import descend_each
 
 
 def quadratics(problems=5, features=4):

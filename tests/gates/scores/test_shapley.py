@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import ablate
 from gates.scores.shapley import ShapleyValues, removal_orders, shapley_rows
 from tests.gates.scores.test_importance import losses_of

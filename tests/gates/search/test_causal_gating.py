@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.search.causal_gating import ROLES, CausalRoles, causal_roles
 from tests.models import build, inputs
 from tests.training.truth.models import Subject

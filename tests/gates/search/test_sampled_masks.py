@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gates.budget import Budget, budget_mask
 from gates.errors import GateError
-from gates.families.hard_concrete import LOG_ALPHA_LIMIT
+from gates.gating.budget import Budget, budget_mask
+from gates.gating.hard_concrete import LOG_ALPHA_LIMIT
 from gates.search.sampled_masks import best_draw, draw_masks, spread_ranks
 
 KINDS, LAYERS = torch.tensor([0] * 8 + [1] * 8), torch.arange(16) // 4

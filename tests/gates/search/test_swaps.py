@@ -7,12 +7,12 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from gates.budget import counts_by_site, mask_within
 from gates.errors import GateError
-from gates.latency.table import TimeLimit
+from gates.gating.budget import counts_by_site, mask_within
+from gates.gating.latency import TimeLimit
 from gates.options import LEAST_PASSES
 from gates.search.swaps import CANDIDATES, Limits, paired_gain, refine_by_swaps
-from tests.gates.latency.tables import drawn_table
+from tests.gates.latency_tables import drawn_table
 
 
 def refine(start, *, loss, gradient, **options):

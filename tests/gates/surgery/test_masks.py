@@ -4,8 +4,8 @@ import re
 import pytest
 import torch
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.sites import find_attention
 from gates.surgery.masks import load_mask, save_mask
 from tests.models import FAMILIES, build, random_mask
 

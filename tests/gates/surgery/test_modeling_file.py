@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 
+from gates import modeling_pruned as pruned
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import ModelCard, load_pruned, save_pruned
-from gates.sites import find_attention
-from gates.surgery import pruned
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_
 from tests.models import build, inputs, logits, random_mask

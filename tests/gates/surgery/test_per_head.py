@@ -4,13 +4,13 @@ import pytest
 import torch
 import transformers as t
 
+from gates.attention.inputs import example_inputs
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.export.example_inputs import example_inputs
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
-from gates.surgery.per_head import per_head_parts
+from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
+from gates.surgery.slices import per_head_parts
 
 TEXT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50,

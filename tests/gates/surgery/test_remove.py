@@ -1,11 +1,11 @@
 import pytest
 import torch
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.gating.head_gates import HeadGates
+from gates.modeling_pruned import Headless
 from gates.surgery.masks import kept_heads
-from gates.surgery.pruned import Headless
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import FAMILIES, GENERATING, build, inputs, logits, random_mask
 

@@ -6,7 +6,7 @@ from transformers.models.openai.modeling_openai import Attention
 from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionAttention
 from transformers.models.sam.modeling_sam import SamAttention
 
-from gates.surgery.returns import returned
+from gates.surgery.slices import returned
 
 
 @pytest.mark.parametrize(

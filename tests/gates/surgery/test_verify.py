@@ -8,7 +8,7 @@ import transformers as t
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.model import get_gated_model
 from gates.surgery import remove, slices, verify
 from gates.surgery.remove import remove_heads_, zero_heads_
@@ -170,7 +170,7 @@ def test_attention_of_the_width_of_its_input_is_refused(make):
 
 @pytest.mark.parametrize("make", [trocr, fsmt])
 def test_a_model_that_fails_without_its_heads_is_left_as_it_was(make, monkeypatch):
-    monkeypatch.setattr("gates.sites.GATE_ONLY_CLASSES", {})
+    monkeypatch.setattr("gates.attention.sites.GATE_ONLY_CLASSES", {})
     model, batch = made(make)
     before = Unchanged(model, batch)
     with pytest.raises(GateError, match=r"cannot be removed, so nothing was changed: .*use form='masked'"):
@@ -273,7 +273,7 @@ def test_a_change_of_shape_is_verified_once(monkeypatch):
 
 
 def test_a_failed_check_is_not_remembered(monkeypatch):
-    monkeypatch.setattr("gates.sites.GATE_ONLY_CLASSES", {})
+    monkeypatch.setattr("gates.attention.sites.GATE_ONLY_CLASSES", {})
     model, batch = made(trocr)
     for _ in range(2):
         with pytest.raises(GateError, match="nothing was changed"):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.head_gates import HeadGates
-from gates.sites import find_attention
+from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build, inputs, logits
 from tools.coverage import architectures as zoo

@@ -11,9 +11,8 @@ from gates.errors import GateError
 from gates.scores.importance import normalise_by_layer
 from tests.training.runs import make_data, make_pruner, write_config
 from training.analysis import analyze
-from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts
+from training.analysis.heads import ablate_each, across_domains, by_kind, one_per_layer, prune_counts, through_training
 from training.analysis.model import DenseModel, gate_columns, head_importance, outcomes
-from training.analysis.training import through_training
 from training.commands.table import run_command
 from training.fit import main as fit
 from training.stats.bootstrap import resample_metric, resampled_difference

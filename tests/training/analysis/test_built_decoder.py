@@ -6,7 +6,7 @@ import pytest
 from tests.gates.roles.built_decoder import BUILT, DecoderWeights
 from tests.training.analysis.test_roles import WORDS, write_treebank
 from training.commands.table import run_command
-from training.data.word_tokenizer import word_tokenizer
+from training.data.synthetic import word_tokenizer
 
 PLACES = 65
 

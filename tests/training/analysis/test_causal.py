@@ -10,8 +10,8 @@ import torch
 from gates.search.causal_gating import ROLES
 from tests.training.analysis.test_analyze import LLAMA, make_dense
 from tests.training.runs import write_config
-from training.analysis import causal
-from training.analysis.causal import causal_classes
+from training.analysis import heads as causal
+from training.analysis.heads import causal_classes
 from training.analysis.model import outcomes
 from training.commands.table import run_command
 from training.fit import main as fit

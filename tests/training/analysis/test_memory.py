@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from tests.training.analysis.test_roles import WORDS
-from training.data.word_tokenizer import word_tokenizer
+from training.data.synthetic import word_tokenizer
 
 LENGTH, LAYERS, HEADS, FEW, MANY = 40, 2, 8, 100, 1000
 ROOT = Path(__file__).parents[3]

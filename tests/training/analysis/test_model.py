@@ -10,8 +10,8 @@ from tests.training import causal_runs, translation_runs
 from tests.training.local_text_runs import make_run, write_texts
 from training.analysis.model import load_dense
 from training.fit import main as fit
-from training.runs.resuming import FORMAT, check_same_data
-from training.runs.run_directory import RunDirectory
+from training.runs.directory import RunDirectory
+from training.runs.resume import FORMAT, check_same_data
 
 
 def test_data_that_changed_or_went_are_said_and_others_can_be_named(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from tests.training.analysis.test_analyze import make_dense
 from tests.training.analysis.test_roles import texts_of, translator, write_treebank
-from training.analysis.observed import observe_run
-from training.analysis.role_texts import RoleFiles, read_texts
+from training.analysis.model import observe_run
+from training.analysis.role_measures import RoleFiles, read_texts
 from training.analysis.roles import roles_of_heads
 
 VOID = {"meta", "img", "br", "link", "input"}

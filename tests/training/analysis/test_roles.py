@@ -16,15 +16,13 @@ from gates.roles.roles import RULES
 from tests.training import causal_runs, translation_runs
 from tests.training.analysis.test_analyze import make_dense
 from tests.training.runs import write_config
-from training.analysis import role_texts
-from training.analysis.model import DenseModel
-from training.analysis.observed import observe_folder, observe_run
-from training.analysis.role_passes import RolePasses
-from training.analysis.role_texts import BATCH, CELLS, Encoded, RoleFiles, read_texts, special_ids
+from training.analysis import role_measures as role_texts
+from training.analysis.model import DenseModel, observe_folder, observe_run
+from training.analysis.role_measures import BATCH, CELLS, Encoded, RoleFiles, RolePasses, read_texts, special_ids
 from training.analysis.roles import roles_of_heads
 from training.commands.table import run_command
-from training.data.word_tokenizer import word_tokenizer
-from training.data.words import Pieces
+from training.data.synthetic import word_tokenizer
+from training.data.tags import Pieces
 from training.fit import main as fit
 
 WORDS = [f"w{number}" for number in range(40)]

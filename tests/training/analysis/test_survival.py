@@ -10,7 +10,7 @@ from gates.errors import GateError
 from gates.roles.roles import RULES
 from training.analysis.survival import read_masks, survival_of_roles
 from training.commands.table import run_command
-from training.stats.odds import Table, exact_odds, pooled_odds, ratio_of_odds
+from training.stats.significance import Table, exact_odds, pooled_odds, ratio_of_odds
 
 SPECIAL = [1, 1, 1, 0, 0, 0, 0, 0]
 

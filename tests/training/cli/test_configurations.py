@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.cli.configurations import CONFIGS, default_config, shipped, with_config
+from training.cli.command_line import CONFIGS, default_config, shipped, with_config
 from training.commands.table import read
 
 FILES = ["--data.train_file", "a.csv", "--data.test_file", "b.csv"]
@@ -45,7 +45,7 @@ def test_files_imply_their_kind_where_the_configuration_says_nothing_of_data(tmp
     assert with_config(["--seed", "1", *config, *FILES]) == [*config, "--data", "Text", "--seed", "1", *FILES]
     assert with_config([*config, "--data", "ParallelText", *FILES]) == [*config, "--data", "ParallelText", *FILES]
     line = read("fit", [*config, *FILES])
-    assert line.options.data.class_path == "training.config.classification.Text"
+    assert line.options.data.class_path == "training.config.data.Text"
     assert line.options.data.init_args.train_file == "a.csv"
 
 
@@ -59,5 +59,5 @@ def test_configurations_that_are_shipped_are_found_from_anywhere(tmp_path, monke
 
 def test_a_file_alone_implies_text_classification():
     line = read("fit", ["--model.backbone", "a/model", *FILES])
-    assert line.options.data.class_path == "training.config.classification.Text"
+    assert line.options.data.class_path == "training.config.data.Text"
     assert (line.options.model.from_scratch, line.options.name) == (None, "text")

@@ -4,9 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from training.cli.comparison_parser import COMPARISON_GROUPS
+from training.cli.command_line import COMPARISON_GROUPS, GROUPS, build_parser
 from training.cli.help import IN_ORDER_OF_USE, kind_of, options_of_group
-from training.cli.run_parser import GROUPS, build_parser
 from training.commands.table import run_command
 from training.config import PrunerOptions
 from training.config.data import KINDS, Text

@@ -6,13 +6,12 @@ import sys
 
 import pytest
 
-from training.cli.ending import finish
-from training.cli.outlets import Outlet
+from training.cli.exit import Outlet, finish
 
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
 PRINTS = """
 import sys
-from training.cli.ending import finish
+from training.cli.exit import finish
 def work(options):
     for number in range(20000):
         print(number)

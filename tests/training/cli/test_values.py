@@ -3,7 +3,7 @@
 import pytest
 
 from gates.errors import GateError
-from training.cli.values import takes_text
+from training.cli.command_line import takes_text
 from training.commands.table import read
 
 

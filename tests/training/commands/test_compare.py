@@ -14,15 +14,15 @@ import pytest
 import pytorch_lightning as pl
 
 import training.comparison.grid
-from gates.budget import Budget
 from gates.errors import GateError
+from gates.gating.budget import Budget
 from tests.training.runs import write_config
 from training.commands.table import run_command
 from training.comparison.grid import claimed
 from training.comparison.methods import LEARNED, Method
-from training.comparison.options import check_budgets
+from training.comparison.plan import check_budgets
 from training.report.reading import read_contents
-from training.runs.run_directory import UNFINISHED
+from training.runs.directory import UNFINISHED
 from training.scoring.scorers import SCORERS
 
 main = partial(run_command, "compare")
@@ -393,7 +393,7 @@ def test_one_batch_is_not_all_batches(command):
     """Python keeps ``Optional[Union[float, int]]`` of whichever library wrote it first, so each in a process of its own."""
     read = {"1": "1", "1.0": "1.0", "0.5": "0.5", "null": "None"}
     code = (
-        "from training.commands.table import COMMANDS; from training.cli.configurations import with_config\n"
+        "from training.commands.table import COMMANDS; from training.cli.command_line import with_config\n"
         f"parser = COMMANDS[{command!r}].parser()\n"
         f"for given in {list(read)}:\n"
         "    found = parser.parse_args(with_config(['--trainer.limit_train_batches', given]))\n"

@@ -11,7 +11,7 @@ import sacrebleu
 from tests.training.translation_runs import make_data, write_config
 from training.commands.table import run_command
 from training.fit import main as fit
-from training.tasks.translation_metrics import signatures
+from training.tasks.translation import signatures
 
 main = partial(run_command, "compare")
 

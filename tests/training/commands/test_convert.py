@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
+from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned
-from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests import version4
 from tests.version4 import FAMILIES, SOME, WHOLE_LAYER

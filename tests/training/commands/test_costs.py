@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.training.commands.test_summary import run
-from training.commands.costs import COLUMNS, split_costs
+from training.commands.summary import COLUMNS, split_costs
 from training.commands.table import run_command
 
 main = partial(run_command, "summary")

@@ -14,11 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from gates.attention.sites import find_attention
 from gates.export import hub
 from gates.export.checkpoint import load_pruned
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from gates.model import GatedModel
-from gates.sites import find_attention
 from gates.surgery.masks import load_mask
 from tests.training.runs import write_config
 from training.analysis import model

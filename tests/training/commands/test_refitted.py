@@ -9,7 +9,8 @@ import pytest
 from tests.training import causal_runs
 from tests.training.local_text_runs import make_run
 from tests.training.runs import write_config
-from training.commands import export, scored
+from training.commands import export
+from training.commands import export as scored
 from training.commands.table import run_command
 from training.fit import main as fit
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gates.errors import GateError
 from training.commands.translate import fitting_ids, load_system, score, show
-from training.data.subwords import train_subwords
+from training.data.translation import train_subwords
 
 SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 120, "decoder_start_token_id": 0}
 

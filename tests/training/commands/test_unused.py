@@ -3,9 +3,8 @@
 import pytest
 
 from gates.errors import GateError
-from training.commands.preflight import check_run
+from training.commands.preflight import IN_COMPARISONS, STREAMED, USED, check_run, check_used
 from training.commands.table import read, run_command
-from training.commands.unused import IN_COMPARISONS, STREAMED, USED, check_used
 from training.config import Setup
 
 VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5",

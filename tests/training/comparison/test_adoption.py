@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from tests.training.runs import make_data, make_setup
-from training.comparison.adoption import adopt, is_adopted
 from training.comparison.cache import ExperimentCache
-from training.comparison.experiments import Experiments
+from training.comparison.experiments import Experiments, learned_result
 from training.comparison.methods import Method
+from training.comparison.run import adopt, is_adopted, restore, train
 from training.comparison.selection import MaskSelector
-from training.comparison.training import restore, train
-from training.comparison.weights import learned_result
 from training.config import SwapSearch
-from training.runs.run_directory import RunDirectory
+from training.runs.directory import RunDirectory
 from training.scoring.mask_search import swapped
 from training.setup import make_pruner
 

@@ -14,9 +14,9 @@ import torch
 
 from gates.errors import GateError
 from training.comparison.cache import ExperimentCache, ScoreFiles
-from training.comparison.weights import read_weights
+from training.comparison.experiments import read_weights
 from training.pruner.checkpoints import read_checkpoint, write_checkpoint
-from training.runs.fingerprint import key_of
+from training.runs.hashing import key_of
 
 
 def test_equal_content_has_equal_keys_and_other_content_another():

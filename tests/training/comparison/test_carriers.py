@@ -4,11 +4,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gates.scores.interchange import effects, interchange
+from gates.scores.ablation import effects, interchange
 from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.truth.models import Subject as CompiledSubject
-from training.comparison.carriers import carried_rows, effects_on, shares_of, without_facts
-from training.comparison.tables import Results
+from training.comparison.tables import Results, carried_rows, effects_on, shares_of, without_facts
 from training.scoring.subject import Subject
 
 
@@ -23,7 +22,7 @@ def test_a_fact_that_no_head_carries_has_no_shares():
 
 
 def test_a_model_that_has_learned_nothing_has_no_effects_and_its_user_is_told(monkeypatch):
-    monkeypatch.setattr("training.comparison.carriers.ROWS", 48)
+    monkeypatch.setattr("training.comparison.tables.ROWS", 48)
     pruner, data = make_pruner(), make_data(interchange=True)
     make_trainer().fit(pruner, data)
     torch.nn.init.zeros_(pruner.backbone.classifier.weight)  # always the same answer
@@ -36,8 +35,8 @@ def test_a_model_that_has_learned_nothing_has_no_effects_and_its_user_is_told(mo
 
 
 def test_effects_are_of_the_open_model_and_of_every_fact(monkeypatch):
-    monkeypatch.setattr("training.comparison.carriers.ROWS", 48)
-    monkeypatch.setattr("training.comparison.carriers.LEARNED", 0.0)  # so short a training teaches nothing
+    monkeypatch.setattr("training.comparison.tables.ROWS", 48)
+    monkeypatch.setattr("training.comparison.tables.LEARNED", 0.0)  # so short a training teaches nothing
     pruner, data = make_pruner(), make_data()
     make_trainer().fit(pruner, data)
     pruner.gates.set_mask_(torch.zeros(8))
@@ -87,7 +86,7 @@ def test_the_needed_heads_of_a_compiled_program_carry_its_answers_and_no_other_d
 
 def test_a_row_says_what_a_mask_keeps_of_the_effects_of_all_heads(monkeypatch):
     found = {"agree?": [0.6, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0], "rare?": [0.0, 0.0, 0.0, 0.5, 0.5, -0.3, 0.0, 0.0]}
-    monkeypatch.setattr("training.comparison.carriers.effects_on", lambda subject, data: found)
+    monkeypatch.setattr("training.comparison.tables.effects_on", lambda subject, data: found)
     subject = SimpleNamespace(device=torch.device("cpu"), gates=make_pruner().gates)
     experiments = SimpleNamespace(
         seed=3,

@@ -1,7 +1,7 @@
 import pytest
 
 from gates.errors import GateError
-from training.comparison.checks import check_fixed
+from training.comparison.grid import check_fixed
 from training.config import PrunerOptions
 
 

@@ -11,12 +11,9 @@ import torch
 from gates.errors import GateError
 from tests.training.runs import MODEL, make_data, make_setup
 from training.comparison.cache import ExperimentCache
-from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments
-from training.comparison.predictions import PREDICTIONS
-from training.comparison.weights import backbone_of, read_weights
+from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, WEIGHTS, Experiments, backbone_of, read_weights
 from training.config import RefitSearch, ScratchTraining
-from training.pruner.averaging import AverageWeights
-from training.pruner.callbacks import CostInCheckpoints
+from training.pruner.callbacks import AverageWeights, CostInCheckpoints
 from training.runs.cost import Cost
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])

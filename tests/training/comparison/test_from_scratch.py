@@ -5,7 +5,7 @@ import pytorch_lightning as pl
 import torch
 
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_options, make_pruner, make_trainer
-from training.comparison.from_scratch import new_weights_, scratch_options
+from training.comparison.experiments import new_weights_, scratch_options
 from training.config import ScratchTraining
 from training.pruner.module import HeadPruner
 

@@ -5,13 +5,12 @@ import json
 import pytest
 import torch
 
-from gates.budget import Budget
 from gates.errors import GateError
+from gates.gating.budget import Budget
 from gates.surgery.masks import save_mask
 from tests.training.runs import make_pruner
 from tests.training.scoring.subjects import GROUPED
-from training.comparison.given_mask import check_given_masks, given_mask, own_budget
-from training.comparison.methods import Method
+from training.comparison.methods import Method, check_given_masks, given_mask, own_budget
 
 MASK = [0, 1, 0, 0, 1, 0, 0, 1]
 

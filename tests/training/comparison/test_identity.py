@@ -8,8 +8,8 @@ import torch
 
 from tests.models import FAMILIES
 from tests.training.runs import MODEL, make_data, make_pruner, make_setup
-from training.comparison.identity import behaviour_of, identity_of_dense, options_of_gates, own_code_of, shape_of
-from training.runs.fingerprint import key_of, weights_fingerprint
+from training.comparison.cache import behaviour_of, identity_of_dense, options_of_gates, own_code_of, shape_of
+from training.runs.hashing import key_of, weights_fingerprint
 
 
 def dense_key(setup=None, *, pruner=None, data=None, processes=1):

@@ -12,10 +12,8 @@ import pytest
 
 from gates.errors import GateError
 from tests.training.runs import make_setup, write_config
-from training.comparison.each_seed import Comparison
-from training.comparison.on_ray import Terms, check_done, marked, software, take_place, work
-from training.comparison.plan import DENSE
-from training.comparison.tasks import Task
+from training.comparison.on_ray import Task, Terms, check_done, marked, software, take_place, work
+from training.comparison.plan import DENSE, Comparison
 
 pytest.importorskip("ray", reason="Ray, an extra, is not installed")
 

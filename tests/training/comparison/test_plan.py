@@ -7,17 +7,17 @@ import pandas as pd
 import pytest
 import pytorch_lightning as pl
 
-from gates.budget import Budget
+from gates.attention.sites import find_attention
 from gates.errors import GateError
-from gates.sites import find_attention
+from gates.gating.budget import Budget
 from gates.surgery.masks import load_mask
 from tests.training.runs import make_pruner, make_setup, write_config
 from training import fit
 from training.commands.table import run_command
-from training.comparison.each_seed import Comparison
 from training.comparison.methods import RIVALS, Method, parse_methods
 from training.comparison.plan import (
     DENSE,
+    Comparison,
     check_rows,
     cost_of,
     curve_budget,
@@ -29,7 +29,7 @@ from training.comparison.plan import (
 )
 from training.comparison.tables import Results
 from training.config import EndOfRun
-from training.config.stages import AT_TOTAL_COST, FROM_DENSE
+from training.config.comparison import AT_TOTAL_COST, FROM_DENSE
 from training.runs import progress
 
 MEASURED = ["seconds", "peak_memory_mb"]

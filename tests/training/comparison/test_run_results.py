@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.comparison.run_results import metrics_on_test, said_of_gates, source_of
+from training.comparison.run import metrics_on_test, said_of_gates, source_of
 from training.config.data import ParallelText, Synthetic, Text
-from training.tasks.regression import Regression
+from training.tasks.classification import Regression
 
 
 @pytest.mark.parametrize(

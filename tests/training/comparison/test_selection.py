@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gates.budget import Budget
-from gates.families.closing import NOT_CLOSED
+from gates.gating.budget import Budget
+from gates.gating.schedule import NOT_CLOSED
 from gates.search.sampled_masks import spread_ranks
 from tests.training.runs import make_pruner
 from training.comparison.cache import Experiment

@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 import pytorch_lightning as pl
 
-from gates.budget import Budget
-from gates.latency.table import LatencyTable, SiteTimes, TimeLimit
+from gates.gating.budget import Budget
+from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit
 from tests.training.runs import make_setup
 from training.comparison.cache import ExperimentCache
-from training.comparison.each_seed import Comparison
 from training.comparison.methods import parse_methods
-from training.comparison.plan import run_seed, uses_of
+from training.comparison.on_ray import do, tasks_of
+from training.comparison.plan import Comparison, run_seed, uses_of
 from training.comparison.tables import Results
-from training.comparison.tasks import do, tasks_of
-from training.config.stages import AT_TOTAL_COST, STAGES
+from training.config.comparison import AT_TOTAL_COST, STAGES
 from training.runs import progress
 
 NAMES = [

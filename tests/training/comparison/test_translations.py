@@ -5,9 +5,8 @@ import pandas as pd
 
 from tests.training.runs import make_data as make_classification_data
 from tests.training.translation_runs import make_data
-from training.comparison.tables import Results
-from training.comparison.translations import read_texts, save_translations, texts_of
-from training.runs.run_directory import RunDirectory
+from training.comparison.tables import Results, read_texts, save_translations, texts_of
+from training.runs.directory import RunDirectory
 
 
 def new_run(folder):

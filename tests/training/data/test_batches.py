@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.batches import RunBatches, SplitBatches, grouped_batches
+from training.data.base import RunBatches, SplitBatches, grouped_batches
 
 LENGTHS = np.random.default_rng(0).integers(3, 60, 997).tolist()
 

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from gates.errors import GateError
-from training.data.coreference import GAP_COLUMNS, read_coreference
+from training.data.trees import GAP_COLUMNS, read_coreference
 
 HEADER = "\t".join(["ID", *GAP_COLUMNS, "URL"])
 TEXT = "Ann Lee met Bea's boss before she left."

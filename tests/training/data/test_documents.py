@@ -11,7 +11,7 @@ import torch
 from gates.errors import GateError
 from training.config.data import Documents
 from training.data.documents import DocumentsData, read_documents, set_aside
-from training.tasks.encoding import IGNORED
+from training.tasks.base import IGNORED
 
 TEXT = "One story, first line.\nIts second line.\n\nAnother story.\n   \nA third one with déjà vu.\n"
 STORIES = ["One story, first line.\nIts second line.", "Another story.", "A third one with déjà vu."]

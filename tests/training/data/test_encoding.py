@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from training.data.encoding import encode
+from training.data.text import encode
 
 TEXTS = ["a b c", "", "b", "c c c c c c c c", "[CLS] a", "d"]
 PAIRS = ["a", "b b", "", "a b c d", "c", "a a a a a a"]

@@ -10,10 +10,9 @@ from datasets import ClassLabel, Dataset, Features, Value
 from scipy import stats
 
 from gates.errors import GateError
-from training.config.data import Glue, Ratings, Text
-from training.config.glue import COLUMNS, GlueTask
-from training.data.glue import glue_data
+from training.config.data import COLUMNS, Glue, GlueTask, Ratings, Text
 from training.data.synthetic import NOUNS, build_tokenizer
+from training.data.text import glue_data
 from training.tasks import Classification, Regression
 
 CLASSES = {

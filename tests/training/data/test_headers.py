@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from gates.errors import GateError
-from training.cli.comparison_parser import build_comparison_parser
-from training.cli.run_parser import build_parser
+from training.cli.command_line import build_comparison_parser, build_parser
 from training.commands.preflight import check_text
 from training.config.data import ParallelText, Text
 from training.config.setup import data_of
-from training.data.parallel_text import ParallelTextData
 from training.data.text import TextData
+from training.data.translation import ParallelTextData
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 HEADERS = [

@@ -10,10 +10,9 @@ from gates.errors import GateError
 from training.commands.preflight import check_run
 from training.commands.table import read
 from training.config.data import Text
-from training.data.extent import MOST_COLUMNS, count_keys
-from training.data.files import LONGEST, check_beginning, read_table
-from training.data.parallel_text import read_lines
+from training.data.files import LONGEST, MOST_COLUMNS, check_beginning, count_keys, read_table
 from training.data.text import TextData
+from training.data.translation import read_lines
 
 LONG = "x" * (LONGEST + 1)
 
@@ -70,7 +69,7 @@ def test_a_parquet_file_that_holds_far_more_than_its_size(tmp_path, monkeypatch)
     constant = pd.DataFrame({"text": ["the same text"] * 20_000, **{f"c{number}": [1] * 20_000 for number in range(20)}})
     constant.to_parquet(tmp_path / "a.parquet")
     assert len(read_table(str(tmp_path / "a.parquet"))) == 20_000  # of which there is room for any
-    monkeypatch.setattr("training.data.extent.UNPACKED", 1_000_000)
+    monkeypatch.setattr("training.data.files.UNPACKED", 1_000_000)
     refused(tmp_path / "a.parquet", "a.parquet' unpacks to more than 200 times its size, as no text does")
     various = pd.DataFrame({"text": [f"text {number * 7919}" for number in range(50_000)], "label": [0, 1] * 25_000})
     various.to_parquet(tmp_path / "b.parquet")

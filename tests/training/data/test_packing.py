@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.packing import packed, positions
+from training.data.documents import packed, positions
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 99), min_size=2, max_size=12), min_size=1, max_size=8)
 

@@ -5,12 +5,11 @@ import pytest
 import sacrebleu
 import torch
 
-import training.data.hashing
 import training.data.translation
+import training.runs.hashing
 from gates.errors import GateError
 from training.config.data import ParallelText
-from training.data.parallel_text import ParallelTextData, read_lines, set_aside
-from training.data.translation import Pairs
+from training.data.translation import Pairs, ParallelTextData, read_lines, set_aside
 
 KINDS = [(a, b) for a in (("old", "alte"), ("grey", "graue"), ("tall", "große")) for b in "abcdefgh"]
 SOURCE = [f"the {a} {b} sees {n} birds" for n, ((a, _), b) in enumerate(KINDS)]
@@ -248,7 +247,7 @@ def test_parts_of_a_split_are_encoded_as_the_whole(files, monkeypatch):
     whole, parts = aligned(files), aligned(files)
     whole.build(None)
     monkeypatch.setattr(training.data.translation, "ENCODED_AT_ONCE", 7)
-    monkeypatch.setattr(training.data.hashing, "ROWS", 3)
+    monkeypatch.setattr(training.runs.hashing, "ROWS", 3)
     parts.build(None)
     assert parts.splits["train"][:] == whole.splits["train"][:]
     assert parts.fingerprint() == whole.fingerprint()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gates.errors import GateError
-from training.data.parsed_text import parse_texts
+from training.data.trees import parse_texts
 
 MODULE = '''
 def chain(texts):

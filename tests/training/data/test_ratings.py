@@ -4,9 +4,8 @@ import pytest
 
 from gates.errors import GateError
 from training.config.data import Ratings, Text
-from training.data.ratings import RatingsData
 from training.data.synthetic import build_tokenizer
-from training.data.text import TextData
+from training.data.text import RatingsData, TextData
 from training.tasks import Regression
 
 WORDS = ["the fox sees the basil", "the king", "the fox", "the basil sees", "the king sees the fox"]

@@ -13,10 +13,9 @@ from gates.errors import GateError
 from tests.training.causal_runs import MODEL
 from training.commands.table import run_command
 from training.config.data import Documents
-from training.data import streamed_documents
-from training.data.documents import DocumentsData
-from training.data.streamed_documents import StreamedDocumentsData, StreamedRows, documents_data
-from training.data.synthetic_documents import generate_documents
+from training.data import documents as streamed_documents
+from training.data.documents import DocumentsData, StreamedDocumentsData, StreamedRows, documents_data
+from training.data.synthetic_text import generate_documents
 from training.fit import main as fit
 
 STORIES = generate_documents(120, seed=5)

@@ -8,9 +8,8 @@ import pytest
 
 from gates.errors import GateError
 from training.config.data import Documents
-from training.data import streams
-from training.data.documents import read_documents
-from training.data.streams import TextStream, open_streams, stream_documents
+from training.data import documents as streams
+from training.data.documents import TextStream, open_streams, read_documents, stream_documents
 
 TEXTS = [f"Story {number}, \u201cdéjà vu\u201d.\nIt has {number} lines, or 2." for number in range(40)]
 LINES = [text.replace("\n", " ") for text in TEXTS]

@@ -2,7 +2,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gates.errors import GateError
-from training.data.subwords import train_subwords
+from training.data.translation import train_subwords
 
 TEXTS = [
     "A man in a blue shirt, standing on a ladder.",

@@ -12,7 +12,7 @@ from training.config.data import Tags
 from training.data.synthetic import build_tokenizer
 from training.data.tagged_files import Tagged, check_tags, read_tagged
 from training.data.tags import TagsData
-from training.tasks.encoding import IGNORED
+from training.tasks.base import IGNORED
 
 OPTIONS = Tags(train_file="a", test_file="b")
 CONLL = "-DOCSTART- -X- O\n\nthe DT O\nking NN B-PER\n\n# a comment of a few words\nfox NN B-ANI\nsees VB O\n# # O\n"

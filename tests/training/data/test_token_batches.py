@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.token_batches import RunTokenBatches, token_cuts
+from training.data.base import RunTokenBatches, token_cuts
 
 RANDOM = np.random.default_rng(0)
 SOURCE = RANDOM.integers(3, 40, 997)

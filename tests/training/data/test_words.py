@@ -5,8 +5,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from gates.errors import GateError
-from training.data.text_lines import read_lines
-from training.data.words import encode_words
+from training.data.tags import encode_words
+from training.data.trees import read_lines
 
 
 def make_tokenizer(*, spaces):

@@ -7,10 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from tests.training.runs import make_data, make_options, make_pruner, make_trainer, run_fit, write_config
-from training.pruner.activations import checkpoint_activations_, checkpoints_activations
-from training.pruner.module import HeadPruner
+from training.pruner.module import HeadPruner, checkpoint_activations_, checkpoints_activations
 
 SMALL = {"vocab_size": 50, "max_position_embeddings": 32, "pad_token_id": 0, "eos_token_id": 2}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, **SMALL}

@@ -2,7 +2,7 @@ import pytorch_lightning as pl
 import torch
 
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
-from training.pruner.averaging import AverageWeights
+from training.pruner.callbacks import AverageWeights
 
 
 class Record(pl.Callback):

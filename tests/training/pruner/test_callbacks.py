@@ -10,7 +10,7 @@ import torch
 from gates.errors import GateError
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, PhaseCosts, Predictions
-from training.pruner.evaluation import evaluate
+from training.pruner.module import evaluate
 from training.runs.cost import Cost
 
 

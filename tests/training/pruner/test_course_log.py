@@ -5,7 +5,7 @@ import pytest
 from pytorch_lightning.loggers import CSVLogger
 
 from tests.training.runs import SETTINGS, STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
-from training.pruner.course_log import CourseLog
+from training.pruner.logging import CourseLog
 
 
 def log_of(folder, **settings):

@@ -8,7 +8,7 @@ import torch
 from scipy.special import log_softmax
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from tests.models import FAMILIES, build, inputs, logits
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.pruner.distillation import Teacher, distillation_terms, hidden_mse, layer_states, logit_kl, recorded_outputs

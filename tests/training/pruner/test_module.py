@@ -8,8 +8,8 @@ import pytorch_lightning as pl
 import torch
 
 from gates.errors import GateError
-from gates.families.closing import NOT_CLOSED
-from gates.families.relaxed_topk import END_TEMPERATURE, RelaxedTopK
+from gates.gating.families import END_TEMPERATURE, RelaxedTopK
+from gates.gating.schedule import NOT_CLOSED
 from gates.options import GateFamily
 from tests.training.runs import MODEL, STEPS_PER_EPOCH, make_data, make_options, make_pruner, make_trainer
 from training.pruner.module import HeadPruner

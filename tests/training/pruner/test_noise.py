@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from tests.models import build
-from training.pruner.noise import noise_of, seed_step_
+from training.pruner.module import noise_of, seed_step_
 
 
 class Module:

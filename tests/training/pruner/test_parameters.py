@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from tests.models import build
 from tests.training.runs import make_options
-from training.pruner.parameters import (
+from training.pruner.module import (
     backbone_groups,
     is_of_gates,
     learning_rate_of,

@@ -8,8 +8,8 @@ import torch
 
 from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
 from training.pruner.callbacks import LastGoodCheckpoint
-from training.pruner.evaluation import evaluate
-from training.pruner.stage_progress import StageProgress, facts
+from training.pruner.logging import StageProgress, facts
+from training.pruner.module import evaluate
 from training.runs import progress
 
 N = STEPS_PER_EPOCH

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gates.budget import Budget
+from gates.attention.sites import KINDS
 from gates.errors import GateError
-from gates.families.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
-from gates.sites import KINDS
+from gates.gating.budget import Budget
+from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from tests.models import build
 from tests.training.runs import make_options
 from training.pruner.steering import Steering, kinds_to_prune, new_gates

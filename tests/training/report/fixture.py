@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from training.stats.statistics import restate
+from training.stats.tables import restate
 
 METHODS = ("learned", "his", "random")
 GAIN = {"learned": 0.02, "his": 0.01, "random": -0.10}

@@ -11,10 +11,10 @@ import torch
 from gates.errors import GateError
 from tests.training.report.fixture import write_comparison
 from tests.training.report.test_role_pictures import write_roles
-from training.analysis.role_maps import Shown
-from training.analysis.role_page import attention_of, role_page
+from training.analysis.role_measures import Shown
+from training.analysis.roles import attention_of, role_page
 from training.commands.table import run_command
-from training.report.attention import ATTENTION, as_text, read_attention
+from training.report.reading import ATTENTION, as_text, read_attention
 
 main = partial(run_command, "report")
 TOKENS = [["[CLS]", "<b>cats</b>", "sleep"], ["dogs", "bark"]]

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.training.report.fixture import write_run
 from training.report.contents import Course, Site, Values, by_kind
 from training.report.figures import masks_by_method
-from training.report.film import film_strip, gate_animation
+from training.report.pictures import film_strip, gate_animation
 from training.report.reading import read_contents
 
 SITES = (Site("encoder.0", 2), Site("encoder.1", 3))

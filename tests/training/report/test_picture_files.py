@@ -9,9 +9,8 @@ from PIL import Image
 
 from gates.errors import GateError
 from training.commands.table import run_command
-from training.report.drawing import picture_files
-from training.report.picture_files import MARK, check_own_folder, remove_pictures, write_pictures
-from training.runs.outputs import LOOKED_AT
+from training.report.figures import MARK, check_own_folder, picture_files, remove_pictures, write_pictures
+from training.runs.directory import LOOKED_AT
 
 OWN = f"<svg><!-- {MARK} --></svg>".encode()
 

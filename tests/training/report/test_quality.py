@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from training.config.stages import STAGES
+from training.config.comparison import STAGES
 from training.plotting import COLOURS, method_styles, spread
 from training.report.captions import STAGE_WORDS
 from training.report.contents import Contents
-from training.report.quality import STAGE_TITLES, curve_of_run, quality_against_heads
+from training.report.figures import STAGE_TITLES, curve_of_run, quality_against_heads
 
 NAMES = ("learned", "learned+swap", "his", "hies", "dsp", "entropy-low-first", "random")
 LONG = ("my_package.my_module:my_score+swap", "mask:masks/from_a_paper.json", "learned", "his", "random")

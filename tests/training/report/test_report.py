@@ -23,14 +23,13 @@ from gates.errors import GateError
 from tests.training.report.fixture import METHODS, write_comparison, write_run, write_samples
 from training.commands.table import run_command
 from training.plotting import line_style, mask_agreement
-from training.report import captions, figures, quality
+from training.report import captions, figures
+from training.report import figures as quality
 from training.report.contents import Contents, Course, Site, Values
-from training.report.film import frames_of
-from training.report.pictures import figures_for, pictures_of
-from training.report.player import gate_player
+from training.report.page import gate_player
+from training.report.pictures import figures_for, frames_of, pictures_of
 from training.report.reading import read_contents
-from training.report.tables import statistics_table
-from training.report.translations import systems_shown
+from training.report.tables import statistics_table, systems_shown
 from training.stats.numbers import NONE, duration, quantity
 
 main = partial(run_command, "report")

@@ -11,11 +11,9 @@ from gates.errors import GateError
 from gates.roles.roles import RULES
 from tests.training.report.fixture import write_comparison
 from training.commands.table import run_command
-from training.report.reading import read_contents
-from training.report.role_pictures import pictures_of_roles
-from training.report.role_plots import COLOUR_OF
-from training.report.role_table import read_roles, roles_of_gates
-from training.stats.odds import cross_table, pooled_odds
+from training.report.pictures import COLOUR_OF, pictures_of_roles
+from training.report.reading import read_contents, read_roles, roles_of_gates
+from training.stats.significance import cross_table, pooled_odds
 
 HELD = {0: ["syntactic"], 1: ["syntactic", "coreference"], 4: ["positional"], 6: ["first-token"], 7: ["broad"]}
 

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from gates.errors import GateError
+from training.report.figures import CROSS, TICK, caption, recoveries, ticks
 from training.report.page import write_report
 from training.report.reading import read_contents
-from training.report.truth import CROSS, TICK, caption, recoveries, ticks
 
 
 def table():

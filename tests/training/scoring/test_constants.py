@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests.training.scoring.subjects import ROWS, examples
-from training.scoring.constants import constant_of_each, optimal_constants
-from training.scoring.outputs import mean_outputs
+from training.scoring.passes import constant_of_each, mean_outputs, optimal_constants
 
 
 def loss_by_hand(subject, mask, constants):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gates.budget import Budget
 from gates.errors import GateError
+from gates.gating.budget import Budget
 from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.config import DrawSearch, SwapSearch

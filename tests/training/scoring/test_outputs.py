@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gates.budget import Budget
+from gates.gating.budget import Budget
 from tests.training.scoring.subjects import close, examples, loss_of
-from training.scoring.outputs import mean_outputs, refit, rescale
+from training.scoring.passes import mean_outputs, refit, rescale
 
 
 def test_rescaling_brings_the_output_nearer_and_leaves_all_else(scores, subject):

@@ -9,8 +9,8 @@ from gates.errors import GateError
 from gates.scores.importance import head_gradients
 from tests.training.runs import make_trainer
 from tests.training.scoring.subjects import close, make_subject
-from training.runs.fingerprint import weights_fingerprint
-from training.scoring.own_score import OwnScore, own_score, run_own_score
+from training.runs.hashing import weights_fingerprint
+from training.scoring.scorers import OwnScore, own_score, run_own_score
 
 MODULE = """
 import functools

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from gates.relevance.heads import gradient_times_input, head_relevance
-from gates.relevance.shares import layer_shares
+from gates.relevance.heads import gradient_times_input, head_relevance, layer_shares
 from gates.scores.importance import head_gradients, normalise_by_layer
 from tests.training.runs import make_data
 from tests.training.scoring.subjects import KINDS, RAWS, ROWS, close, examples, loss_of, make_scores, make_subject
-from training.scoring.constants import optimal_constants
-from training.scoring.outputs import mean_outputs, rescale
-from training.scoring.passes import VARIANTS, importance_and_entropy, importance_of, pass_of
+from training.scoring.passes import (
+    VARIANTS,
+    importance_and_entropy,
+    importance_of,
+    mean_outputs,
+    optimal_constants,
+    pass_of,
+    rescale,
+)
 from training.scoring.subject import Subject
 
 
@@ -75,7 +80,7 @@ def test_his_per_token_by_hand(scores, subject):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weight_taylor_is_at_least_the_signed_score(kind, scores_of, rows_of):
-    """Its identity with the signed score is in the tests of gates.scores.taylor; here, that the whole set is averaged first."""
+    """The tests of gates.scores.weights have its identity with the signed score; here the whole set is averaged first."""
     scores, subject = scores_of(kind), scores_of(kind).subject
     assert bool((scores.raw("taylor-weights") >= rows_of(kind).mean(0).abs() * 0.999).all())
     gates, weights = subject.gates, [site.output.weight for site in subject.gates.sites]
@@ -208,7 +213,7 @@ def test_every_variant_of_his_in_steps(scores, subject, name):
 
 
 def test_greedy_gnorm_by_hand(scores, subject):
-    """Of heads with rows of their own; how the rows of each family lie is in the tests of gates.scores.gradient_norm."""
+    """Of heads with rows of their own; how the rows of each family lie is in the tests of gates.scores.weights."""
     gates = subject.gates
 
     def scores_at(mask):

@@ -9,7 +9,7 @@ import torch
 from tests.training.runs import make_data, make_pruner, make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitSearch
-from training.pruner.evaluation import evaluate
+from training.pruner.module import evaluate
 from training.scoring import refits
 from training.scoring.refits import best_refit_, best_refits_, quality, refitted_to_best_
 from training.scoring.subject import Subject

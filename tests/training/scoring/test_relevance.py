@@ -6,7 +6,7 @@ import torch
 from gates.relevance.heads import head_relevance
 from tests.training.runs import make_trainer
 from tests.training.translation_runs import make_data, make_pruner
-from training.scoring.relevance import relevance_shares
+from training.scoring.passes import relevance_shares
 from training.scoring.subject import Subject
 
 
@@ -40,7 +40,7 @@ def test_it_is_the_relevance_to_the_tokens_that_the_task_writes(subject, monkeyp
         given.append(inputs)
         return text
 
-    monkeypatch.setattr("training.scoring.relevance.generate", written)
+    monkeypatch.setattr("training.scoring.passes.generate", written)
     with subject.at_rest():
         found = relevance_shares(subject, epsilon=1e-6, description="test")
         expected = head_relevance(subject.gates, given)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from gates.budget import Budget, budget_mask
 from gates.errors import GateError
+from gates.gating.budget import Budget, budget_mask
 from gates.scores.fisher import removal_cost
 from gates.scores.importance import normalise_by_layer
 from gates.scores.ranking import jaccard

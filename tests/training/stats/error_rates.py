@@ -13,8 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from training.stats.bootstrap import MeanMetric, resample_metric, resampled_difference
-from training.stats.crossed import crossed_difference
-from training.stats.significance import holm
+from training.stats.significance import crossed_difference, holm
 
 METHODS = 8
 FIRST, SECOND = np.array(list(combinations(range(METHODS), 2))).T
@@ -61,7 +60,7 @@ class World:
 
 
 def p_values(outcomes: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
-    """What :func:`training.stats.statistics.compare_methods` finds for every pair, ``[families, pairs]``, not corrected.
+    """What :func:`training.stats.tables.compare_methods` finds for every pair, ``[families, pairs]``, not corrected.
 
     Args:
         outcomes: ``[families, methods, seeds, examples]`` of 1, 5 or more seeds.

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from training.stats.bootstrap import MeanMetric, resample_metric
-from training.stats.crossed import SEEDS_FOR_A_CLAIM, crossed_difference, paired_difference
+from training.stats.significance import SEEDS_FOR_A_CLAIM, crossed_difference, paired_difference
 
 MEAN = MeanMetric(lambda predictions, targets: np.asarray(predictions)[..., None], lambda means: means[..., 0])
 """Of outcomes that are numbers, so that either source of chance can be the only one."""

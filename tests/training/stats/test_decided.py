@@ -3,9 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from training.stats.decided import said_of_closed
-from training.stats.statistics import summarise
-from training.stats.verdict import verdict
+from training.stats.tables import summarise
+from training.stats.verdict import said_of_closed, verdict
 
 ROWS = [
     ("learned", 9, 0, 0.96), ("learned", 9, 1, 1.0), ("learned", 4, 0, 1.0), ("learned", 4, 1, 1.0),

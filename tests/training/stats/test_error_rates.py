@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.stats.error_rates import FIRST, METHODS, SECOND, World, over_seeds_and_examples, p_values, simulate
 from training.stats.significance import holm
-from training.stats.statistics import compare_methods
+from training.stats.tables import compare_methods
 
 WORLDS = {
     "seeds alone": {"seed_spread": 0.018},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from training.stats.odds import Table, exact_odds, log_odds, pooled_odds, ratio_of_odds
+from training.stats.significance import Table, exact_odds, log_odds, pooled_odds, ratio_of_odds
 
 
 def test_the_exact_interval_ends_where_fishers_test_turns():

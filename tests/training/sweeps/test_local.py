@@ -22,11 +22,11 @@ from wandb import wandb_agent
 from wandb.proto import wandb_internal_pb2
 
 from tests.training.runs import write_config
-from training.cli.run_parser import build_parser
+from training.cli.command_line import build_parser
 from training.commands.table import run_command
-from training.config.tracking import WandbOptions
+from training.config.run import WandbOptions
 from training.fit import main as fit
-from training.runs.lock import only_writer
+from training.runs.directory import only_writer
 from training.sweeps.configurations import fingerprints
 from training.sweeps.space import Sweep, fit_arguments, read_sweep
 

@@ -8,19 +8,19 @@ import torch
 import transformers
 
 from gates.errors import GateError
-from gates.hooks.observe import observe_entropy
-from gates.scores.entropy import AttentionEntropy
+from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import gradient_rows
+from gates.scores.observe import observe_entropy
 from tests.training.causal_runs import GROUPED, MODEL, make_data, make_pruner, make_subject
 from training.config import RefitSearch, Source
-from training.pruner.averaging import StopEarly
+from training.pruner.callbacks import StopEarly
 from training.pruner.distillation import Teacher, distillation_terms
-from training.pruner.evaluation import evaluate
+from training.pruner.module import evaluate
 from training.scoring.passes import PASSES
 from training.scoring.refits import best_refit_, quality
 from training.tasks import CausalLM
+from training.tasks.base import IGNORED
 from training.tasks.causal_lm import token_losses
-from training.tasks.encoding import IGNORED
 
 SLIDING = {
     "model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from training.stats.bootstrap import majority_tag, metric_values, resample_metric
-from training.tasks.entities import EntityF1, entities, entity_counts, entity_f1, scheme_of, stray_tag
+from training.tasks.token_classification import EntityF1, entities, entity_counts, entity_f1, scheme_of, stray_tag
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from training.stats.bootstrap import majority_class, metric_values, resample_met
 from training.stats.numbers import shown
 from training.stats.verdict import nothing_learned
 from training.tasks.causal_lm import CausalLM
-from training.tasks.classification import Classification
-from training.tasks.regression import Regression
+from training.tasks.classification import Classification, Regression
 from training.tasks.token_classification import TokenClassification
-from training.tasks.translation import Translation
-from training.tasks.translation_metrics import TextScore
+from training.tasks.translation import TextScore, Translation
 
 REFERENCES = {  # with the names of evaluate
     "accuracy": sklearn.metrics.accuracy_score,

@@ -9,8 +9,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from gates.errors import GateError
 from tests.models import build
 from training.config import Source
-from training.data.subwords import of_words
 from training.data.synthetic import build_tokenizer
+from training.data.translation import of_words
 from training.pruner.distillation import Teacher, distillation_terms, number_mse
 from training.stats.bootstrap import metric_values, resample_metric
 from training.tasks import Classification, Regression

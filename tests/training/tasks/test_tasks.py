@@ -9,8 +9,8 @@ from gates.export.checkpoint import save_pruned
 from gates.surgery.remove import zero_heads_
 from tests.models import build, logits
 from training.config import Source
-from training.data.subwords import of_words
 from training.data.synthetic import build_tokenizer
+from training.data.translation import of_words
 from training.tasks import Classification, from_config, stated_labels
 from training.tasks.loading import count_parameters
 

@@ -7,17 +7,17 @@ from transformers import AutoModelForSeq2SeqLM, MBart50Tokenizer, MBartConfig, M
 
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.hooks.observe import observe_entropy
-from gates.scores.entropy import AttentionEntropy
+from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
+from gates.scores.observe import observe_entropy
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tests.models import build, values_of_a_call
 from tests.training.translation_runs import MODEL, make_data, make_pruner
 from training.config import Source
-from training.data.languages import language_token, set_languages
+from training.data.translation import language_token, set_languages
 from training.pruner.distillation import Teacher
-from training.tasks.decoding import Decoding, begin_with_, generate
-from training.tasks.encoding import encode_sources, encode_targets, shifted_right
+from training.tasks.base import encode_sources, encode_targets, shifted_right
+from training.tasks.translation import Decoding, begin_with_, generate
 
 
 @pytest.fixture(scope="module")

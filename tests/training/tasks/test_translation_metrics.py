@@ -4,7 +4,7 @@ import sacrebleu
 import torch
 
 from gates.errors import GateError
-from training.tasks.translation_metrics import (
+from training.tasks.translation import (
     TextScore,
     bleu_counts,
     bleu_of_counts,

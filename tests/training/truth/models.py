@@ -5,9 +5,9 @@ from functools import cache
 
 import torch
 
-from gates.head_gates import HeadGates
+from gates.gating.head_gates import HeadGates
 from training.truth.compiler import compiled
-from training.truth.programs import PROGRAMS
+from training.truth.program import PROGRAMS
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification
 
-from gates.sites import find_attention
+from gates.attention.sites import find_attention
 from tests.training.truth.models import Subject
 from training.truth.compiler import compiled, directions
-from training.truth.judgement import judged
-from training.truth.program import Layer, Program
-from training.truth.programs import PROGRAMS
+from training.truth.program import PROGRAMS, Layer, Program
+from training.truth.tables import judged
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.truth.judgement import judged
+from training.truth.tables import judged
 
 FUNCTIONS = [[0], [2, 3, 5]]
 

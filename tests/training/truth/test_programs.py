@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.truth.programs import PROGRAMS
+from training.truth.program import PROGRAMS
 
 
 def jumps(text, count):

@@ -3,11 +3,10 @@
 import pandas as pd
 import pytest
 
-from training.cli.configurations import CONFIGS
+from training.cli.command_line import CONFIGS
 from training.commands.table import run_command
 from training.config.data import KnownTruth
-from training.truth.survival import smallest_budgets
-from training.truth.tables import as_markdown, summary_of_truth, ticks
+from training.truth.tables import as_markdown, smallest_budgets, summary_of_truth, ticks
 
 CONFIG = str(CONFIGS / "known_truth.yaml")
 SMALL = ["--data.train_rows", "64", "--data.select_rows", "32", "--data.test_rows", "64", "--data.score_rows", "64"]

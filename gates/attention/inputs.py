@@ -1,0 +1,443 @@
+"""Random inputs of the kind a model takes, for checks and measurements that need some input but no particular one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from gates.attention.modes import evaluating, is_sharded, kept_generators
+from gates.attention.own_method import Use, call_output
+from gates.attention.sites import find_attention, weight_by_output
+from gates.errors import GateError, first_line
+
+# Inputs that a Transformers model may take, guessed from the arguments of its forward pass and from its config.
+
+Inputs = dict[str, Tensor]
+
+SHIFTING = ("ForSequenceClassification", "ForQuestionAnswering")
+"""Encoder-decoders that make the decoder's input from the encoder's, and need both to be of one length."""
+TEXT, TARGET = ("text", "llm", "encoder"), ("decoder", "text")
+VISION, SOUND = ("vision", "image", "video", "backbone", "encoder"), ("audio", "speech", "sound", "encoder")
+"""Words in the names of the configs within a config: those that describe a part are asked first for what it needs."""
+PLACEHOLDERS = {
+    "pixel_values": (("image_token_id", "image_token_index"), "get_image_features"),
+    "input_features": (("audio_token_id", "audio_token_index"), "get_audio_features"),
+}
+"""By input: the token that stands in a text for one of its features, and the method that computes them."""
+REGIONS = 4
+"""Regions of a picture, where a model reads those that a detector has found."""
+CHOICES = 3
+"""Texts to choose from, where a model chooses."""
+SIDE, SAMPLES, FRAMES = 224, 8000, 200
+"""Where the config does not tell: pixels of a side, samples of a wave (half a second), frames of a spectrogram."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted for a model: examples, tokens per example, padding, and where numbers are drawn."""
+
+    model: PreTrainedModel
+    batch: int
+    length: int
+    padded: bool
+    generator: torch.Generator
+
+    def takes(self, *names: str) -> bool:
+        """Whether the forward pass has arguments of these names."""
+        return all(name in inspect.signature(self.model.forward).parameters for name in names)
+
+    def stated(self, *names: str, of: Sequence[str]) -> Any:
+        """The first of these entries that a config states, those of the part ``of`` first; None if none does."""
+        values = (getattr(config, name, None) for config in _configs(self.model.config, of) for name in names)
+        return next((value for value in values if value is not None), None)
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.randn(self.batch, *shape, generator=self.generator)
+
+    def ones(self, *shape: int) -> Tensor:
+        return torch.ones(self.batch, *shape, dtype=torch.long)
+
+
+def guesses(model: PreTrainedModel, *, batch: int, length: int, padded: bool, seed: int) -> Iterator[Inputs]:
+    """Inputs that the model may take, those that use more of it first; the last are the model's own ``dummy_inputs``.
+
+    Args:
+        model, batch, length, padded, seed: see :func:`gates.attention.inputs.example_inputs`.
+    """
+    request = Request(model, batch, length, padded, torch.Generator().manual_seed(seed))
+    main = model.main_input_name
+    main = main[0] if isinstance(main, (list, tuple)) else main  # OneFormer names two
+    beside = _beside(request)
+    pictures = [{**found, **beside} for found in _pictures(request) if request.takes(*found)]
+    sounds = [found for found in _sounds(request) if request.takes(*found)]
+    media = [*({**picture, **sound} for picture in pictures[:1] for sound in sounds[:1]), *pictures, *sounds]
+    if request.takes("input_ids"):
+        yield from (found for part in media if (found := _with_text(request, part)) is not None)
+        if main == "input_ids":
+            text = _with_text(request, {}) or {}
+            if queries := _queries(request):
+                yield {**text, **queries}
+            yield _with_choices(request, text)
+    if not request.takes("input_ids") and (queries := _queries(request)):
+        yield queries
+    yield from (found for found in _series(request) if request.takes(*found))
+    if main != "input_ids" or not request.takes("input_ids"):
+        known = any(main in part for part in media)
+        yield from (_with_target(request, part, request.length) for part in media if main in part or not known)
+    with suppress(Exception):  # some need what the model does not have
+        dummy = {name: value for name, value in model.dummy_inputs.items() if isinstance(value, Tensor)}
+        if main in dummy:
+            yield dummy
+
+
+def _configs(config: Any, words: Sequence[str]) -> list[Any]:
+    """A config and those within it: first those whose names have one of these words, then itself, then the others."""
+    inner = {name: value for name, value in vars(config).items() if isinstance(value, PreTrainedConfig)}
+    asked = dict.fromkeys(name for word in words for name in inner if word in name)
+    first = [found for name in asked for found in _configs(inner[name], words)]
+    return [*first, config, *(found for name in inner if name not in asked for found in _configs(inner[name], words))]
+
+
+def _with_text(request: Request, media: Inputs) -> Inputs | None:
+    """Text beside pictures or sound, with the tokens that stand for them; None if the model does not take these."""
+    ids = _ids(request, TEXT, _length(request))
+    if _is_encoder_decoder(request) and (end := _end_token(request)) is not None:
+        ids[:, -1] = end  # where classifiers look for it (BART)
+    mask = torch.ones_like(ids)
+    if request.padded:
+        pad = request.stated("pad_token_id", of=TEXT)
+        short = ids.shape[1] - ids.shape[1] // 4
+        mask[1::2, short:] = 0
+        ids[1::2, short - 1] = ids[1::2, -1]  # the end token
+        ids[1::2, short:] = pad if isinstance(pad, int) else 0
+    for name, (tokens, method) in PLACEHOLDERS.items():
+        token = request.stated(*tokens, of=TEXT) if name in media else None
+        if not isinstance(token, int):
+            continue
+        try:
+            count = _features(request, method, media)
+        except Exception:  # models refuse in many ways
+            return None
+        ids = torch.cat([torch.full((request.batch, count), token), ids], dim=1)
+        mask = torch.cat([request.ones(count), mask], dim=1)
+    queries = _number(request.stated("latent_query_num", of=VISION))
+    seen = {}
+    if queries and "pixel_values" in media and request.takes("image_embeds_position_mask"):  # Kosmos-2
+        ids = torch.cat([_ids(request, TEXT, queries), ids], dim=1)
+        mask = torch.cat([request.ones(queries), mask], dim=1)
+        seen["image_embeds_position_mask"] = (torch.arange(ids.shape[1]) < queries).expand(request.batch, -1)
+    if "pixel_values" in media and media["pixel_values"].dim() == 5 and request.takes("image_attention_mask"):  # IDEFICS
+        seen["image_attention_mask"] = request.ones(ids.shape[1], media["pixel_values"].shape[1])
+    inputs = {"input_ids": ids, **seen}
+    if request.takes("attention_mask"):
+        inputs["attention_mask"] = mask
+    if request.takes("bbox"):
+        inputs["bbox"] = _boxes(request, ids.shape[1])
+    if request.takes("lang_ids"):
+        inputs["lang_ids"] = 0 * request.ones()
+    if request.takes("mm_token_type_ids") and media:
+        token = request.stated(*PLACEHOLDERS["pixel_values"][0], of=TEXT)
+        inputs["mm_token_type_ids"] = (ids == token).long()
+    return _with_target(request, {**inputs, **media}, ids.shape[1])
+
+
+def _beside(request: Request) -> Inputs:
+    """Further texts that some models read beside a picture: a question for a Q-Former, the name of a task."""
+    found: Inputs = {}
+    if request.takes("qformer_input_ids"):
+        found["qformer_input_ids"] = _ids(request, ("qformer",), request.length)
+    if request.takes("task_inputs"):
+        found["task_inputs"] = _ids(request, TEXT, request.stated("task_seq_len", of=TEXT) or request.length)
+    return found
+
+
+def _queries(request: Request) -> Inputs:
+    """What a Q-Former reads: its queries, which alone look across, and what they look at; nothing for other models."""
+    if not request.takes("query_embeds", "encoder_hidden_states"):
+        return {}
+    with suppress(GateError):
+        for site in find_attention(request.model):
+            if site.kind == "cross":
+                width = weight_by_output(site.projection(site.layout.key)).shape[1]
+                queries = request.noise(request.length, request.stated("hidden_size", of=()))
+                return {"query_embeds": queries, "encoder_hidden_states": request.noise(request.length, width)}
+    return {}
+
+
+def _series(request: Request) -> Iterator[Inputs]:
+    """Time series ``[batch, steps]`` with what is known of each step, and several at once ``[batch, steps, channels]``."""
+    if not request.takes("past_values"):
+        return
+    future = _number(request.stated("prediction_length", of=TEXT)) or 1
+    context = _number(request.stated("context_length", of=TEXT)) or future
+    past = context + max(request.stated("lags_sequence", of=TEXT) or [0])
+    features = request.stated("num_time_features", of=TEXT) or 0
+    yield {
+        "past_values": request.noise(past),
+        "past_time_features": request.noise(past, features),
+        "past_observed_mask": request.ones(past),
+        "future_values": request.noise(future),
+        "future_time_features": request.noise(future, features),
+    }
+    yield {"past_values": request.noise(context, _number(request.stated("num_input_channels", of=TEXT)) or 1)}
+
+
+def _with_choices(request: Request, inputs: Inputs) -> Inputs:
+    """The same as ``[batch, choices, length]``, for models that choose among several texts."""
+    if not type(request.model).__name__.endswith("MultipleChoice"):
+        return inputs
+    return {name: tensor.unsqueeze(1).repeat(1, CHOICES, *[1] * (tensor.dim() - 1)) for name, tensor in inputs.items()}
+
+
+def _with_target(request: Request, inputs: Inputs, length: int) -> Inputs:
+    """The same with the text of a decoder, where the model takes one."""
+    if not request.takes("decoder_input_ids") or type(request.model).__name__.endswith(SHIFTING):
+        return inputs
+    return {**inputs, "decoder_input_ids": _ids(request, TARGET, length)}
+
+
+def _length(request: Request) -> int:
+    positions = request.stated("max_position_embeddings", of=TEXT)
+    if isinstance(positions, int) and positions > 2:
+        return min(request.length, positions - 2)  # RoBERTa's first position is 2
+    return request.length
+
+
+def _ids(request: Request, of: Sequence[str], length: int) -> Tensor:
+    """Random tokens that are not special, ``[batch, length]``."""
+    size = request.stated("vocab_size", of=of) or _embeddings(request.model) or 256  # CANINE reads characters
+    special: set[Any] = set()
+    for config in _configs(request.model.config, of):
+        for name, value in vars(config).items():
+            if name.endswith(("_token_id", "_token_index")):
+                special |= set(value) if isinstance(value, (list, tuple)) else {value}
+    usual = torch.tensor([token for token in range(size) if token not in special])
+    return usual[torch.randint(len(usual), (request.batch, length), generator=request.generator)]
+
+
+def _embeddings(model: PreTrainedModel) -> int | None:
+    with suppress(Exception):  # not every model has token embeddings
+        return int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    return None
+
+
+def _is_encoder_decoder(request: Request) -> bool:
+    return bool(getattr(request.model.config, "is_encoder_decoder", False))
+
+
+def _end_token(request: Request) -> int | None:
+    """The end token; the first of several (Llama 3, GLM)."""
+    end = request.stated("eos_token_id", of=TEXT)
+    end = end[0] if isinstance(end, (list, tuple)) and end else end
+    return end if isinstance(end, int) else None
+
+
+def _boxes(request: Request, length: int) -> Tensor:
+    """A box on the page for each token: left, top, right and bottom, ``[batch, length, 4]``."""
+    size = min(request.stated("max_2d_position_embeddings", of=TEXT) or 1000, 1000)
+    corners = torch.randint(size, (request.batch, length, 2, 2), generator=request.generator)
+    return corners.sort(dim=2).values.flatten(2)
+
+
+def _features(request: Request, method: str, media: Inputs) -> int:
+    """How many features of an example the language model reads in place of tokens."""
+    function = getattr(request.model if hasattr(request.model, method) else request.model.base_model, method)
+    names = inspect.signature(function).parameters
+    found = function(**{name: tensor.to(request.model.device) for name, tensor in media.items() if name in names})
+    if not isinstance(found, (Tensor, list, tuple)):
+        found = found.last_hidden_state if getattr(found, "pooler_output", None) is None else found.pooler_output
+    parts = [found] if isinstance(found, Tensor) else list(found)
+    count, odd = divmod(sum(part.numel() // part.shape[-1] for part in parts), request.batch)
+    if odd or not count:
+        raise ValueError("examples have different numbers of features")
+    return count
+
+
+def _pictures(request: Request) -> Iterator[Inputs]:
+    """Pictures and films: one or several for each example, whole or as a row of patches."""
+    channels = _number(request.stated("num_channels", "in_channels", "in_chans", of=VISION)) or 3
+    patch = _number(request.stated("patch_size", of=VISION))
+    merge = _number(request.stated("spatial_merge_size", of=VISION)) or 1
+    side = request.stated("image_size", of=VISION)
+    if isinstance(side, Mapping):
+        side = list(side.values())
+    plain = isinstance(side, (list, tuple)) and len(side) == 2 and all(isinstance(pixels, int) for pixels in side)
+    height, width = side if plain else 2 * ((_number(side) or (4 * patch * merge if patch else SIDE)),)
+    frames = _number(request.stated("num_frames", "frames_per_clip", of=VISION))
+    if frames:
+        yield {"pixel_values": request.noise(frames, channels, height, width)}
+    several: tuple[tuple[int, ...], ...] = ((), (1,), (3,), (5,))
+    for count in several:
+        found = {"pixel_values": request.noise(*count, channels, height, width)}
+        yield found
+        yield {**found, "image_sizes": torch.tensor([[height, width]] * request.batch)}
+    mask = request.ones(1, height, width)
+    yield {"pixel_values": request.noise(1, channels, height, width), "pixel_attention_mask": mask}
+    if patch:
+        yield from _patches(request, channels, patch, merge)
+    if width := _number(request.stated("patch_embed_hidden_size", of=VISION)):  # each with its row and column (Pix2Struct)
+        places = torch.cartesian_prod(torch.arange(1, 5), torch.arange(1, 5)).expand(request.batch, -1, -1)
+        yield {"flattened_patches": torch.cat([places, request.noise(16, width)], dim=2)}
+    if width := _number(request.stated("visual_feat_dim", of=VISION)):  # regions that a detector has found
+        boxes = torch.rand(request.batch, REGIONS, 4, generator=request.generator)
+        yield {"visual_feats": request.noise(REGIONS, width), "visual_pos": boxes}
+    if tiles := _number(request.stated("max_num_tiles", of=VISION)):
+        whole = {"aspect_ratio_ids": request.ones(1), "aspect_ratio_mask": request.ones(1, tiles)}
+        yield {"pixel_values": request.noise(1, tiles, channels, height, height), **whole}
+
+
+def _patches(request: Request, channels: int, patch: int, merge: int) -> Iterator[Inputs]:
+    """Pictures as rows of their patches: those of all pictures in one row with the grid of each, or padded with a mask."""
+    rows = 2 * merge
+    depth = channels * (_number(request.stated("temporal_patch_size", of=VISION)) or 1) * patch * patch
+    grid, merges = torch.tensor([[1, rows, rows]] * request.batch), torch.tensor([merge] * request.batch)
+    flat = request.noise(rows * rows, depth).flatten(0, 1)
+    whole = request.noise(rows * rows, channels, patch, patch).flatten(0, 1)
+    for patches in (flat, whole):
+        for name, grids in (("pixel_values", "image_grid_thw"), ("pixel_values", "grid_thw"), ("hidden_states", "grid_thw")):
+            sizes = {"image_grid_thw": "image_merge_sizes", "grid_thw": "merge_sizes"}[grids]
+            found = {name: patches, grids: grid}
+            yield {**found, sizes: merges} if request.takes(sizes) else found
+    shapes = {"pixel_attention_mask": request.ones(rows * rows), "spatial_shapes": grid[:, 1:]}
+    yield {"pixel_values": request.noise(rows * rows, channels * patch * patch), **shapes}
+
+
+def _sounds(request: Request) -> Iterator[Inputs]:
+    """Spectrograms ``[batch, bins, frames]`` or ``[batch, frames, bins]``, and waves of 16,000 samples per second."""
+    names = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "feature_projection_input_dim", "input_dim")
+    bins = _number(request.stated(*names, of=SOUND))
+    positions = _number(request.stated("max_source_positions", of=SOUND))
+    masks = ["input_features_mask"] if request.takes("input_features_mask") else []
+    for frames in dict.fromkeys((2 * positions, FRAMES)) if bins and positions else [FRAMES]:
+        for shape in ((bins, frames), (frames, bins)) if bins else ():
+            yield {"input_features": request.noise(*shape), **{name: request.ones(frames) for name in masks}}
+    if bins:
+        longer = torch.zeros(request.batch, 1, dtype=torch.bool)
+        yield {"input_features": request.noise(1, FRAMES, bins), "is_longer": longer}
+        yield {"input_values": request.noise(_number(request.stated("max_length", of=SOUND)) or FRAMES, bins)}
+    yield {"input_values": request.noise(SAMPLES)}
+    yield {"input_values": request.noise(1, SAMPLES)}
+
+
+def _number(value: Any) -> int | None:
+    """A number of a config, which may state it for each axis."""
+    value = value[-1] if isinstance(value, (list, tuple)) and value else value
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def example_inputs(
+    model: PreTrainedModel, *, batch: int = 2, length: int = 16, padded: bool = False, seed: int = 0
+) -> dict[str, Tensor]:
+    """Inputs for one forward pass: text, pictures or sound, or what the model reads together.
+
+    Sizes and token numbers are those of the model's config and of the configs in it. What a config does not tell is guessed,
+    and guesses are tried, richest first: the inputs returned did run, and every self-attention module took part, so that a
+    comparison on them is one of the whole model. (Cross-attention may be left out, as in a decoder without its encoder.)
+
+    Args:
+        model: any Transformers model; an encoder-decoder also gets ``decoder_input_ids`` unless it makes them itself.
+        batch: examples.
+        length: tokens per example, beside those that stand for a picture or sound; less where the model has fewer positions.
+            Pictures and sound have the model's size.
+        padded: whether every second example is a quarter shorter, padded on the right.
+        seed: the same seed gives the same inputs.
+
+    Raises:
+        GateError: if no guess runs, or the model is sharded: then it runs in all processes or in none.
+
+    >>> from transformers import ViTConfig, ViTModel
+    >>> model = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4))
+    >>> {name: list(tensor.shape) for name, tensor in example_inputs(model).items()}
+    {'pixel_values': [2, 3, 8, 8]}
+    """
+    if is_sharded(model):
+        raise GateError(
+            f"{type(model).__name__} is sharded, so that one process cannot try inputs on it; gather its weights first, or "
+            "give some as check_batch"
+        )
+    reasons: list[str] = []
+    with at_rest(model):
+        for found in guesses(model, batch=batch, length=length, padded=padded, seed=seed):
+            inputs = of_dtype({name: tensor.to(model.device) for name, tensor in found.items()}, model.dtype)
+            try:
+                left_out = _left_out(model, inputs)
+            except Exception as error:  # models refuse in many ways
+                reasons.append(first_line(error).rstrip("."))
+                continue
+            if not left_out:
+                return inputs
+            reasons.append(f"attention at {left_out[0]!r} took no part")
+    reason = reasons[0] if reasons else f"{model.main_input_name!r} is of no known kind"
+    raise GateError(
+        f"no example inputs are known that all of {type(model).__name__} runs on ({reason}); "
+        "give some as check_batch, such as a processor's output"
+    )
+
+
+def resized(inputs: Mapping[str, Tensor], batch: int, length: int | None = None) -> dict[str, Tensor]:
+    """The same inputs with another number of examples and, for tensors ``[batch, length]``, another length.
+
+    Rows and columns are repeated in turn or left out; no attention mask is left without a single visible token.
+
+    Raises:
+        GateError: if the first axis is not the examples everywhere, as where patches of all pictures lie in one row.
+    """
+    rows = {name: len(tensor) for name, tensor in inputs.items()}
+    if len(set(rows.values())) > 1:
+        raise GateError(f"inputs with first axes of different length ({rows}) cannot be resized; measure them as they are")
+    found: dict[str, Tensor] = {}
+    for name, tensor in inputs.items():
+        tensor = tensor[torch.arange(batch, device=tensor.device) % len(tensor)]
+        if length is not None and tensor.dim() == 2:
+            tensor = tensor[:, torch.arange(length, device=tensor.device) % tensor.shape[1]]
+            if name.endswith("attention_mask"):
+                tensor = tensor.where(tensor.any(dim=1, keepdim=True), torch.ones_like(tensor))
+        found[name] = tensor
+    return found
+
+
+def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]:
+    """Names of the self-attention modules that a forward pass on these inputs does not reach.
+
+    Raises:
+        Exception: whatever the model raises for inputs that it does not take.
+    """
+    try:
+        sites = [site for site in find_attention(model) if site.kind != "cross"]
+    except GateError:  # no heads are left, or none is known
+        sites = []
+    missing = {site.name for site in sites}
+    hooks: list[RemovableHandle | Use] = [handle for site in sites for handle in call_output(site.module)]
+    hooks += [
+        site.output.register_forward_pre_hook(lambda _module, _inputs, name=site.name: missing.discard(name)) for site in sites
+    ]
+    try:
+        output = model(**inputs)[0]
+        while isinstance(output, (tuple, list)) and output:  # feature maps
+            output = output[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(output, Tensor):
+        raise TypeError(f"its first output is a {type(output).__name__}, no tensor")
+    return sorted(missing)
+
+
+@contextmanager
+def at_rest(model: PreTrainedModel) -> Iterator[None]:
+    """In evaluation mode and without gradients; modes and random numbers are as before afterwards."""
+    with torch.no_grad(), kept_generators(model), evaluating(model):
+        yield
+
+
+def of_dtype(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs, pictures and sound as numbers of the type that a model computes with."""
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}

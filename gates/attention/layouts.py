@@ -1,0 +1,311 @@
+"""Where families of models keep the projections of their attention: a table of names, one row for each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from gates.errors import GateError
+
+Fusion = Literal["blocks", "groups", "quarters"]
+"""How one projection holds query, key and value: one after another (``blocks``); for each key/value head its queries, its
+key and its value (``groups``); or in four equal parts of query, value and key each (``quarters``)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a family keeps its projections, as paths below the attention module.
+
+    Args:
+        query, key, value: one path each, or the same path for weights fused in one projection.
+        output: the output projection.
+        core: the submodule that computes attention, when it is not the attention module itself.
+        fusion: how a fused projection holds its parts.
+        with_query, with_key: further projections with the same rows as query or key, where the module has them.
+        arguments: inputs of the core that have an axis of heads (position biases), which a pruned site has to select.
+        adds: what the module adds to its output itself: ``residual`` (an argument) or the path of the norm over the sum with
+            its input; empty if the caller does it.
+        gate_only: why heads of such attention cannot be removed, only gated; empty if they can.
+        narrowed_by: attribute of the core that says how many times narrower its heads are than the core's head size.
+        packed: beginning of the names of parameters that hold query, key and value one after another, where no projections do.
+        classes: names of the classes that it describes; any if empty.
+        beside: a second stream of heads in the same module, with projections and gates of its own.
+    """
+
+    query: str
+    key: str
+    value: str
+    output: str
+    core: str = ""
+    fusion: Fusion = "blocks"
+    with_query: tuple[str, ...] = ()
+    with_key: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    adds: str = ""
+    gate_only: str = ""
+    narrowed_by: str = ""
+    packed: str = ""
+    classes: tuple[str, ...] = ()
+    beside: Layout | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        paths = (self.query, self.key, self.value, self.output)
+        return tuple(dict.fromkeys(path for path in paths if path))
+
+    @property
+    def streams(self) -> tuple[Layout, ...]:
+        """The layouts of all streams of heads that the module has."""
+        return (self,) if self.beside is None else (self, *self.beside.streams)
+
+
+LATENT = "multi-head latent attention shares one compressed key and value between all heads"
+SPARSE = "its block-sparse pattern has projections and buffers of its own"
+POSITIONS = "the scores of its positions have weights with an axis of heads that is not known how to cut"
+DEFORMABLE = "its heads look at points of their own, by projections with an axis of heads that is not known how to cut"
+QUERY = "it has a query that is no projection"
+STREAMS = "the heads of its two streams add their scores, so each needs the queries and keys of the other"
+
+LAYOUTS: tuple[Layout, ...] = (
+    # PyTorch's own attention: pooling heads of SigLIP, decoders of MaskFormer, BridgeTower
+    Layout("", "", "", "out_proj", packed="in_proj", classes=("MultiheadAttention",)),
+    # LED's encoder
+    Layout(
+        "longformer_self_attn.query",
+        "longformer_self_attn.key",
+        "longformer_self_attn.value",
+        "output",
+        core="longformer_self_attn",
+        gate_only=SPARSE,
+    ),
+    # LiLT: text and layout, listed before BERT, whose paths it contains
+    Layout(
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+        core="self",
+        gate_only=STREAMS,
+        beside=Layout(
+            "self.layout_query",
+            "self.layout_key",
+            "self.layout_value",
+            "layout_output.dense",
+            core="self",
+            gate_only=STREAMS,
+            narrowed_by="channel_shrink_ratio",
+        ),
+    ),
+    # DeBERTa
+    Layout(
+        *("self.in_proj",) * 3,
+        output="output.dense",
+        core="self",
+        fusion="groups",
+        with_query=("self.pos_q_proj",),
+        with_key=("self.pos_proj",),
+    ),
+    # LXMERT's attention from one modality to the other
+    Layout("att.query", "att.key", "att.value", "output.dense", core="att"),
+    # BLIP-2's Q-Former, FLAVA, DPT, ViLT, ViTPose, MobileViT, Data2VecVision
+    Layout("attention.query", "attention.key", "attention.value", "output.dense", core="attention"),
+    # BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ERNIE, ESM, MegatronBERT, RoFormer, LayoutLM, RemBERT, Data2VecText, ...
+    Layout(
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+        core="self",
+        with_query=("self.continuous_position_bias_mlp.2",),  # Swin v2
+    ),
+    # DeBERTa-v2
+    Layout(
+        "self.query_proj",
+        "self.key_proj",
+        "self.value_proj",
+        "output.dense",
+        core="self",
+        with_query=("self.pos_query_proj",),
+        with_key=("self.pos_key_proj",),
+    ),
+    # ALBERT (one module for all its passes)
+    Layout("query", "key", "value", "dense", adds="LayerNorm"),
+    # DistilBERT, XLM, FlauBERT
+    Layout("q_lin", "k_lin", "v_lin", "out_lin"),
+    # Llama, Mistral, Qwen, Gemma, OLMo2, SmolLM3, Granite, GPT-OSS, Mixtral, NomicBERT, EuroBERT, ViT, DeiT, DINOv2, ...
+    Layout("q_proj", "k_proj", "v_proj", "o_proj", with_query=("gate_proj", "g_proj", "r_proj", "relative_k_proj")),
+    # BART, mBART, Marian, Pegasus, M2M100, Whisper, OPT, GPT-J, GPT-Neo, CLIP, Wav2Vec2, BioGPT, XGLM, ...
+    Layout("q_proj", "k_proj", "v_proj", "out_proj"),
+    # Phi
+    Layout("q_proj", "k_proj", "v_proj", "dense"),
+    # InternVL, Janus
+    Layout("q_proj", "k_proj", "v_proj", "projection_layer"),
+    # Kimi's pictures
+    Layout("q_proj", "k_proj", "v_proj", "proj"),
+    # ModernBERT as a decoder
+    Layout("q_proj", "k_proj", "v_proj", "Wo"),
+    # Moshi, Gemma 4's pictures: projections within modules of their own
+    Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear"),
+    # Conditional DETR: contents and positions
+    Layout(
+        "q_content_proj",
+        "k_content_proj",
+        "v_proj",
+        "o_proj",
+        with_query=("q_pos_proj", "q_pos_sine_proj"),
+        with_key=("k_pos_proj",),
+    ),
+    # AIMv2's pooling head, whose query is learned as it is
+    Layout("", "k_proj", "v_proj", "output_proj", gate_only=QUERY, classes=("Aimv2AttentionPoolingHead",)),
+    # Gemma's sound
+    Layout("attn.q_proj", "attn.k_proj", "attn.v_proj", "post", core="attn", gate_only=POSITIONS),
+    Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", gate_only=POSITIONS),
+    # Grounding DINO's fusion of pictures and text
+    Layout(
+        "vision_proj",
+        "text_proj",
+        "values_text_proj",
+        "out_vision_proj",
+        gate_only=STREAMS,
+        beside=Layout("text_proj", "vision_proj", "values_vision_proj", "out_text_proj", gate_only=STREAMS),
+    ),
+    # BigBird-Pegasus
+    Layout("self.query", "self.key", "self.value", "output", core="self", gate_only=SPARSE),
+    # CvT
+    Layout(
+        "attention.projection_query",
+        "attention.projection_key",
+        "attention.projection_value",
+        "output.dense",
+        core="attention",
+        gate_only="convolutions over the features of all heads come before its projections",
+    ),
+    # CTRL
+    Layout("Wq", "Wk", "Wv", "dense"),
+    # CPM-Ant
+    Layout("project_q", "project_k", "project_v", "attention_out", arguments=("position_bias",)),
+    # Conformers of speech: Wav2Vec2-BERT, SeamlessM4T, FastSpeech2
+    Layout("linear_q", "linear_k", "linear_v", "linear_out", with_key=("linear_pos",)),
+    # Qwen2.5-Omni
+    Layout("q", "k", "v", "proj"),
+    Layout("to_q", "to_k", "to_v", "to_out.0"),
+    # Granite Speech
+    Layout("to_q", "to_kv", "to_kv", "to_out"),
+    # Grounding DINO, OmDet
+    Layout("query", "key", "value", "out_proj"),
+    # Kosmos-2.5, Pix2Struct
+    Layout("query", "key", "value", "output"),
+    # V-JEPA 2, PVTv2
+    Layout("query", "key", "value", "proj"),
+    # Funnel
+    Layout("q_head", "k_head", "v_head", "post_proj", adds="layer_norm"),
+    # attention to points: Deformable DETR, RT-DETR, Mask2Former, Grounding DINO
+    Layout("sampling_offsets", "attention_weights", "value_proj", "output_proj", gate_only=DEFORMABLE),
+    # DAB-DETR
+    Layout(
+        "self_attn_query_content_proj",
+        "self_attn_key_content_proj",
+        "self_attn_value_proj",
+        "self_attn.output_proj",
+        core="self_attn",
+        gate_only=POSITIONS,
+    ),
+    Layout(
+        "cross_attn_query_content_proj",
+        "cross_attn_key_content_proj",
+        "cross_attn_value_proj",
+        "cross_attn.output_proj",
+        core="cross_attn",
+        gate_only=POSITIONS,
+    ),
+    # T5, mT5, UMT5, Switch, MPNet
+    Layout("q", "k", "v", "o", arguments=("position_bias",)),
+    # DeepSeek V2 and V3, with and without a compressed query
+    Layout("q_b_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
+    Layout("q_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
+    # ModernBERT
+    Layout("Wqkv", "Wqkv", "Wqkv", "Wo"),
+    # MPT, DBRX
+    Layout(*("Wqkv",) * 3, output="out_proj", arguments=("position_bias",)),
+    # pictures: Qwen2-VL and its successors, GLM-4V, SAM, ViTDet, Florence-2, Hiera
+    Layout(*("qkv",) * 3, output="proj"),
+    # BLIP, BLIP-2, InstructBLIP
+    Layout(*("qkv",) * 3, output="projection"),
+    # Bark
+    Layout(*("att_proj",) * 3, output="out_proj"),
+    # Phi-3
+    Layout("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
+    # CodeGen
+    Layout("qkv_proj", "qkv_proj", "qkv_proj", "out_proj", fusion="quarters"),
+    # GPT-NeoX, BLOOM, Falcon
+    Layout(*("query_key_value",) * 3, output="dense", fusion="groups", arguments=("alibi", "attention_mask"), adds="residual"),
+    # GPT-2 cross-attention (listed before self-attention, whose paths it contains)
+    Layout("q_attn", "c_attn", "c_attn", "c_proj"),
+    # GPT-2
+    Layout("c_attn", "c_attn", "c_attn", "c_proj"),
+)
+
+
+# Classes of attention that are exceptions to the table of layouts, with the reasons.
+
+DIFFERENCE = "each of its heads is the difference of two"
+RELATIVE = "its table of position biases has an axis of heads that is not known how to cut"
+WIDTH = "it takes the width of its input for that of its heads together"
+GATE_ONLY_CLASSES = {
+    "LongformerSelfAttention": SPARSE,
+    "BigBirdBlockSparseAttention": SPARSE,
+    "BigBirdSelfAttention": SPARSE,  # what a short text makes of it
+    "PegasusXGlobalLocalAttention": SPARSE,
+    "DiffLlamaAttention": DIFFERENCE,
+    "LayoutLMv3SelfAttention": RELATIVE,
+    "LayoutLMv2SelfAttention": RELATIVE,
+    "TrOCRAttention": WIDTH,
+    "MgpstrAttention": WIDTH,
+    "modeling_fsmt.Attention": WIDTH,
+    "GPTNeoXJapaneseAttention": "it adds a bias of its own behind its output projection",
+    "IBertSelfAttention": "its quantised projections keep integers of their weights beside them",
+    "ConvBertSelfAttention": "half of its heads are convolutions",
+    "Pix2StructTextAttention": RELATIVE,
+    "FastSpeech2ConformerAttention": POSITIONS,
+    "Wav2Vec2ConformerSelfAttention": POSITIONS,
+    "SeamlessM4TConformerSelfAttention": POSITIONS,
+    "WavLMAttention": "the gate of its position biases has weights for each head that are not known how to cut",
+    "DogeAttention": "the scores of its dynamic mask have weights for each head that are not known how to cut",
+}
+"""Attention with the projections of a row above whose heads cannot be removed, with the reason; by the name of the class, or of
+its file and the class where the name alone says little."""
+TIME_FIRST_CLASSES = ("modeling_fsmt.Attention", "MultiheadAttention", "WavLMAttention")
+"""Attention whose heads are ``[query, batch, features]`` before the output projection."""
+REFUSED_CLASSES = {
+    "ProphetNetNgramSelfAttention": "it predicts several future tokens by streams that share one attention module",
+}
+"""Attention that cannot be gated either, with the reason."""
+BESIDE_ATTENTION = ("AttentionMLP", "AttentionBias", "AttentionOutput", "AttentionGRUCell", "AttentionResidual")
+"""Ends of the names of classes that have attention in them and do not mix tokens by heads."""
+
+
+# Layers that peft has put a LoRA adapter, or another one, around: the layer is its ``base_layer``.
+
+
+def without_adapter(module: nn.Module) -> nn.Module:
+    """The layer itself; a module without an adapter as it is."""
+    while isinstance(base := getattr(module, "base_layer", None), nn.Module):
+        module = base
+    return module
+
+
+def check_merged(model: nn.Module) -> None:
+    """Whether a model's weights are all that acts on their inputs.
+
+    Raises:
+        GateError: for adapters beside them.
+    """
+    for name, module in model.named_modules():
+        if without_adapter(module) is not module:
+            raise GateError(
+                f"the layer {name!r} carries an adapter ({type(module).__module__.split('.')[0]}'s {type(module).__name__}), "
+                "whose weights are not in its own; merge first: take the gates off (unload() or detach()), call peft's "
+                "merge_and_unload(), and go on with the model that it returns"
+            )

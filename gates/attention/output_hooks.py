@@ -1,0 +1,363 @@
+"""Hooks on the input of every site's output projection, and the check that attention goes through them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache, PreTrainedModel
+
+from gates.attention.layouts import without_adapter
+from gates.attention.modes import check_original, evaluation_copy, running_copy
+from gates.attention.own_method import Use, call_output, calling_outputs
+from gates.attention.sites import AttentionSite, Kind, check_width
+from gates.errors import GateError
+
+# Gates of one that a loss can be differentiated with respect to: one for every row and position of a site.
+
+
+class Leaves(dict[tuple[int, torch.Size], Tensor]):
+    """Leaf tensors of ones ``[..., gates]``, by the site and the shape of its heads ``[..., heads * head_dim]``.
+
+    A module that runs several times on one shape has one leaf for all its passes.
+
+    Args:
+        names: names of the sites.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def ones(self, site: int, heads: Tensor, gates: int) -> Tensor:
+        """The leaf for a site's heads, made when it is first asked for.
+
+        Args:
+            site: index of the site.
+            heads: its heads, ``[..., heads * head_dim]``.
+            gates: number of its gates.
+
+        Raises:
+            GateError: where no graph is made, so that its gradients would be missing.
+        """
+        if not torch.is_grad_enabled():
+            raise GateError(
+                f"the attention at {self._names[site]!r} runs without a graph, under torch.no_grad or reentrant activation "
+                "checkpointing, so its heads have no gradients; turn that off while heads are scored"
+            )
+        place = (site, heads.shape)
+        if place not in self:
+            self[place] = torch.ones(*heads.shape[:-1], gates, device=heads.device, requires_grad=True)
+        return self[place]
+
+
+# What attention does, found out by calling a module a second time with inputs that differ in one place.
+#
+# Names and configurations say what an attention module should be. Whether all its heads pass through gates, and whether its
+# tokens see later ones, is a matter of which output changes with which input. A second call of one module shows it.
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+VISIBLE = 1e-6
+"""Change of an output, relative to its largest value, that is more than rounding."""
+TRIED = 8
+"""Tokens from either end that are changed: the first or last ones may be padding, which no other token sees."""
+
+
+def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Arguments) -> bool | None:
+    """Whether something that attention mixes reaches a module's outputs other than through its gates.
+
+    The module is called once more with nothing for its output projections, as if all gates were closed, and with one token
+    that is not a number. Attention spreads it to every token that sees this one. So where the gates stop all of it, one token
+    of the output is not a number, and no other.
+
+    Args:
+        module: attention module.
+        gated: its output projections that have gates.
+        arguments: what it was called with.
+
+    Returns:
+        None for a single token, from which it cannot be told; False also for a module that cannot be called again.
+    """
+    streams = list(_streams(arguments))
+    if not streams or streams[0][..., 0].numel() < 2:
+        return None
+    try:
+        outputs = _again(module, arguments, _poisoned, closed=gated)
+    except Exception:  # whatever keeps it from being called on its own, such as weights held by other processes
+        return False
+    shapes = {tensor.shape for tensor in streams}
+    for stream in outputs[:1] + [tensor for tensor in outputs[1:] if tensor.shape in shapes]:
+        spoilt = stream.isnan().any(-1)
+        spoilt[(0,) * spoilt.dim()] = False
+        if bool(spoilt.any()):
+            return True
+    return False
+
+
+def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Callable[[], Any]) -> list[Kind | None]:
+    """The kind of every site by what changes what: the tests' and the coverage table's check of :attr:`AttentionSite.kind`.
+
+    Where a token changes later ones and earlier ones, attention is of kind ``encoder``; where it changes later ones only,
+    ``decoder``; where its own tokens change none of each other, its keys come from elsewhere: ``cross``.
+
+    Args:
+        model: model in evaluation mode.
+        sites: attention modules of the model.
+        run: function that runs the model on one example of several tokens without padding.
+
+    Returns:
+        One kind for each site, None where its attention was not called.
+    """
+    found: list[Kind | None] = [None] * len(sites)
+
+    def seen(position: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        found[position] = _kind_of_call(module, (args, kwargs))
+
+    with torch.no_grad(), ExitStack() as stack:
+        for position, site in enumerate(sites):
+            hook = site.module.register_forward_hook(lambda *call, position=position: seen(position, *call), with_kwargs=True)
+            stack.callback(hook.remove)
+        run()
+    return found
+
+
+def _kind_of_call(module: nn.Module, arguments: Arguments) -> Kind:
+    before = _again(module, arguments, lambda stream: stream)[0]
+    tokens = _tokens(before)
+    count = before.shape[tokens]
+
+    def changes(token: int, others: slice) -> bool:
+        after = _again(module, arguments, _moved(token))[0]
+        difference = (after - before).movedim(tokens, 0)[others].abs().max()
+        return bool(difference > VISIBLE * before.abs().max())
+
+    if any(changes(token, slice(None, token)) for token in range(count - 1, max(0, count - 1 - TRIED), -1)):
+        return "encoder"
+    return "decoder" if any(changes(token, slice(token + 1, None)) for token in range(min(TRIED, count - 1))) else "cross"
+
+
+def _again(
+    module: nn.Module, arguments: Arguments, change: Callable[[Tensor], Tensor], *, closed: Sequence[nn.Module] = ()
+) -> list[Tensor]:
+    """Return the tensors of one more call of a module, in evaluation mode, without its caches and without any hook.
+
+    The call runs on a copy that shares the weights, since other threads may be running the module itself.
+
+    Args:
+        module: The attention module.
+        arguments: The arguments of its last call.
+        change: A function that replaces its first stream of tokens; every stream, if any projection is closed.
+        closed: The submodules that receive zeros.
+    """
+    first = next(_streams(arguments))
+
+    def other(value: Any) -> Any:
+        if isinstance(value, Cache):
+            return None
+        return change(value) if value is first or (closed and _is_stream(value)) else value
+
+    args, kwargs = arguments
+    alone, inside = evaluation_copy(module)
+    with torch.no_grad(), running_copy(), calling_outputs(alone), ExitStack() as stack:
+        for projection in closed:
+            if projection in inside:
+                handle = inside[projection].register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]), *given[1:]))
+                stack.callback(handle.remove)
+        output = alone.forward(*map(other, args), **{name: other(value) for name, value in kwargs.items()})
+    return [part for part in (output if isinstance(output, tuple) else (output,)) if _is_stream(part)]
+
+
+def _streams(arguments: Arguments) -> Iterator[Tensor]:
+    """Floating-point inputs that have features for every token."""
+    args, kwargs = arguments
+    return (value for value in (*args, *kwargs.values()) if _is_stream(value))
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() in (2, 3)
+
+
+def _tokens(stream: Tensor) -> int:
+    """The axis of tokens: the last but one, unless that is an axis of one example (time first)."""
+    return stream.dim() - 2 if stream.shape[-2] > 1 else 0
+
+
+def _poisoned(stream: Tensor) -> Tensor:
+    stream = stream.clone()
+    stream[(0,) * (stream.dim() - 1)] = torch.nan
+    return stream
+
+
+def _moved(token: int) -> Callable[[Tensor], Tensor]:
+    def change(stream: Tensor) -> Tensor:
+        stream = stream.clone()
+        at = stream.movedim(_tokens(stream), 0)[token]
+        at.copy_(at.flip(-1) + 1)
+        return stream
+
+    return change
+
+
+def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
+    """The gates that are attached to these sites, each once."""
+    found = [getattr(without_adapter(site.output), "_head_gates", None) for site in sites]
+    return list(dict.fromkeys(gates for gates in found if gates is not None))
+
+
+class OutputHooks:
+    """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place.
+
+    Args:
+        model: any model; only its hooks change.
+        sites: attention modules of the model.
+    """
+
+    def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
+        self.model = model
+        self._sites = sites
+        self._handles: list[RemovableHandle | Use] = []
+        self._on: dict[int, tuple[nn.Module, RemovableHandle]] = {}  # what has each site's hook
+        self._marked: list[nn.Module] = []
+        self._fired: set[int] = set()
+        self._passed: set[tuple[int, int]] = set()  # thread and site, in the present call of each attention module
+        self._probed: set[type[nn.Module]] = set()
+
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(
+        self,
+        gates: nn.Module,
+        before_call: Callable[..., None],
+        after_call: Callable[..., None],
+        change: Callable[[int, Tensor], Tensor],
+    ) -> None:
+        """Put the hooks on.
+
+        Args:
+            gates: module that they act for; :func:`gates_on` finds it.
+            before_call: A function that is called before the model and before each part that holds a site: with its path,
+                the module, the positional and the keyword arguments.
+            after_call: A function that is called after it, also after an error: with its path, the module, the positional
+                arguments and the output.
+            change: function from the index of a site and its concatenated heads ``[..., heads * head_dim]`` to
+                what its output projection is given in their place.
+
+        Raises:
+            GateError: if hooks are on already, these or those of other gates, or sites share one output projection, whose calls
+                cannot be told apart.
+        """
+        if self.is_attached:
+            raise GateError("these gates are attached already; detach() them before attaching again")
+        taken = [site.name for site in self._sites if gates_on([site])]
+        if taken:
+            raise GateError(f"{type(self.model).__name__} already carries other gates (at {taken[0]!r}); detach() those first")
+        first: dict[int, str] = {}
+        for site in self._sites:
+            if (other := first.setdefault(id(site.output), site.name)) != site.name:
+                raise GateError(
+                    f"{other!r} and {site.name!r} of {type(self.model).__name__} share one module as their output projection, "
+                    "so that the gates of both would act on either; give each a module of its own (they may share its weights)"
+                )
+        forget_compiled()
+        try:
+            for name, part in _around(self.model, self._sites).items():
+                self._handles.append(part.register_forward_pre_hook(partial(before_call, name), with_kwargs=True))
+                self._handles.append(part.register_forward_hook(partial(after_call, name), always_call=True))
+            for index, site in enumerate(self._sites):
+                self._handles += call_output(site.module)
+                self._handles.append(site.module.register_forward_pre_hook(partial(self._follow, change, index)))
+                self._handles.append(site.module.register_forward_hook(partial(self._after_attention, index), with_kwargs=True))
+                self._follow(change, index)
+                self._marked.append(without_adapter(site.output))
+                object.__setattr__(self._marked[-1], "_head_gates", gates)
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        if self._handles:
+            forget_compiled()
+        for handle in (*self._handles, *(handle for _, handle in self._on.values())):
+            handle.remove()
+        for module in self._marked:
+            vars(module).pop("_head_gates", None)
+        for known in (self._handles, self._marked, self._on, self._fired):
+            known.clear()
+
+    def unreached(self) -> list[str]:
+        """Names of the sites whose attention has not run since :meth:`attach`, outside compiled code."""
+        return [site.name for index, site in enumerate(self._sites) if index not in self._fired]
+
+    def _follow(self, change: Callable[[int, Tensor], Tensor], index: int, *_: Any) -> None:
+        """Put the hook on what the site's output projection is: an adapter may have come around it, or gone, since."""
+        output = self._sites[index].output
+        module, handle = self._on.get(index, (None, None))
+        if output is module:
+            return
+        if handle is not None:
+            forget_compiled()
+            handle.remove()
+        self._on[index] = (output, output.register_forward_pre_hook(partial(self._on_output, change, index)))
+
+    def _on_output(
+        self, change: Callable[[int, Tensor], Tensor], index: int, module: nn.Module, args: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        if not torch.compiler.is_compiling():
+            check_original()
+        check_width(self._sites[index], args[0])
+        heads = change(index, args[0])  # may run the model, so that what is noted here comes after it
+        if not torch.compiler.is_compiling():
+            self._fired.add(index)
+            self._passed.add((threading.get_ident(), index))
+        return None if heads is args[0] else (heads, *args[1:])
+
+    def _after_attention(
+        self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if torch.compiler.is_compiling():
+            return
+        passed = (threading.get_ident(), index)
+        if passed not in self._passed:
+            raise GateError(
+                f"{type(module).__name__} at {self._sites[index].name!r} goes round its output projection, so its gates have "
+                "no effect; detach() them, and use another model or attention implementation"
+            )
+        self._passed.discard(passed)
+        self._probe(index, module, (args, kwargs))
+
+    def _probe(self, index: int, module: nn.Module, arguments: Arguments) -> None:
+        """See once for each class whether the gates stop all that attention does, at the price of one more call of a module."""
+        if type(module) in self._probed or torch.jit.is_tracing():
+            return
+        gated = [site.output for site in self._sites if site.module is module]
+        bypassed = is_bypassed(module, gated, arguments)
+        if bypassed:
+            raise GateError(
+                f"{type(module).__name__} at {self._sites[index].name!r} hands on attention that does not pass the gates of "
+                f"its {sum(site.heads for site in self._sites if site.module is module)} heads; detach() them, and use "
+                "another model or describe all its streams of heads in gates.attention.layouts.LAYOUTS"
+            )
+        if bypassed is not None:
+            self._probed.add(type(module))
+
+
+def _around(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[str, nn.Module]:
+    """Return every module that holds a site or is one, by its path: each of them may be called alone."""
+    holds = {name.rsplit(".", levels)[0] for name in (site.name for site in sites) for levels in range(name.count(".") + 1)}
+    return {name: part for name, part in model.named_modules() if not name or name in holds}
+
+
+def forget_compiled() -> None:
+    """Have code that was compiled so far compiled anew: it does not look whether hooks were put on or taken off since."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

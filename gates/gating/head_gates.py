@@ -1,0 +1,482 @@
+"""One gate on every attention head: the hook through which everything in this library acts.
+
+A forward-pre-hook on each site's *output projection* sees the concatenated heads ``[..., heads * head_dim]``, as a rule
+``[batch, query, heads * head_dim]``, and multiplies each head by its gate. That is the masked output of the papers exactly,
+and independent of the attention implementation (eager, SDPA, flash, flex).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gates.attention.examples import ExampleAxes, count_examples
+from gates.attention.modes import evaluating
+from gates.attention.output_hooks import Leaves, OutputHooks
+from gates.attention.sites import KINDS, AttentionSite, find_attention
+from gates.errors import GateError
+from gates.gating.budget import Budget, budget_mask
+from gates.gating.calls import Calls, Part, is_backward
+from gates.gating.families import learned_gates
+from gates.gating.hard_concrete import DEFAULT_STRETCH, HardConcrete, Stretch
+from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
+
+Mode = Literal["open", "stochastic", "masked"]
+
+IGNORED_MASKS = ("head_mask", "decoder_head_mask", "cross_attn_head_mask")
+"""Arguments of Transformers 4 that Transformers 5 accepts and ignores."""
+
+
+class HeadGates(nn.Module):
+    """Gates for all heads of a model, in one flat vector ``[gates]`` in site order.
+
+    Args:
+        model: any Transformer that :func:`gates.attention.sites.find_attention` covers. It is not modified until
+            :meth:`attach`, and never registered as a submodule.
+        unit: what a gate scales. ``head``: one query head; ``group``: a key/value head with all its query heads, so that
+            closing it also takes its keys and values out of the cache. The same thing without grouped-query attention.
+        stretch, initial_log_alpha, straight_through, anneal, straight_through_from: see
+            :class:`gates.gating.hard_concrete.HardConcrete`; without effect on other families.
+        family: how gates are learned: ``hard-concrete``, ``relaxed-top-k`` (:class:`gates.gating.families.RelaxedTopK`),
+            ``straight-through-top-k`` (:class:`gates.gating.families.StraightThroughTopK`) or ``clamped-linear``
+            (:class:`gates.gating.families.ClampedLinear`).
+        budget: for the two top-k families, how many gates they keep: a count (18), a fraction (0.25) or one of these per
+            kind ({"encoder": 10}); None for all. Other families have none.
+        kinds: kinds of attention whose gates are learned, such as ``["encoder"]``; None for all. Gates of other kinds are one
+            in mode ``"stochastic"``, and take fixed masks and values like the rest.
+        only: path of a submodule whose heads alone get gates, such as ``language_model``.
+        sites: attention modules that :func:`gates.attention.probing.probe_attention` found.
+        draw_per: ``batch``: one draw per head per call, shared over the batch, as in the papers; ``example``: every
+            example has its own draw, which costs nothing and takes most of the noise out of the gates' gradients (an image
+            put into a text counts as an example). Either way all positions share it. Where shapes do not tell which rows
+            are an example's, the model runs a few times more in its first such call (:mod:`gates.attention.examples`).
+
+    ``mode`` says which values the gates take:
+
+    * ``"open"``: all ones (the hook does nothing);
+    * ``"stochastic"``: as learned: drawn anew for every call of ``model`` in training mode (where the family is random),
+      and the evaluation gates in evaluation mode;
+    * ``"masked"``: the fixed 0/1 buffer ``mask`` ``[gates]``.
+
+    :meth:`use` overrides all three for a while. ``generator``, None by default, is where draws take their noise from.
+
+    Gates are float32 always: casting the module moves them and leaves their dtype.
+
+    Raises:
+        GateError: if the model's attention is unknown or covered only in part, for a budget that it cannot have, and, when an
+            attached model is called, for the head masks of Transformers 4, which Transformers 5 would ignore, for attention
+            that goes round its output projection, and for gates per example where it is not certain which rows are whose.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    >>> gates = HeadGates(model)
+    >>> with gates.attached(), gates.use(torch.tensor([1.0, 0, 1, 1, 0, 0, 0, 1])):
+    ...     masked = model(torch.randint(50, (3, 7)))
+    """
+
+    mask: Tensor
+    is_learned: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        unit: Unit = "head",
+        *,
+        stretch: Stretch = DEFAULT_STRETCH,
+        initial_log_alpha: float = 2.5,
+        straight_through: bool = False,
+        draw_per: DrawPer = "batch",
+        anneal: float | None = None,
+        straight_through_from: float = 1.0,
+        family: GateFamily = "hard-concrete",
+        budget: int | float | Mapping[str, int | float] | None = None,
+        kinds: Collection[str] | None = None,
+        only: str = "",
+        sites: tuple[AttentionSite, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        if unit not in get_args(Unit):
+            raise GateError(f"the unit is {unit!r}; expected 'head' or 'group'")
+        if budget is not None and family not in TOP_K_FAMILIES:
+            raise GateError(
+                f"{family} gates take no budget, but {budget} is given; leave it out, or choose {TOP_K_FAMILIES[0]}"
+            )
+        self.unit: Unit = unit
+        self.draw_per: DrawPer = draw_per
+        self.sites: tuple[AttentionSite, ...] = find_attention(model, only=only) if sites is None else sites
+        self.sizes: list[int] = [site.heads if unit == "head" else site.kv_heads for site in self.sites]
+        self.family: GateFamily = family
+        self.register_buffer("mask", torch.ones(self.size))
+        self.register_buffer("is_learned", _of_kinds(kinds, self.kind_sizes(), self.kind_index()), persistent=False)
+        self.learned = learned_gates(
+            family,
+            Budget(self.size, {}) if budget is None else Budget.parse(budget, self.kind_sizes()),
+            self.kind_index(),
+            HardConcrete(
+                self.size,
+                stretch=stretch,
+                initial_log_alpha=initial_log_alpha,
+                straight_through=straight_through,
+                anneal=anneal,
+                straight_through_from=straight_through_from,
+            ),
+        )
+        self.mode: Mode = "stochastic"
+        self.generator: torch.Generator | None = None
+        self._hooks = OutputHooks(model, self.sites)
+        self.example_axes = ExampleAxes(model, self.sites)
+        self._override: Tensor | None = None
+        self._calls = Calls(self.sizes)
+        self._leaves: Leaves | None = None
+        self.has_drawn = False  # whether the gates were drawn for training
+        self.to(_device_of(self.sites))
+
+    # -- attaching ---------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model whose heads these gates scale; no submodule of theirs."""
+        return self._hooks.model
+
+    @property
+    def is_attached(self) -> bool:
+        return self._hooks.is_attached
+
+    def attach(self) -> Self:
+        """Put the hooks on. Attaching twice is an error, since every head would be gated twice."""
+        self._hooks.attach(self, self._before_call, self._after_call, self._gated)
+        return self
+
+    def detach(self) -> None:
+        """Take the hooks off; the model is again as it was before :meth:`attach`."""
+        self._hooks.detach()
+
+    @contextmanager
+    def attached(self) -> Iterator[Self]:
+        """Gates for the length of a ``with`` block; gates that are attached already stay attached."""
+        was_attached = self.is_attached
+        if not was_attached:
+            self.attach()
+        try:
+            yield self
+        finally:
+            if not was_attached:
+                self.detach()
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Gates in the whole model."""
+        return sum(self.sizes)
+
+    @property
+    def heads(self) -> int:
+        """Heads in the whole model; as many as gates, if the unit is the head."""
+        return sum(site.heads for site in self.sites)
+
+    @property
+    def log_alpha(self) -> nn.Parameter:
+        """The trainable scalars, ``[gates]``."""
+        return self.learned.log_alpha
+
+    def values(self) -> Tensor:
+        """The deterministic value of every gate in the present mode, ``[gates]``, detached."""
+        if self.mode == "open":
+            return torch.ones_like(self.mask)
+        if self.mode == "masked":
+            return self.mask.clone()
+        with evaluating(self.learned):
+            return self._one_elsewhere(self.learned()).detach()
+
+    def open(self) -> Tensor:
+        """Which gates are above 0 by :meth:`values`: 0/1, ``[gates]``."""
+        return (self.values() > 0).float()
+
+    def open_probability(self) -> Tensor:
+        """P(z > 0) of every gate as learned, ``[gates]``, with a gradient; one for kinds that are not."""
+        return self._one_elsewhere(self.learned.open_probability())
+
+    def _one_elsewhere(self, values: Tensor) -> Tensor:
+        """Values ``[..., gates]`` with ones for gates that are not learned."""
+        return values if self.is_learned is None else torch.where(self.is_learned, values, 1.0)
+
+    def to_heads(self, values: Tensor) -> Tensor:
+        """Values per gate as values per head: each gate's for all heads it scales.
+
+        Args:
+            values: values of the gates, ``[..., gates]``, a mask for example.
+
+        Returns:
+            ``[..., heads]`` in site order, as :func:`gates.surgery.remove.remove_heads_` and
+            :func:`gates.surgery.masks.save_mask` take it.
+        """
+        if values.shape[-1] != self.size:
+            raise GateError(f"values have shape {list(values.shape)}; expected one for each of {self.size} {self.unit}s")
+        return values[..., self._gate_of_head(values.device)]
+
+    def to_gates(self, scores: Tensor) -> Tensor:
+        """Scores per head (attention entropy, for example) as scores per gate: the mean over the heads it scales.
+
+        Args:
+            scores: floating-point scores of the heads, ``[..., heads]``.
+
+        Returns:
+            ``[..., gates]`` in site order.
+        """
+        if scores.shape[-1] != self.heads:
+            raise GateError(f"scores have shape {list(scores.shape)}; expected one for each of {self.heads} heads")
+        index = self._gate_of_head(scores.device)
+        sums = scores.new_zeros(*scores.shape[:-1], self.size).index_add(-1, index, scores)
+        return sums / index.bincount(minlength=self.size)
+
+    def _gate_of_head(self, device: torch.device) -> Tensor:
+        """The gate that scales each head, ``[heads]``; the query heads of a group stand next to each other."""
+        per_gate = [site.heads // size for site, size in zip(self.sites, self.sizes, strict=True) for _ in range(size)]
+        return torch.arange(self.size).repeat_interleave(torch.tensor(per_gate)).to(device)
+
+    def open_heads(self, mask: Tensor | None = None) -> int:
+        """Heads that a mask ``[gates]`` keeps; by default the one in force in mode ``"masked"``."""
+        return int(self.to_heads(self.mask if mask is None else mask).sum())
+
+    def kind_sizes(self) -> dict[str, int]:
+        """Gates of each kind that the model has, such as ``{"encoder": 72}``: what a budget is parsed against."""
+        kinds = [site.kind for site in self.sites]
+        return {
+            kind: sum(size for own, size in zip(kinds, self.sizes, strict=True) if own == kind)
+            for kind in KINDS
+            if kind in kinds
+        }
+
+    def kind_index(self) -> Tensor:
+        """The position of each gate's kind in :data:`gates.attention.sites.KINDS`, ``[gates]``."""
+        kinds = torch.tensor([KINDS.index(site.kind) for site in self.sites])
+        return kinds.repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def layer_index(self) -> Tensor:
+        """The index of each gate's site, ``[gates]``: gates of one site share a number."""
+        return torch.arange(len(self.sizes)).repeat_interleave(torch.tensor(self.sizes)).to(self.mask.device)
+
+    def mask_of(self, scores: Tensor, budget: Budget, *, minimum_per_layer: int = 0) -> Tensor:
+        """Return the 0/1 mask ``[gates]`` of the highest scores ``[gates]`` within a budget; see :func:`budget_mask`."""
+        kinds, layers = self.kind_index().to(scores.device), self.layer_index().to(scores.device)
+        return budget_mask(scores, budget, kind_index=kinds, layer_index=layers, minimum_per_layer=minimum_per_layer)
+
+    def set_mask_(self, mask: Tensor) -> Self:
+        """Fix the gates at a 0/1 mask ``[gates]``, or at other values, and switch to mode ``"masked"``."""
+        if mask.shape != self.mask.shape:
+            raise GateError(f"the mask has shape {list(mask.shape)}; this model has {self.size} {self.unit}s to gate")
+        self.mask.copy_(mask)
+        self.mode = "masked"
+        return self
+
+    @contextmanager
+    def use(self, values: Tensor) -> Iterator[None]:
+        """Gate values in force for the length of a ``with`` block, gradients included.
+
+        Args:
+            values: values of the gates, ``[gates]``, or ``[batch, gates]`` for a copy per example.
+        """
+        if values.dim() not in (1, 2) or values.shape[-1] != self.size:
+            raise GateError(f"gate values have shape {list(values.shape)}; expected [{self.size}] or [batch, {self.size}]")
+        before = self._override
+        self._override = values
+        try:
+            yield
+        finally:
+            self._override = before
+
+    @contextmanager
+    def probe(self) -> Iterator[Leaves]:
+        """Gates of one for every row and position, so that a loss can be differentiated with respect to them.
+
+        Calls of the model inside the block fill what it yields. They multiply whatever values the present mode gives.
+        """
+        before = self._leaves
+        self._leaves = Leaves([site.name for site in self.sites])
+        try:
+            yield self._leaves
+        finally:
+            self._leaves = before
+
+    def unreached(self) -> list[str]:
+        """Sites whose attention has not run since :meth:`attach` (outside compiled code), such as unused cross-attention."""
+        return self._hooks.unreached()
+
+    # -- while the model runs ----------------------------------------------------------------------------------
+
+    def _before_call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _refuse_head_masks(kwargs, self)
+        self._calls.begin(Part(name, module), lambda: self._values_of_call(module, args, kwargs), (args, kwargs))
+
+    def _after_call(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._calls.end(Part(name, module), output)
+
+    def _gated(self, index: int, heads: Tensor) -> Tensor:
+        """Return a site's concatenated heads times their gates; the same tensor, if all of these are one."""
+        call = self._calls.running()
+        if call is None:
+            raise GateError(
+                f"the output projection of {self.sites[index].name!r} was called outside of its attention module; call the "
+                "module, or detach() the gates"
+            )
+        values = call.at(index)
+        if values is not None and values.dim() == 2:
+            inputs = None if call.inputs is None else (call.part.module, *call.inputs)
+            axis = self.example_axes.of(index, heads.shape, len(values), inputs)
+            values = axis.spread(values, heads.dim())
+        if values is not None:
+            heads = scale_heads(heads, values)
+        return heads if self._leaves is None else scale_heads(heads, self._leaves.ones(index, heads, self.sizes[index]))
+
+    def _values_of_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return the gate values of a call that begins, drawn once for all sites, so that gradients come together once."""
+        if self._override is not None or self.mode == "open":
+            return self._override
+        if self.mode == "masked":
+            return self.mask.clone()  # a recomputed layer needs the mask of its own call
+        if not self.training:
+            return self._one_elsewhere(self.learned())
+        if torch.is_grad_enabled():
+            _check_draw(self)
+            self.has_drawn = self.has_drawn or not torch.compiler.is_compiling()
+        examples = None
+        if self.draw_per == "example":
+            named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False))
+            examples = count_examples({**named, **kwargs})
+        return self._one_elsewhere(self.learned(self.generator, draws=examples))
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> Tensor:
+        """Return mode, unit and sites as the bytes of a JSON text, uint8 ``[bytes]``: safetensors keep only tensors.
+
+        The number of bytes is the same in every mode, so that checkpoints have tensors of the same shapes.
+        """
+        state = {"mode": f"{self.mode:10}", "unit": self.unit, "sites": self._site_sizes()}
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor | Mapping[str, Any]) -> None:
+        """Set the mode, after a check of unit and sites."""
+        saved = read_extra_state(state)
+        _check_saved(saved, self.unit, self._site_sizes())
+        self.mode = saved["mode"]
+
+    def _site_sizes(self) -> dict[str, int]:
+        return {site.name: size for site, size in zip(self.sites, self.sizes, strict=True)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half`` and their like do, but for the dtype: in half precision small steps would be lost."""
+
+        def without_cast(tensor: Tensor) -> Tensor:
+            applied = fn(tensor)
+            return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
+
+        return super()._apply(without_cast, recurse)
+
+    def extra_repr(self) -> str:
+        size = f"sites={len(self.sites)}, gates={self.size}"
+        return f"family={self.family}, unit={self.unit}, mode={self.mode}, {size}, attached={self.is_attached}"
+
+
+def _check_draw(gates: HeadGates) -> None:
+    """Raise an error for a draw that nothing could be learned from."""
+    if not gates.log_alpha.requires_grad:
+        raise GateError(
+            "log_alpha requires no gradient, so the gates would never learn; set log_alpha.requires_grad = True (after "
+            "what froze all parameters, such as get_peft_model), or fix the gates by set_mask_(mask)"
+        )
+    if gates.generator is not None and is_backward():
+        raise GateError(
+            "the gated model is recomputed in a backward pass, and its draw is not known any more; checkpoint its layers, "
+            "as model.gradient_checkpointing_enable({'use_reentrant': False}) does, not a function around the model"
+        )
+
+
+def _refuse_head_masks(inputs: Mapping[str, Any], gates: HeadGates) -> None:
+    for name in IGNORED_MASKS:
+        if inputs.get(name) is not None:
+            raise GateError(
+                f"{name} was passed to a gated model, and Transformers 5 ignores it; give the values to the gates instead, "
+                f"one for each of {gates.size} {gates.unit}s: `with gates.use(values):` for a while, or set_mask_(mask)"
+            )
+
+
+def read_extra_state(state: Tensor | Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :meth:`HeadGates.get_extra_state` wrote, as a dictionary; a dictionary is returned as it is."""
+    saved = dict(json.loads(bytes(state.tolist()))) if isinstance(state, Tensor) else dict(state)
+    return {**saved, "mode": str(saved["mode"]).strip()}
+
+
+def _device_of(sites: Sequence[AttentionSite]) -> torch.device:
+    """Return the device of the first output projection whose weights are not on the meta device.
+
+    Where all are offloaded, it is the device on which the hooks of accelerate run the first one.
+    """
+    devices = [parameter.device for site in sites for parameter in site.output.parameters()]
+    run_on = [getattr(getattr(site.output, "_hf_hook", None), "execution_device", None) for site in sites]
+    devices += [torch.device(device) for device in run_on if device is not None]
+    return next((device for device in devices if device.type != "meta"), devices[0] if devices else torch.device("cpu"))
+
+
+def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
+    """Multiply each head, or each group of neighbouring heads, by its gate.
+
+    Args:
+        heads: concatenated heads ``[..., heads * head_dim]``.
+        values: gates, broadcastable to ``[..., gates]``; heads are a multiple of gates.
+    """
+    per_head = heads.unflatten(-1, (values.shape[-1], -1))
+    return (per_head * values.to(heads).unsqueeze(-1)).flatten(-2)
+
+
+def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_index: Tensor) -> Tensor | None:
+    """Which gates are of these kinds, ``[gates]``; None if all are.
+
+    Args:
+        kinds: names of the kinds; None for all.
+        sizes: gates of each kind in the model.
+        kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
+
+    Raises:
+        GateError: for a kind that the model lacks.
+    """
+    for kind in kinds or ():
+        if kind not in sizes:
+            raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
+    if kinds is None or set(sizes) <= set(kinds):
+        return None
+    return torch.tensor([kind in kinds for kind in KINDS]).to(kind_index.device)[kind_index]
+
+
+def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) -> None:
+    """Whether a saved state is of such gates.
+
+    Args:
+        state: extra state of some gates.
+        unit: what a gate scales here.
+        sites: gates of each site here.
+
+    Raises:
+        GateError: for another unit, or the sites of another model.
+    """
+    saved = state.get("unit", "head")  # no unit: a checkpoint from before there were two
+    if saved != unit:
+        raise GateError(
+            f"the checkpoint holds gates per {saved}, but these gates are per {unit}; build them with unit={saved!r}"
+        )
+    if state["sites"] != sites:
+        raise GateError(
+            f"the checkpoint holds gates for {_summary(state['sites'])}, but this model has {_summary(sites)}; "
+            "use the model it was trained with"
+        )
+
+
+def _summary(sites: dict[str, int]) -> str:
+    return f"{len(sites)} sites with {sum(sites.values())} gates (first {next(iter(sites), None)!r})"

@@ -1,0 +1,344 @@
+"""Milliseconds of a model by the number of open gates at each site, as they were measured; PyTorch is not needed.
+
+As ZipLM (Kurtic, Frantar and Alistarh 2023) has it: the latency of attention with 0, 1, ... heads left is measured once on the
+device that the model is for, and the latency of any mask is then a sum.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gates.errors import GateError
+from gates.files import replacing
+from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+
+Measure = Literal["ms", "x"]
+EXPECTED = "a time such as 12ms or, as a share of the dense model's, 0.7x"
+
+
+@dataclass(frozen=True)
+class SiteTimes:
+    """One site in a table.
+
+    Args:
+        label: of the site, such as ``encoder.0``.
+        milliseconds: with 0, 1, ... gates open, ``[gates + 1]``; not falling.
+    """
+
+    label: str
+    milliseconds: Sequence[float]
+
+    @property
+    def gates(self) -> int:
+        """Gates of the site."""
+        return len(self.milliseconds) - 1
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """How long one forward pass takes.
+
+    Args:
+        rest: milliseconds of everything but the gated attention.
+        sites: times of each site, in the model's order.
+        unit: what a gate closes, ``head`` or ``group``.
+        inputs: shapes of the inputs that were measured, by name.
+        hardware: that it was measured on.
+
+    >>> table = LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 3.0, 4.0]), SiteTimes("encoder.1", [0.0, 1.0, 2.0])])
+    >>> table.dense, table.time_of([1, 2]), table.most_within(4.0)
+    (7.0, 6.0, 2)
+    """
+
+    rest: float
+    sites: Sequence[SiteTimes]
+    unit: str = "head"
+    inputs: Mapping[str, Sequence[int]] | None = None
+    hardware: str = ""
+
+    @property
+    def dense(self) -> float:
+        """Milliseconds of the whole model."""
+        return self.time_of([site.gates for site in self.sites])
+
+    @property
+    def least(self) -> float:
+        """Milliseconds of the model without any gate."""
+        return self.time_of([0] * len(self.sites))
+
+    def time_of(self, counts: Sequence[int]) -> float:
+        """Milliseconds with so many gates open at each site, ``[sites]``."""
+        return self.rest + math.fsum(site.milliseconds[count] for site, count in zip(self.sites, counts, strict=True))
+
+    def most_within(self, limit: float) -> int:
+        """The most gates that any mask of at most so many milliseconds has, exactly."""
+        least = [self.rest]  # by the number of gates so far, the least time that any choice of them takes
+        for site in self.sites:
+            sums = [math.inf] * (len(least) + site.gates)
+            for before, time in enumerate(least):
+                for count, more in enumerate(site.milliseconds):
+                    sums[before + count] = min(sums[before + count], time + more)
+            least = sums
+        return max((count for count, time in enumerate(least) if time <= limit + SLACK), default=0)
+
+    def check_fits(self, gates: Mapping[str, int], unit: str) -> None:
+        """Raises :class:`GateError` for the table of another model.
+
+        Args:
+            gates: of each site of the model, by label.
+            unit: of its gates.
+        """
+        own = {site.label: site.gates for site in self.sites}
+        if (own, self.unit) != (dict(gates), unit):
+            raise GateError(
+                f"the latency table is of {len(own)} sites with {sum(own.values())} {self.unit}s, and this model has "
+                f"{len(gates)} sites with {sum(gates.values())} {unit}s, or others by name; measure one of this model"
+            )
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """As JSON, a line for each site."""
+        content = asdict(self) | {"sites": []}
+        rows = ",\n".join(f"    {json.dumps(asdict(site))}" for site in self.sites)
+        text = json.dumps(content, indent=2).replace('"sites": []', f'"sites": [\n{rows}\n  ]')
+        with replacing(path) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> LatencyTable:
+        """What :meth:`write` wrote.
+
+        Raises:
+            GateError: for a file that cannot be read or holds no such table.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise GateError(f"cannot read the latency table {str(path)!r}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise GateError(f"{str(path)!r} is no latency table: it is not JSON ({error})") from error
+        try:
+            sites = [SiteTimes(str(row["label"]), list(row["milliseconds"])) for row in content["sites"]]
+            table = cls(content["rest"], sites, str(content["unit"]), content.get("inputs"), str(content.get("hardware", "")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise GateError(
+                f"{str(path)!r} is no latency table: expected rest, unit, and sites with a label and milliseconds, as "
+                "python -m training latency writes it"
+            ) from error
+        if not sites:
+            raise GateError(f"the latency table {str(path)!r} has no sites; measure it again (python -m training latency)")
+        for site in sites:
+            _check_times(site, str(path))
+        _check_number(table.rest, "rest", str(path))
+        return table
+
+
+SLACK = 1e-9
+"""Milliseconds by which sums of the same times in another order may differ."""
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """A budget in time.
+
+    Args:
+        milliseconds: of a forward pass, at most.
+        table: by which a mask's time is predicted.
+    """
+
+    milliseconds: float
+    table: LatencyTable
+
+    @classmethod
+    def parse(cls, text: str, table: LatencyTable) -> TimeLimit:
+        """Read ``12ms`` or ``0.7x``.
+
+        Raises:
+            GateError: for another text, and for a time that no mask but the dense one has, or none at all.
+
+        >>> TimeLimit.parse("0.5x", LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 2.0, 3.0])])).milliseconds
+        2.0
+        """
+        number, measure = parse_time(text)
+        limit = number * table.dense if measure == "x" else number
+        if limit < table.least:
+            raise GateError(
+                f"the budget is {text}, which is {limit:.4g} ms, but the model takes {table.least:.4g} ms without any "
+                f"{table.unit} and {table.dense:.4g} ms with all of them; give a time between these"
+            )
+        if limit >= table.dense:
+            raise GateError(
+                f"the budget is {text}, but the dense model takes {table.dense:.4g} ms, so nothing would be pruned; give less, "
+                f"down to {table.least:.4g} ms"
+            )
+        return cls(limit, table)
+
+    def __str__(self) -> str:
+        return f"{self.milliseconds:.4g} ms"
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> TimeLimit:
+        """What :func:`dataclasses.asdict` made of one."""
+        table = dict(plain["table"])
+        sites = [SiteTimes(**site) for site in table.pop("sites")]
+        return cls(plain["milliseconds"], LatencyTable(sites=sites, **table))
+
+    @property
+    def most(self) -> int:
+        """The most gates that any mask within the time has."""
+        return self.table.most_within(self.milliseconds)
+
+    @property
+    def terms(self) -> list[Any]:
+        """The numbers of the table, as JSON."""
+        return [self.table.rest, *(list(site.milliseconds) for site in self.table.sites)]
+
+    def allows(self, counts: Sequence[int]) -> bool:
+        """Whether a mask with so many gates at each site keeps to the time."""
+        return self.table.time_of(counts) <= self.milliseconds + SLACK
+
+
+def parse_time(text: str) -> tuple[float, Measure]:
+    """The number and the measure of ``12ms`` or ``0.7x``.
+
+    Raises:
+        GateError: for another text.
+
+    >>> parse_time("12ms"), parse_time("0.7x")
+    ((12.0, 'ms'), (0.7, 'x'))
+    """
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(ms|x)", text.strip(), flags=re.ASCII)
+    if found is None:
+        raise GateError(f"the budget is {text!r}; expected a number of heads, a fraction such as 0.25, or {EXPECTED}")
+    number = float(found[1])
+    if number == 0 or (found[2] == "x" and number >= 1):
+        least = (
+            "more than 0 milliseconds, such as 12ms" if found[2] == "ms" else "a share of the dense model's time, such as 0.7x"
+        )
+        raise GateError(f"the budget is {text!r}; expected {least}")
+    return number, "ms" if found[2] == "ms" else "x"
+
+
+def convex_minorant(times: Sequence[float]) -> list[tuple[int, float]]:
+    """The corners ``(gates, milliseconds)`` of the largest convex function below the times of a site with 0, 1, ... gates.
+
+    What lies above it never pays: two other counts on two equal sites take less together. This is the relaxation of the
+    multiple-choice knapsack problem (Sinha and Zoltners 1979).
+
+    >>> convex_minorant([0.0, 3.0, 3.0, 4.0])
+    [(0, 0.0), (3, 4.0)]
+    """
+    corners: list[tuple[int, float]] = []
+    for point in enumerate(times):
+        while len(corners) > 1 and _slope(corners[-2], point) <= _slope(corners[-2], corners[-1]):
+            corners.pop()
+        corners.append(point)
+    return corners
+
+
+def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
+
+
+def _check_times(site: SiteTimes, source: str) -> None:
+    if site.gates < 1:
+        raise GateError(
+            f"the latency table {source!r} has {len(site.milliseconds)} times for {site.label!r}; expected two or more"
+        )
+    for value in site.milliseconds:
+        _check_number(value, site.label, source)
+    for one, more in pairwise(site.milliseconds):
+        if more < one:
+            raise GateError(
+                f"the latency table {source!r} has {more} ms after {one} ms for {site.label!r}, but with more open a site does "
+                "not take less; measure it again, or smooth it"
+            )
+
+
+def _check_number(value: Any, name: str, source: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise GateError(f"the latency table {source!r} has {value!r} for {name!r}; expected milliseconds from 0")
+
+
+# The expected time of gates in training, and what an open one costs: the measured table, relaxed so that it has a slope.
+#
+# Between whole numbers of open gates, and wherever a measured table is flat for a while, the time of a site is its largest
+# convex minorant (:func:`gates.gating.latency.convex_minorant`): its slope is above 0 wherever closing further gates would save
+# time.
+
+
+class RelaxedTime:
+    """The time that gates take in expectation.
+
+    Args:
+        limit: with the table of the model.
+        stretch: temperature and stretch interval of the gates. With ``|log_alpha|`` limited, probabilities are between two
+            others than 0 and 1, which count as closed and open here.
+
+    Attributes:
+        limit: milliseconds to come to.
+    """
+
+    def __init__(self, limit: TimeLimit, stretch: Stretch) -> None:
+        table = limit.table
+        self.limit = limit.milliseconds
+        self.rest = table.rest
+        sizes = torch.tensor([site.gates for site in table.sites])
+        self.site_index = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        self.sizes = sizes.double()
+        lines = [_lines(site.milliseconds) for site in table.sites]
+        longest = max(map(len, lines))
+        # Of a site with fewer lines the last is repeated, which changes no maximum.
+        padded = torch.tensor([[*of, *[of[-1]] * (longest - len(of))] for of in lines], dtype=torch.float64)
+        self.starts, self.slopes = padded.unbind(-1)
+        bounds = torch.tensor([-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT], dtype=torch.float64)
+        self.closed, self.opened = open_probability(bounds, stretch).tolist()
+
+    def to_(self, device: torch.device) -> RelaxedTime:
+        """Move to the device of the gates; returns itself."""
+        for name in ("site_index", "sizes", "starts", "slopes"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def time(self, probability: Tensor) -> Tensor:
+        """Expected milliseconds ``[...]`` of gates that are open with these probabilities, ``[..., gates]``."""
+        return self.rest + self._lines_at(self._counts(probability)).amax(-1).sum(-1)
+
+    def costs(self, probability: Tensor) -> Tensor:
+        """Milliseconds that one more open gate costs, ``[gates]``, float64: the slope at its site.
+
+        Args:
+            probability: of each gate to be open, ``[gates]``.
+        """
+        steepest = self._lines_at(self._counts(probability)).argmax(-1, keepdim=True)
+        return self.slopes.gather(-1, steepest).squeeze(-1)[self.site_index]
+
+    def _counts(self, probability: Tensor) -> Tensor:
+        """Expected open gates ``[..., sites]``."""
+        is_open = (probability.double() - self.closed) / (self.opened - self.closed)
+        counts = is_open.new_zeros((*is_open.shape[:-1], len(self.sizes))).index_add(-1, self.site_index, is_open)
+        return counts.clamp(min=0).minimum(self.sizes)
+
+    def _lines_at(self, counts: Tensor) -> Tensor:
+        """Each line of each site's minorant ``[..., sites, lines]``; the largest is its value."""
+        return self.starts + self.slopes * counts.unsqueeze(-1)
+
+
+def _lines(times: Sequence[float]) -> list[tuple[float, float]]:
+    """The lines (value at 0, slope) whose maximum the convex minorant is."""
+    corners = convex_minorant(times)
+    found = []
+    for (before, low), (after, high) in pairwise(corners):
+        slope = (high - low) / (after - before)
+        found.append((low - slope * before, slope))
+    return found

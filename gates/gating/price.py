@@ -1,0 +1,91 @@
+"""What training with gates minimises besides the task loss: a price on open gates, given or solved for a budget.
+
+The penalty is always computed from the closed-form expectation, never from a sample of the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
+
+
+def l0_penalty(open_probability: Tensor, price: Tensor | float) -> Tensor:
+    """The penalty of Voita et al. 2019: the price times the expected number of open heads.
+
+    It is the plain sum of their paper; their released code divides it by the number of sites.
+
+    Args:
+        open_probability: P(z > 0), ``[heads]``.
+        price: lambda, a scalar or one per head ``[heads]``; at least 0.
+
+    >>> float(l0_penalty(torch.tensor([1.0, 0.5, 0.0]), price=0.1))
+    0.15000000596046448
+    """
+    return (price * open_probability).sum()
+
+
+def l0_gradient(log_alpha: Tensor, stretch: Stretch) -> Tensor:
+    """The derivative of the expected number of open heads by each ``log_alpha``: p (1 - p), with p = P(z > 0)."""
+    probability = open_probability(log_alpha, stretch)
+    return probability * (1 - probability)
+
+
+@torch.no_grad()
+def solve_price(
+    log_alpha: Tensor,
+    expected: float,
+    stretch: Stretch,
+    *,
+    costs: Tensor | None = None,
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The smallest price of an open head under which one gradient step leaves no more open heads than asked.
+
+    The step goes from ``log_alpha`` along the gradient of the penalty of :func:`l0_penalty` with a learning rate of 1. The
+    expectation falls with the price, so 32 prices at once close in on it, five times. Nothing waits for a value on the host.
+
+    Args:
+        log_alpha: parameters of the gates, ``[heads]``.
+        expected: open heads to have in expectation, at most; brought into the range that the limits allow.
+        stretch: temperature and stretch interval of the gates.
+        costs: what an open head costs at a price of 1, ``[heads]``, at least 0; 1 by default. The step is by price times cost.
+        total: function from the probabilities to be open ``[n, heads]`` to what is expected, ``[n]``, which falls with each
+            of them; their sum by default.
+
+    Returns:
+        A scalar, float64; 0 where there are no more open heads than asked already.
+
+    >>> log_alpha = torch.tensor([-1.0, 0.0, 1.0, 2.0])
+    >>> stepped = step_by_price(log_alpha, solve_price(log_alpha, 2.0, Stretch()), Stretch())
+    >>> round(float(open_probability(stepped, Stretch()).sum()), 3)
+    2.0
+    """
+    values, total = log_alpha.double(), total or (lambda probability: probability.sum(1))
+    slopes = l0_gradient(values, stretch) if costs is None else costs * l0_gradient(values, stretch)
+    low = values.new_zeros(())
+    closing = (values + LOG_ALPHA_LIMIT) / slopes  # the price that closes a head
+    high = closing.where(slopes > 0, low).max().clamp(min=0)
+    shares = torch.linspace(0, 1, 33, dtype=values.dtype, device=values.device)
+    around = torch.arange(-1, 1, device=values.device)  # the last price that is too low and the first that is enough
+    for _ in range(5):
+        prices = low + (high - low) * shares
+        stepped = (values - prices.unsqueeze(1) * slopes).clamp(min=-LOG_ALPHA_LIMIT)
+        too_low = (total(open_probability(stepped, stretch)) > expected).sum()
+        low, high = prices[(too_low + around).clamp(0, len(shares) - 1)]
+    return high
+
+
+def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
+    """``log_alpha`` after a step of gradient descent on the penalty, with a learning rate of 1, within its limits.
+
+    Args:
+        log_alpha: parameters of the gates, ``[heads]``.
+        price: of an open head, a scalar or one per head, or prices ``[n, 1]`` or ``[n, heads]`` to step by each.
+        stretch: temperature and stretch interval of the gates.
+    """
+    stepped = log_alpha - price * l0_gradient(log_alpha, stretch)
+    return stepped.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)

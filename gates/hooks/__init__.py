@@ -1,1 +1,0 @@
-"""What is read from, or put into, a running model."""

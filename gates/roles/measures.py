@@ -1,0 +1,475 @@
+"""Syntactic heads: the largest weight falls on a word's head or dependent in a gold tree (Voita et al. 2019, section 5.2;
+Clark et al. 2019, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gates.attention.sites import AttentionSite
+from gates.roles.shares import (
+    Counts,
+    SentenceShares,
+    View,
+    at_offsets,
+    is_among,
+    most_attended,
+    offsets_within,
+    other_words,
+    word_attention,
+)
+
+# Positional heads: the largest weight falls on one relative position (Voita et al. 2019, section 5.1).
+
+REACH = 10
+"""Relative positions that are told apart, in tokens."""
+
+
+@torch.no_grad()
+def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
+    """How often the largest weight, special tokens included, is at each offset; queries that see one key do not count.
+
+    The one baseline has its largest weight on any visible key alike.
+
+    Args:
+        weights: of attention, ``[batch, heads, query, key]``.
+        view: of the batch.
+        offsets: of the key from the query, ``[columns]``.
+    """
+    visible = view.visible
+    counted = view.queries & (visible.sum(-1) > 1)
+    place = torch.arange(weights.shape[2], device=weights.device)
+    relative = most_attended(weights, visible) - place
+    hits = (relative.unsqueeze(-1) == offsets.to(weights.device)) & counted[:, None, :, None]
+    there = (at_offsets(visible, offsets) >= 0).transpose(1, 2) & counted.unsqueeze(-1)
+    uniform = (there / visible.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True)
+    return Counts(hits.sum(2), counted.sum(-1, keepdim=True).expand(-1, len(offsets)), uniform)
+
+
+class PositionalShares(SentenceShares):
+    """:func:`positional_counts` over the data; a column for each of ``offsets``.
+
+    Args:
+        sites: attention modules of the model.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        self.offsets = offsets_within(REACH)
+        super().__init__(sites, columns=len(self.offsets), baselines=1, **kwargs)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{offset:+d}" for offset in self.offsets.tolist()]
+
+    def observe(self, site: int, weights: Tensor, view: View) -> None:
+        """Add the attention ``[batch, heads, query, key]`` of one site."""
+        self.update(site, positional_counts(weights, view, self.offsets), view.weights)
+
+
+DIRECTIONS = ("dependent to head", "head to dependent")
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Gold trees of a batch.
+
+    Args:
+        words: the word that each token is a piece of, ``[batch, token]``; -1 for none.
+        heads: each word's head, ``[batch, words]``; -1 for none.
+        relations: the number of its relation, ``[batch, words]``; -1 for one that does not count.
+    """
+
+    words: Tensor
+    heads: Tensor
+    relations: Tensor
+
+
+@torch.no_grad()
+def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offsets: Tensor) -> Counts:
+    """How often a word's largest weight, special tokens and the word itself left out, is on its head, by its relation
+    (the first ``relations`` columns), and on one of its dependents of a relation (the others).
+
+    Arcs whose end is not seen do not count. Baselines are the words at fixed ``offsets``.
+
+    Args:
+        weights: of attention between tokens, ``[batch, heads, token, token]``.
+        trees: of the batch.
+        causal: whether later tokens are not seen.
+        relations: how many relations there are.
+        offsets: of the baselines, in words.
+    """
+    size = trees.heads.shape[1]
+    among = other_words(trees.words, size, causal)
+    chosen = most_attended(word_attention(weights, trees.words, size), among)
+    arcs = (trees.heads.unsqueeze(-1) == torch.arange(size, device=among.device)) & (trees.relations >= 0).unsqueeze(-1)
+    labels = (trees.relations.unsqueeze(-1) == torch.arange(relations, device=among.device)).double()
+    up = torch.einsum("bwh,bwr->br", (arcs & among).double(), labels)
+    down = torch.einsum("bwh,bwr->bhr", (arcs & among.transpose(1, 2)).double(), labels).clamp(max=1).sum(1)
+    hits = _hits(chosen, trees, labels)
+    baselines = _hits(at_offsets(among, offsets), trees, labels)
+    return Counts(hits, torch.cat([up, down], dim=-1), baselines)
+
+
+def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
+    """Arcs among the chosen words ``[batch, rows, words]``, in both directions, ``[batch, rows, 2 * relations]``.
+
+    Args:
+        chosen: the word that each word chooses; -1 for none.
+        trees: of the batch.
+        labels: one-hot relations of the words, ``[batch, words, relations]``; zeros where none counts.
+    """
+    rows, seen = chosen.shape[1], chosen >= 0
+    up = seen & (chosen == trees.heads.unsqueeze(1))
+    index = chosen.clamp(min=0)
+    back = trees.heads.unsqueeze(1).expand(-1, rows, -1).gather(2, index)
+    down = seen & (back == torch.arange(chosen.shape[2], device=chosen.device))
+    width = labels.shape[-1]
+    reached = labels.unsqueeze(1).expand(-1, rows, -1, -1).gather(2, index.unsqueeze(-1).expand(-1, -1, -1, width))
+    return torch.cat([up.double() @ labels, torch.einsum("brw,brwl->brl", down.double(), reached)], dim=-1)
+
+
+class SyntacticShares(SentenceShares):
+    """:func:`arc_counts` over the data; a column for each relation and direction.
+
+    Args:
+        sites: attention modules of the model.
+        relations: names of the relations.
+        reach: of the fixed offsets that heads are compared with, in words.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    def __init__(
+        self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
+    ) -> None:
+        self.relations = list(relations)
+        self.offsets = offsets_within(reach, zero=False)
+        super().__init__(sites, columns=2 * len(self.relations), baselines=len(self.offsets), **kwargs)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{relation}, {direction}" for direction in DIRECTIONS for relation in self.relations]
+
+    @property
+    def baseline_names(self) -> list[str]:
+        return [f"offset {offset:+d}" for offset in self.offsets.tolist()]
+
+    def observe(self, site: int, weights: Tensor, view: View, trees: Trees) -> None:
+        """Add the attention ``[batch, heads, token, token]`` of one site."""
+        self.update(site, arc_counts(weights, trees, view.causal, len(self.relations), self.offsets), view.weights)
+
+
+# Coreference heads: a pronoun's largest weight falls on its antecedent (Clark et al. 2019, section 4.3).
+
+COREFERENCE_REACH = 30
+NEAREST = 0
+"""The first baseline; the others are fixed offsets."""
+
+
+@dataclass(frozen=True)
+class Mentions:
+    """A pronoun in every example, and the words it may stand for.
+
+    Args:
+        words: the word that each token is a piece of, ``[batch, token]``; -1 for none.
+        pronouns: ``[batch, words]``, a single one in each example.
+        antecedents: words of the mention it stands for, ``[batch, words]``.
+        others: words of the other candidate, ``[batch, words]``; none where there is none.
+    """
+
+    words: Tensor
+    pronouns: Tensor
+    antecedents: Tensor
+    others: Tensor
+
+
+@torch.no_grad()
+def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: Tensor) -> Counts:
+    """How often a pronoun's largest weight, special tokens and the pronoun left out, is on the antecedent, on the other
+    candidate, and how often the antecedent's best word has more than the other candidate's.
+
+    An example counts where the antecedent is seen, and in the last two columns where the other candidate is seen too.
+    Baselines: the candidate that is nearer to the pronoun, for the choice; the words at fixed ``offsets``, for the first two.
+
+    Args:
+        weights: of attention between tokens, ``[batch, heads, token, token]``.
+        mentions: of the batch.
+        causal: whether later tokens are not seen.
+        offsets: of the baselines, in words.
+    """
+    size = mentions.pronouns.shape[1]
+    place = mentions.pronouns.long().argmax(-1)
+    batch = torch.arange(len(place), device=place.device)
+    among = other_words(mentions.words, size, causal)[batch, place].unsqueeze(1)  # [batch, 1, words]: of the pronoun alone
+    attention = word_attention(weights, mentions.words, size)[batch, :, place].unsqueeze(2)
+    right, wrong = (part.unsqueeze(1) & among for part in (mentions.antecedents, mentions.others))
+    counted = right.any(-1) & mentions.pronouns.any(-1, keepdim=True)
+    both = counted & wrong.any(-1)
+    chosen = most_attended(attention, among)
+    best_right, best_wrong = (attention.masked_fill(~part.unsqueeze(1), -1.0).amax(-1) for part in (right, wrong))
+    hits = [is_among(chosen, right) & counted.unsqueeze(1), is_among(chosen, wrong) & both.unsqueeze(1)]
+    hits.append((best_right > best_wrong) & both.unsqueeze(1))
+    fixed = place.unsqueeze(1) + offsets.to(place.device)
+    inside = (fixed >= 0) & (fixed < size)
+    fixed = torch.where(inside, fixed, -1).unsqueeze(-1)
+    rows = [is_among(fixed, right) & counted.unsqueeze(1), is_among(fixed, wrong) & both.unsqueeze(1)]
+    baselines = torch.zeros(len(place), 1 + len(offsets), 3, dtype=torch.float64, device=place.device)
+    baselines[:, 1:, :2] = torch.stack([row.squeeze(-1) for row in rows], -1).double()
+    distance = (torch.arange(size, device=place.device) - place.unsqueeze(1)).abs()
+    near_right, near_wrong = (distance.masked_fill(~part.squeeze(1), size).amin(-1) for part in (right, wrong))
+    baselines[:, NEAREST, 2] = ((near_right < near_wrong) & both.squeeze(1)).double()
+    chances = torch.stack([counted.squeeze(1), both.squeeze(1), both.squeeze(1)], -1)
+    return Counts(torch.stack([hit.squeeze(-1) for hit in hits], -1), chances, baselines)
+
+
+class CoreferenceShares(SentenceShares):
+    """:func:`mention_counts` over the data.
+
+    Args:
+        sites: attention modules of the model.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    names = ["antecedent", "other candidate", "choice"]
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        self.offsets = offsets_within(COREFERENCE_REACH, zero=False)
+        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
+
+    @property
+    def baseline_names(self) -> list[str]:
+        return ["nearer candidate", *(f"offset {offset:+d}" for offset in self.offsets.tolist())]
+
+    def observe(self, site: int, weights: Tensor, view: View, mentions: Mentions) -> None:
+        """Add the attention ``[batch, heads, token, token]`` of one site."""
+        self.update(site, mention_counts(weights, mentions, view.causal, self.offsets), view.weights)
+
+
+# Induction and duplicate-token heads (Olsson et al. 2022; Wang et al. 2022): in a random sequence that is said twice, the
+# largest weight falls on the token behind the earlier copy, or on that copy.
+
+LENGTHS = (8, 32)
+"""Tokens of a sequence before it is said again, from and up to: they vary, so that no fixed offset finds the copy."""
+
+
+def repeated_sequences(
+    tokens: Sequence[int], rows: int, *, start: int | None = None, longest: int = LENGTHS[1], seed: int = 0
+) -> list[list[int]]:
+    """Random sequences of distinct tokens, each said twice.
+
+    Args:
+        tokens: that may be drawn.
+        rows: how many sequences.
+        start: token in front of each; None for none.
+        longest: the most tokens of a sequence.
+        seed: of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.tensor(list(tokens))
+    longest = max(2, min(LENGTHS[1], longest, len(pool)))
+    found = []
+    for _ in range(rows):
+        length = int(torch.randint(min(LENGTHS[0], longest), longest + 1, (), generator=generator))
+        drawn = pool[torch.randperm(len(pool), generator=generator)[:length]].tolist()
+        found.append([*([] if start is None else [start]), *drawn, *drawn])
+    return found
+
+
+def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
+    """Where the same token stood last before, ``[batch, token]``; -1 where it did not, and for tokens that are no text.
+
+    Args:
+        ids: tokens, ``[batch, token]``.
+        text: tokens that are neither padding nor special, ``[batch, token]``.
+    """
+    same = (ids.unsqueeze(1) == ids.unsqueeze(2)) & text.unsqueeze(1) & text.unsqueeze(2)
+    before = same & torch.ones_like(same).tril(-1)
+    place = torch.arange(ids.shape[1], device=ids.device)
+    return torch.where(before, place, -1).amax(-1)
+
+
+@torch.no_grad()
+def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -> Counts:
+    """How often the largest weight, without special tokens, is on the token behind the earlier copy, and on the copy.
+
+    Baselines: any token alike, then the token at each of ``offsets``.
+
+    Args:
+        weights: of attention, ``[batch, heads, token, token]``.
+        view: of the batch.
+        earlier: places of the copies, ``[batch, token]``; -1 for none.
+        offsets: of the baselines.
+    """
+    among = view.visible & view.text.unsqueeze(1)
+    counted = view.queries & (earlier >= 0)
+    chosen, fixed = most_attended(weights, among), at_offsets(among, offsets)
+    keys = torch.arange(weights.shape[3], device=weights.device)
+    hits, baselines = [], []
+    for shift in (1, 0):
+        targets = (keys == (earlier + shift).unsqueeze(-1)) & counted.unsqueeze(-1)
+        uniform = (counted / among.sum(-1).clamp(min=1)).sum(-1, keepdim=True)
+        hits.append(is_among(chosen, targets).sum(-1))
+        baselines.append(torch.cat([uniform, is_among(fixed, targets).sum(-1)], dim=1))
+    return Counts(torch.stack(hits, -1), counted.sum(-1, keepdim=True).expand(-1, 2), torch.stack(baselines, -1))
+
+
+class CopyShares(SentenceShares):
+    """:func:`copy_counts` over the data.
+
+    Args:
+        sites: attention modules of the model.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    names = ["induction", "duplicate"]
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        self.offsets = torch.arange(-LENGTHS[1], 1)
+        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
+
+    @property
+    def baseline_names(self) -> list[str]:
+        return ["any token", *(f"offset {offset:+d}" for offset in self.offsets.tolist())]
+
+    def observe(self, site: int, weights: Tensor, view: View, earlier: Tensor) -> None:
+        """Add the attention ``[batch, heads, token, token]`` of one site."""
+        self.update(site, copy_counts(weights, view, earlier, self.offsets), view.weights)
+
+
+# Rare-token heads: the largest weight falls on the rarest tokens of the sentence (Voita et al. 2019, section 5.3).
+
+COMMON = 500
+"""A sentence counts if its rarest token is not among so many of the most frequent ones."""
+
+
+def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
+    """Frequencies and whether a token is among the most frequent ones.
+
+    Args:
+        counts: of every token of the vocabulary in training data, ``[vocabulary]``.
+        common: how many tokens are called frequent.
+    """
+    frequent = torch.zeros(len(counts), dtype=torch.bool)
+    frequent[counts.argsort(descending=True, stable=True)[:common]] = True
+    return counts, frequent & (counts > 0)
+
+
+@torch.no_grad()
+def rare_counts(weights: Tensor, view: View, frequency: Tensor, common: Tensor, offsets: Tensor) -> Counts:
+    """How often the largest weight, without special tokens, is on the rarest and on one of the two rarest tokens a query sees.
+
+    Tokens of equal frequency are equally rare. Baselines: any token alike, then the token at each of ``offsets``.
+
+    Args:
+        weights: of attention, ``[batch, heads, query, key]``.
+        view: of the batch.
+        frequency: of the keys in training data, ``[batch, key]``.
+        common: keys that are frequent tokens, ``[batch, key]``.
+        offsets: of the baselines.
+    """
+    among = view.visible & view.text.unsqueeze(1)
+    frequency = frequency.double().unsqueeze(1).expand_as(among)
+    rarest = among & (frequency == _smallest(frequency, among))
+    rest = among & ~rarest
+    second = rest & (frequency == _smallest(frequency, rest)) & (rarest.sum(-1, keepdim=True) < 2)
+    counted = view.queries & (among.sum(-1) > 2) & ~(rarest & common.unsqueeze(1)).any(-1)
+    chosen, fixed = most_attended(weights, among), at_offsets(among, offsets)
+    hits, baselines = [], []
+    for targets in (rarest, rarest | second):
+        uniform = targets.sum(-1) / among.sum(-1).clamp(min=1)
+        hits.append((is_among(chosen, targets) & counted.unsqueeze(1)).sum(-1))
+        at_fixed = (is_among(fixed, targets) & counted.unsqueeze(1)).sum(-1)
+        baselines.append(torch.cat([(uniform * counted).sum(-1, keepdim=True), at_fixed], dim=1))
+    chances = counted.sum(-1, keepdim=True).expand(-1, 2)
+    return Counts(torch.stack(hits, -1), chances, torch.stack(baselines, -1))
+
+
+def _smallest(values: Tensor, among: Tensor) -> Tensor:
+    """The smallest value among the keys of each query, ``[batch, query, 1]``."""
+    return values.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
+
+
+class RareTokenShares(SentenceShares):
+    """:func:`rare_counts` over the data.
+
+    Args:
+        sites: attention modules of the model.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    names = ["rarest", "two rarest"]
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        self.offsets = offsets_within(REACH)
+        super().__init__(sites, columns=len(self.names), baselines=1 + len(self.offsets), **kwargs)
+
+    @property
+    def baseline_names(self) -> list[str]:
+        return ["any token", *(f"offset {offset:+d}" for offset in self.offsets.tolist())]
+
+    def observe(self, site: int, weights: Tensor, view: View, frequency: Tensor, common: Tensor) -> None:
+        """Add the attention ``[batch, heads, query, key]`` of one site; see :func:`rare_counts`."""
+        self.update(site, rare_counts(weights, view, frequency, common, self.offsets), view.weights)
+
+
+# Attention that says little: on separators, on the first token, or on all tokens alike (Clark et al. 2019, section 3).
+
+CONFIDENCE = 3
+
+
+@torch.no_grad()
+def sink_counts(weights: Tensor, view: View) -> Counts:
+    """Attention on separators (special tokens but the first token) and on the first token, normalised entropy, and confidence
+    (the largest weight, special tokens left out; Voita et al. 2019), summed over queries; the baseline is uniform attention,
+    and the last two have none.
+
+    A query counts for separators and first tokens where it sees one, and in all columns where it sees two keys.
+
+    Args:
+        weights: of attention, ``[batch, heads, query, key]``.
+        view: of the batch.
+    """
+    visible, keys = view.visible, view.keys
+    first = keys & (keys.cumsum(-1) == 1)
+    separators = keys & ~view.text & ~first
+    size = visible.sum(-1)
+    counted = view.queries & (size > 1)
+    hits, chances, uniform = [], [], []
+    for among in (separators, first):
+        seen = (visible & among.unsqueeze(1)).sum(-1)
+        asks = counted & (seen > 0)
+        on = torch.einsum("bhqk,bk,bq->bh", weights.double(), among.double(), asks.double())
+        hits.append(on)
+        chances.append(asks.sum(-1))
+        uniform.append((seen / size.clamp(min=1) * asks).sum(-1))
+    p = weights.double().clamp(min=0)
+    entropy = -torch.xlogy(p, p).sum(-1) / size.clamp(min=2).log().unsqueeze(1)
+    hits.append((entropy * counted.unsqueeze(1)).sum(-1))
+    largest = (p * (visible & view.text.unsqueeze(1)).unsqueeze(1)).amax(-1)
+    hits.append((largest * counted.unsqueeze(1)).sum(-1))
+    for _ in range(2):
+        chances.append(counted.sum(-1))
+        uniform.append(torch.full_like(uniform[0], torch.nan))
+    return Counts(torch.stack(hits, -1), torch.stack(chances, -1), torch.stack(uniform, -1).unsqueeze(1))
+
+
+class SinkShares(SentenceShares):
+    """:func:`sink_counts` over the data.
+
+    Args:
+        sites: attention modules of the model.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    names = ["separator", "first-token", "broad", "confidence"]
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        super().__init__(sites, columns=len(self.names), baselines=1, **kwargs)
+
+    def observe(self, site: int, weights: Tensor, view: View) -> None:
+        """Add the attention ``[batch, heads, query, key]`` of one site."""
+        self.update(site, sink_counts(weights, view), view.weights)

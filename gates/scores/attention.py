@@ -1,0 +1,429 @@
+"""Attention entropy per head, without storing an attention matrix where the model allows it.
+
+For one query i, ``H_i = -sum_j p_ij log p_ij = lse_i - q_i . (sum_j p_ij k_j) * scale``, where lse is the
+log-sum-exp of its scaled scores. The sum in brackets is attention with the keys as values, so one fused attention
+call that also returns its log-sum-exp gives exact entropies in memory linear in the sequence length. Masks that hide keys are
+read a block of queries at a time, and each block attends only to the keys between the first and the last that it sees: so
+causal masks with padding cost half of a full matrix, and sliding windows and packed documents a part of it.
+
+All is computed in float32, also for models in half precision. Fused kernels in half precision (flash and flex attention on a
+GPU) would be faster, but they round the mean key, and the entropy is a small difference of large numbers. With bfloat16 scores
+of standard deviation 8, whose entropies are 0.8 nats in the mean, the kernel of the CPU in bfloat16 is off by up to 0.07 nats,
+and in float32 by 1e-5. So kernels in half precision are not used. The way of CUDA, the memory-efficient kernel, was never run.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gates.attention.sites import AttentionSite
+from gates.attention.valid import check_valid
+from gates.scores.metric import HeadMetric
+
+# Attention scores and masks, a block of queries at a time, so that memory grows in proportion to the number of keys.
+#
+# A mask is what PyTorch's attention takes for one: true at visible keys, or a summand of the scores that is ``-inf``, or the
+# lowest value of its type, at invisible ones. Attention can also be causal: then query i sees the keys 0 to i alone.
+
+BLOCK = 256
+"""Queries whose scores, or whose part of a mask, are in memory at a time."""
+
+
+def query_blocks(queries: int) -> Iterator[slice]:
+    """All queries, :data:`BLOCK` at a time."""
+    for start in range(0, queries, BLOCK):
+        yield slice(start, min(start + BLOCK, queries))
+
+
+def bias_blocks(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Iterator[tuple[slice, Tensor | None]]:
+    """The queries of each block, and what is added to their scores: :func:`bias_of`.
+
+    Args:
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]``.
+        mask: see above, broadcastable to ``[batch, heads, query, key]``; it may have more keys than there are.
+        causal: whether queries see no later keys.
+    """
+    for at in query_blocks(query.shape[2]):
+        yield at, bias_of(mask, causal, at, key.shape[2], query.device)
+
+
+def bias_of(mask: Tensor | None, causal: bool, at: slice, keys: int, device: torch.device) -> Tensor | None:
+    """What is added to the scores of some queries, float32, ``[batch or 1, heads or 1, query or 1, key]``.
+
+    It is ``-inf`` at invisible keys; None if nothing is added.
+
+    >>> bias_of(None, True, slice(1, 3), 4, torch.device("cpu"))
+    tensor([[[[0., 0., -inf, -inf],
+              [0., 0., 0., -inf]]]])
+    """
+    visible = _visible(mask, causal, at, keys, device)
+    if visible is None:
+        return None
+    if mask is None or mask.dtype == torch.bool:
+        return torch.where(visible, 0.0, -torch.inf).float()
+    return torch.where(visible, _rows(mask, at, keys).float(), -torch.inf)
+
+
+def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """How many keys each query sees, ``[batch or 1, 1, query]``; of a mask by heads, those that the first head sees.
+
+    Args:
+        query, key, mask, causal: see :func:`bias_blocks`.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        last = torch.arange(1, queries + 1, device=query.device).clamp(max=keys)
+        return (last if causal else torch.full_like(last, keys)).view(1, 1, queries)
+    counts = []
+    for at in query_blocks(queries):
+        visible = _visible(mask[:, :1], causal, at, keys, query.device)
+        assert visible is not None, "a mask shows some keys and hides others"
+        counts.append(visible.sum(-1, dtype=torch.int32).expand(-1, -1, at.stop - at.start))
+    return torch.cat(counts, dim=2)
+
+
+def score_blocks(
+    query: Tensor, key: Tensor, scale: float, mask: Tensor | None, softcap: float | None, causal: bool = False
+) -> Iterator[Tensor]:
+    """Attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time, ``-inf`` at invisible keys.
+
+    Args:
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]``.
+        scale, mask, softcap, causal: see :func:`gates.scores.attention.attention_entropy`.
+    """
+    for at, bias in bias_blocks(query, key, mask, causal):
+        yield scores_of(query[:, :, at], key, scale, bias, softcap)
+
+
+def scores_of(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> Tensor:
+    """Attention scores of all queries that are given, ``[batch, heads, query, key]``."""
+    scores = query @ key.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    return scores if bias is None else scores + bias
+
+
+def _visible(mask: Tensor | None, causal: bool, at: slice, keys: int, device: torch.device) -> Tensor | None:
+    """Whether queries see keys, ``[batch or 1, heads or 1, query or 1, key]``; None where they see all."""
+    visible = None
+    if mask is not None:
+        rows = _rows(mask, at, keys)
+        visible = rows if rows.dtype == torch.bool else rows > torch.finfo(rows.dtype).min
+    if causal:
+        earlier = torch.arange(keys, device=device) <= torch.arange(at.start, at.stop, device=device).unsqueeze(1)
+        visible = earlier[None, None] if visible is None else visible & earlier
+    return visible
+
+
+def _rows(mask: Tensor, at: slice, keys: int) -> Tensor:
+    """Of a mask, with all keys, also where it says the same of each."""
+    rows = (mask if mask.shape[2] == 1 else mask[:, :, at])[..., :keys]
+    return rows.expand(*rows.shape[:-1], keys)
+
+
+# What measures of attention distributions have in common: a mean over queries for every head.
+
+
+def _mean_update(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum ``[heads]`` of ``[batch, heads, query]`` over queries that count (``[batch, 1, query]``), and their number."""
+    return torch.where(counted, values, 0.0).double().sum((0, 2)), counted.sum()
+
+
+def _mean_compute(total: Tensor, count: Tensor) -> Tensor:
+    return total / count.clamp(min=1)
+
+
+class AttentionMetric(HeadMetric):
+    """Mean of a measure of attention distributions for every head, over all queries that count; exact under DDP.
+
+    Padded queries do not count, nor do those that see fewer than ``least_keys`` keys.
+
+    Args:
+        sites: attention modules of the model that is observed.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    least_keys = 0
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sizes = [site.heads for site in sites]
+        self.add_state("total", torch.zeros(sum(self._sizes), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(len(sites), dtype=torch.long), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def from_scores(
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        mask: Tensor | None,
+        *,
+        causal: bool = False,
+        softcap: float | None = None,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """The measure of every query, ``[batch, heads, query]``; arguments: :func:`attention_entropy`."""
+
+    @abstractmethod
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        """The same from attention weights ``[batch, heads, query, key]``."""
+
+    def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
+        """The measure as it is averaged; by default as it is."""
+        return values
+
+    def update(self, site: int, values: Tensor, visible: Tensor, valid: Tensor | None = None) -> None:
+        """Add one forward pass of one site.
+
+        Args:
+            site: index of the site.
+            values: measure of every query, ``[batch, heads, query]``.
+            visible: keys each query sees, broadcastable to ``[batch, 1, query]``.
+            valid: queries that are not padding, ``[batch, query]``; None if all count.
+
+        Raises:
+            GateError: for a mask of another shape.
+        """
+        counted = visible.expand(values.shape[0], 1, values.shape[2]) >= self.least_keys
+        if valid is not None:
+            check_valid(valid, counted[:, 0].shape)
+            counted = counted & valid.bool().unsqueeze(1).to(counted.device)
+        total, count = _mean_update(self.normalised(values, visible), counted)
+        self.total.split(self._sizes)[site].add_(total.to(self.total.device))  # sites may be on several devices
+        self.count[site] += count.to(self.count.device)
+
+    def compute(self) -> Tensor:
+        """Mean of the measure, ``[heads]``."""
+        sizes = torch.tensor(self._sizes, device=self.count.device)
+        return _mean_compute(self.total, self.count.repeat_interleave(sizes, output_size=self.total.numel()))
+
+
+@torch.no_grad()
+def attention_entropy(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Entropy in nats of each query's attention distribution, ``[batch, heads, query]``, float32; 0 for one that sees no key.
+
+    Args:
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
+        scale: factor of the scores.
+        mask: true at visible keys, or a summand of the scores that is ``-inf`` or its type's lowest value at invisible keys
+            and anything finite elsewhere; broadcastable to ``[batch, heads, query, key]``.
+        causal: whether query i sees the keys 0 to i alone, of those that the mask shows.
+        softcap: scores become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).
+        sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); it counts as one more key.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        query, key = query.float(), key.float()
+        sink = None if sink is None else sink.float().view(1, -1, 1)
+        if mask is None and softcap is None:  # the kernel hides later keys by itself
+            whole = _fused(query, key, scale, None, sink, causal=causal)
+            if whole is not None:
+                return whole
+        blocks = []
+        for at, bias in bias_blocks(query, key, mask, causal):
+            rows, fused = query[:, :, at], None
+            if softcap is None and _only_hides(mask, bias):
+                fused = _over_seen_keys(rows, key, scale, bias, sink)
+            blocks.append(_explicit(scores_of(rows, key, scale, bias, softcap), sink) if fused is None else fused)
+        return torch.cat(blocks, dim=2)
+
+
+def _only_hides(mask: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether a mask hides keys and adds nothing to other scores; what is added (T5, ALiBi) changes the entropy identity.
+
+    Args:
+        mask: that was given; of booleans it is known without a look.
+        bias: what was made of its rows.
+    """
+    if mask is None or bias is None or mask.dtype == torch.bool:
+        return True
+    return bool(((bias == -torch.inf) | (bias == 0)).all())
+
+
+def _over_seen_keys(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
+    """The entropy of queries from which a bias hides keys, by a fused kernel over those that any of them sees."""
+    if bias is None:
+        return _fused(query, key, scale, None, sink)
+    seen = (bias.amax((0, 1, 2)) > -torch.inf).nonzero()
+    if not len(seen):
+        return query.new_zeros(query.shape[:-1])
+    near = slice(int(seen[0]), int(seen[-1]) + 1)
+    entropy = _fused(query, key[:, :, near], scale, bias[..., near], sink)
+    return None if entropy is None else entropy.masked_fill_(bias.amax(-1) == -torch.inf, 0.0)
+
+
+def _from_moments(log_sum_exp: Tensor, mean_score: Tensor, sink: Tensor | None) -> Tensor:
+    """Entropy from the log-sum-exp and the mean of the scores, with the sink as one more outcome."""
+    if sink is None:
+        return log_sum_exp - mean_score
+    whole = torch.logaddexp(log_sum_exp, sink)
+    p_sink = (sink - whole).exp()
+    return whole - (1 - p_sink) * mean_score - p_sink * sink
+
+
+def _explicit(scores: Tensor, sink: Tensor | None) -> Tensor:
+    """The definition, for a block of queries."""
+    if sink is not None:
+        scores = torch.cat([scores, sink.unsqueeze(-1).expand(*scores.shape[:-1], 1)], dim=-1)
+    log_p = scores.log_softmax(-1)
+    return -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1)
+
+
+def _fused(
+    query: Tensor, key: Tensor, scale: float, bias: Tensor | None, sink: Tensor | None, *, causal: bool = False
+) -> Tensor | None:
+    """The entropy from attention with V = K and its log-sum-exp; None where no kernel of PyTorch gives them."""
+    found = _kernel(query, key, scale, bias, causal)
+    if found is None:
+        return None
+    mean_key, log_sum_exp = found
+    return _from_moments(log_sum_exp, mean_key.mul_(query).sum(-1) * scale, sink).clamp(min=0)
+
+
+def _kernel(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor] | None:
+    """Attention with V = K and its log-sum-exp from PyTorch's fused kernels; None where they are not to be had.
+
+    The operators are not public: any failure to call them falls back to the explicit blocks.
+    """
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    if bias is not None:
+        bias = bias.float().clamp(min=torch.finfo(torch.float32).min / 2)
+    try:
+        if query.device.type == "cpu":
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, key, 0.0, causal, attn_mask=None if bias is None else bias.expand(shape), scale=scale
+            )
+        if query.device.type == "cuda":
+            if bias is not None:
+                bias = _aligned(bias).expand(shape)  # aligned before it is expanded, which costs no memory
+            output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+                query, key, key, bias, True, 0.0, causal, scale=scale
+            )
+            return output, log_sum_exp[:, :, : query.shape[2]]
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError):
+        return None
+    return None
+
+
+def _aligned(bias: Tensor) -> Tensor:
+    """The efficient kernel wants rows of the bias to start at multiples of 16 elements."""
+    keys = bias.shape[-1]
+    padded = bias.new_zeros(*bias.shape[:-1], math.ceil(keys / 16) * 16)
+    padded[..., :keys] = bias
+    return padded[..., :keys]
+
+
+def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
+    """Entropy over its maximum, the log of the number of visible keys; in [0, 1].
+
+    Args:
+        entropy: entropy of every query, ``[batch, heads, query]``.
+        visible: keys each query may attend to, broadcastable to ``entropy``; where fewer than two, the result is 0
+            and should not be counted.
+    """
+    return torch.where(visible > 1, entropy / visible.clamp(min=2).float().log(), torch.zeros_like(entropy))
+
+
+class AttentionEntropy(AttentionMetric):
+    """Mean normalised attention entropy of every head; queries that see one key do not count.
+
+    >>> from gates import find_attention, observe_entropy
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> entropy = AttentionEntropy(sites := find_attention(model))
+    >>> with torch.no_grad(), observe_entropy(model, sites, entropy, {"encoder": None}):
+    ...     _ = model(torch.randint(50, (3, 7)))
+    >>> bool((entropy.compute() <= 1).all())  # 1 where a head attends to all keys alike
+    True
+    """
+
+    least_keys = 2
+
+    def from_scores(self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None, **more: Any) -> Tensor:
+        return attention_entropy(query, key, scale, mask, **more)
+
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
+
+    def normalised(self, values: Tensor, visible: Tensor) -> Tensor:
+        return normalised_entropy(values, visible)
+
+
+# Attention confidence per head: how much a query attends to the key it attends to most (Voita et al. 2019, section 4.1).
+#
+# The mean of the largest attention weight over all queries that are not padding. Voita et al. leave out attention to the
+# end-of-sentence symbol; here nothing is left out.
+
+
+@torch.no_grad()
+def attention_confidence(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """The largest attention weight of each query, ``[batch, heads, query]``, float32, in memory linear in the number of keys.
+
+    It is 0 for a query that sees no key.
+
+    Args:
+        query: queries, ``[batch, heads, query, head_dim]``.
+        key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
+        scale: factor of the scores.
+        mask: true at visible keys, or a summand of the scores, broadcastable to ``[batch, heads, query, key]``.
+        causal: whether queries see no later keys.
+        softcap: scores become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).
+        sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); its own weight is no confidence.
+    """
+    largest = []
+    with torch.autocast(query.device.type, enabled=False):
+        for scores in score_blocks(query.float(), key.float(), scale, mask, softcap, causal):
+            log_sum_exp = scores.logsumexp(-1)
+            if sink is not None:
+                log_sum_exp = torch.logaddexp(log_sum_exp, sink.float().view(1, -1, 1))
+            largest.append((scores.amax(-1) - log_sum_exp).exp().nan_to_num(0.0))
+    return torch.cat(largest, dim=2)
+
+
+class AttentionConfidence(AttentionMetric):
+    """Mean largest attention weight of every head, in [0, 1].
+
+    >>> from gates import find_attention, observe_attention
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
+    >>> confidence = AttentionConfidence(sites := find_attention(model))
+    >>> with torch.no_grad(), observe_attention(model, sites, [confidence], {"encoder": None}):
+    ...     _ = model(torch.randint(50, (3, 7)))
+    >>> confidence.compute().shape
+    torch.Size([8])
+    """
+
+    def from_scores(self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None, **more: Any) -> Tensor:
+        return attention_confidence(query, key, scale, mask, **more)
+
+    def from_matrix(self, weights: Tensor) -> Tensor:
+        return weights.amax(-1)

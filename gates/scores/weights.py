@@ -1,0 +1,198 @@
+"""Importance of a head by its output weights: the sum of ``|w * dL/dw|`` over its columns of the output projection.
+
+The first-order (Taylor) criterion of Molchanov et al. 2017 and 2019 on weights alone; the gradient is averaged over the
+scoring set *before* the product. Without the absolute value the sum over a head's columns is exactly the signed gradient of
+its gate, ``sum_w w * dL/dw = dL/dz`` at z = 1, because the gate scales those columns. So the score is at least ``|E dL/dz|``;
+HIS, ``E |dL/dz|``, takes the absolute value per example and after the sum over weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from gates.attention.layouts import check_merged
+from gates.attention.sites import AttentionSite, join_sites, weight_by_output
+from gates.errors import GateError
+from gates.gating.head_gates import HeadGates
+from gates.scores.ablation import MeanHeadOutput
+from gates.scores.metric import HeadMetric
+from gates.surgery.slices import rows_of_parts
+
+
+def output_weights(gates: HeadGates) -> list[Tensor]:
+    """The weight of every site's output projection, as its class stores it.
+
+    Raises:
+        GateError: where an adapter adds to it.
+    """
+    check_merged(gates.model)
+    return [site.output.weight for site in gates.sites]
+
+
+def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bool = True) -> Tensor:
+    """The score of every gate, ``[gates]``, float64.
+
+    Args:
+        gates: gates of the model.
+        gradients: gradients of the loss with respect to :func:`output_weights`, in their order and shapes.
+        absolute: whether to take ``|w * dL/dw|``; without it the result is the signed gradient of the gate.
+    """
+    scores = []
+    for site, size, gradient in zip(gates.sites, gates.sizes, gradients, strict=True):
+        by_output = gradient.T if isinstance(site.output, Conv1D) else gradient
+        products = weight_by_output(site.output).detach().double() * by_output.double()
+        scores.append((products.abs() if absolute else products).sum(0).unflatten(0, (size, -1)).sum(-1))
+    return join_sites(scores)
+
+
+class MeanGradients(HeadMetric):
+    """The gradient of the mean loss over all examples with respect to some tensors; exact under DDP.
+
+    Args:
+        tensors: tensors that the loss is differentiated with respect to; only their shapes are used.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    examples: Tensor
+
+    def __init__(self, tensors: Sequence[Tensor], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._names = [f"sum_{index}" for index in range(len(tensors))]
+        for name, tensor in zip(self._names, tensors, strict=True):
+            self.add_state(name, torch.zeros(tensor.shape), dist_reduce_fx="sum")
+        self.add_state("examples", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, gradients: Sequence[Tensor], examples: int) -> None:
+        """Add a batch: gradients of its mean loss, and how many examples it has."""
+        for name, gradient in zip(self._names, gradients, strict=True):
+            getattr(self, name).add_(gradient, alpha=examples)
+        self.examples += examples
+
+    def compute(self) -> list[Tensor]:
+        """The mean gradients, in the order and shapes of the tensors."""
+        return [getattr(self, name) / self.examples for name in self._names]
+
+
+# FLAP's score of a head (An et al. 2024, arXiv 2312.11983): how much of what it adds to a layer changes from input to input.
+#
+# What a head puts out on average can be had without it, as a constant in the bias of the output projection; what is lost is its
+# fluctuation. Feature f of the concatenated heads scores ``Var(x_f) * |W_f|^2``, with the sample variance over positions and
+# the squared norm of its column of the output projection. The scores of a layer's features are standardised, to mean 0 and
+# standard deviation 1, so that layers can be compared, and a head's score is the mean over its features. This is the paper's
+# metric WIFV with its structure AL, for attention alone. The constant itself is mean replacement
+# (:mod:`gates.scores.ablation`).
+#
+# The released code updates the variance sequence by sequence and starts with the second one. Here it is that of all positions
+# that are not padding.
+
+
+class HeadOutputVariance(MeanHeadOutput):
+    """The sample variance of every feature of the concatenated heads over all queries that are not padding; exact under DDP.
+
+    Fed by :func:`gates.attention.intercept.observe_head_outputs`.
+
+    Args:
+        sites: attention modules of the model that is observed.
+        kwargs: arguments of :class:`torchmetrics.Metric`.
+    """
+
+    def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
+        super().__init__(sites, **kwargs)
+        self._squares = [f"square_{index}" for index in range(len(sites))]
+        self._add_sums(self._squares, sites)
+
+    def _add(self, site: int, rows: Tensor) -> None:
+        super()._add(site, rows)
+        getattr(self, self._squares[site]).add_(rows.square().sum(0).to(self.count.device))
+
+    def compute(self) -> list[Tensor]:
+        """For each site, the variances ``[heads * head_dim]``, float64."""
+        variances = []
+        for mean, square, count in zip(super().compute(), self._squares, self.count, strict=True):
+            spread = getattr(self, square) - count * mean.square()
+            variances.append(spread.clamp(min=0) / (count - 1).clamp(min=1))
+        return variances
+
+
+def fluctuation(gates: HeadGates, variances: Sequence[Tensor]) -> Tensor:
+    """The score of every gate, ``[gates]``, float64: the mean over its features.
+
+    Args:
+        gates: gates of the model.
+        variances: of the features of every site, ``[heads * head_dim]``, from :class:`HeadOutputVariance`.
+
+    Raises:
+        GateError: where an adapter adds to an output projection.
+    """
+    check_merged(gates.model)
+    scores = []
+    for site, size, variance in zip(gates.sites, gates.sizes, variances, strict=True):
+        features = variance * weight_by_output(site.output).detach().to(variance).square().sum(0)
+        scores.append(_standardised(features).unflatten(0, (size, -1)).mean(-1))
+    return join_sites(scores)
+
+
+def _standardised(values: Tensor) -> Tensor:
+    """To mean 0 and sample standard deviation 1; zeros where all are equal."""
+    spread = values.std()
+    return torch.where(spread > 0, (values - values.mean()) / spread, 0.0)
+
+
+# Greedy-Gnorm (Guo and Sheridan 2026, arXiv 2602.04491): heads by the gradients of their query, key and value weights.
+#
+# A head scores ``|dL/dW_Q| * |dL/dW_K| * |dL/dW_V|``, the product of the l2 norms of the gradients of its own blocks of the
+# three projections. The head of the lowest score is removed, all that are left are scored again, and so on
+# (:func:`gates.scores.importance.removal_ranking`, one head in each step).
+#
+# The product and the loop are the abstract's. The objective L is that of the released code (Sheridan-Stable/greedy-gnorm): the
+# norm of the logits, which needs no labels. There it is the norm of all logits of a batch, with dropout on, and the norms of
+# gradients are averaged over batches. Here L is the mean over examples of the norm of an example's logits, without dropout, and
+# the norms are of its whole gradient, so that the score depends neither on the batches nor on the number of processes.
+
+
+def input_weights(gates: HeadGates) -> list[Tensor]:
+    """The weights of every site's query, key and value projections, as their classes store them; each once.
+
+    Raises:
+        GateError: where an adapter adds to one, or heads have no rows of their own in them.
+    """
+    check_merged(gates.model)
+    without = next((site for site in gates.sites if site.gate_only), None)
+    if without is not None:
+        raise GateError(
+            f"{type(without.core).__name__} has no query, key and value weights of each head that could be told apart "
+            f"({without.gate_only}); rank its heads by another score, such as his"
+        )
+    return [site.projection(path).weight for site in gates.sites for path in _paths(site)]
+
+
+def _paths(site: AttentionSite) -> list[str]:
+    """The paths of the projections, each once: one that is fused holds several parts."""
+    return list(dict.fromkeys(path for path, _ in rows_of_parts(site).values()))
+
+
+def gradient_norms(gates: HeadGates, gradients: Sequence[Tensor]) -> Tensor:
+    """The score of every gate, ``[gates]``, float64. Heads that share a key/value head share the norms of its blocks.
+
+    Args:
+        gates: gates of the model.
+        gradients: of the objective with respect to :func:`input_weights`, in their order and shapes.
+    """
+    waiting, scores = iter(gradients), []
+    for site, size in zip(gates.sites, gates.sizes, strict=True):
+        squares: dict[str, Tensor] = {}
+        for path in _paths(site):
+            gradient = next(waiting).double()
+            squares[path] = gradient.square().sum(0 if isinstance(site.projection(path), Conv1D) else 1)
+        product = torch.ones(size, dtype=torch.float64)
+        for path, rows in rows_of_parts(site).values():
+            by_head = squares[path].cpu()[rows].sum(-1)
+            sharing = max(1, size // len(by_head))  # gates that have one key/value head
+            product *= by_head.repeat_interleave(sharing).unflatten(0, (size, -1)).sum(-1).sqrt()
+        scores.append(product)
+    return torch.cat(scores)

@@ -1,0 +1,321 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gates.attention.sites import find_attention
+from gates.errors import GateError
+from gates.scores import attention as module
+from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy
+from gates.scores.observe import entropy_route, observe_entropy
+from tests.models import FAMILIES, build, inputs, logits
+from tools.coverage import architectures as zoo
+
+
+def naive(query, key, scale, bias=None):
+    """The definition, in float64, with the whole matrix."""
+    scores = query.double() @ key.double().transpose(-1, -2) * scale
+    p = (scores if bias is None else scores + bias.double()).softmax(-1)
+    return -(p * p.clamp(min=1e-300).log()).sum(-1)
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.floats(0.1, 4.0), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=40)
+def test_entropy_equals_the_naive_sum(heads, queries, keys, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(2, heads, queries, 8, generator=generator) * spread
+    key = torch.randn(2, heads, keys, 8, generator=generator)
+    hidden = torch.rand(2, 1, queries, keys, generator=generator) < 0.3
+    hidden[..., 0] = False
+    bias = torch.zeros(2, 1, queries, keys).masked_fill(hidden, -torch.inf)
+    for b in (None, bias):
+        found = attention_entropy(query, key, 0.35, b)
+        torch.testing.assert_close(found.double(), naive(query, key, 0.35, b), atol=2e-5, rtol=1e-5)
+
+
+LENGTH = 600
+"""Of queries and keys, in three blocks."""
+
+
+def shapes():
+    """Masks by name, true at visible keys, ``[2, 1, query, key]``; and whether attention is causal beside them."""
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    every = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
+    place = torch.arange(LENGTH)
+    left, right = place >= torch.tensor([[0], [350]]), place < torch.tensor([[600], [250]])
+    documents = torch.tensor([0, 90, 400, 410])
+    document = torch.searchsorted(documents, place, right=True)
+    packed = document.unsqueeze(1) == document
+    window = causal & (place.unsqueeze(1) - place < 100)
+    return {
+        "causal": (None, True),
+        "causal, as a mask": (every & causal, False),
+        "padded on the right": (every & right[:, None, None], False),
+        "padded on the right, one row": (right[:, None, None], False),
+        "padded queries, one column": (right[:, None, :, None], False),
+        "causal and padded on the right": (every & right[:, None, None] & causal, False),
+        "causal and padded on the left": (every & left[:, None, None] & causal, False),  # whole blocks see no key
+        "causal beside padding": (left[:, None, None], True),
+        "packed": ((packed & causal)[None, None], False),
+        "sliding window": (window[None, None], False),
+        "sliding window and padded": (every & window & left[:, None, None], False),
+        "by heads": (torch.rand(1, 4, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.01, False),
+    }
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", shapes())
+def test_every_shape_of_mask_against_the_whole_matrix(monkeypatch, name, fused, kind):
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, heads, LENGTH, 8, generator=generator) * 2 for heads in (4, 2))
+    key = key.repeat_interleave(2, dim=1)  # grouped queries
+    mask, causal = shapes()[name]
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() if causal else torch.tensor(True)
+    visible = (visible if mask is None else mask & visible).expand(2, 4, LENGTH, LENGTH)
+    p = (query.double() @ key.double().transpose(-1, -2) * 0.35).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+    expected = torch.special.entr(p).sum(-1)
+    assert float(expected[visible.any(-1)].mean()) > 0.5, "a test of zeros would show nothing"
+    if mask is not None and kind != torch.bool:
+        mask = torch.zeros(mask.shape, dtype=kind).masked_fill(~mask, torch.finfo(kind).min)
+    if not fused:
+        monkeypatch.setattr(module, "_kernel", lambda *arguments: None)
+    found = attention_entropy(query, key, 0.35, mask, causal=causal)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (300, 1)])
+def test_causal_attention_of_other_numbers_of_keys(queries, keys):
+    """Query i sees the keys 0 to i, as PyTorch's attention has it."""
+    query, key = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8)
+    bias = torch.zeros(queries, keys).masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
+    found = attention_entropy(query, key, 0.35, causal=True)
+    torch.testing.assert_close(found.double(), naive(query, key, 0.35, bias), atol=2e-5, rtol=1e-5)
+
+
+def test_a_kernel_sees_only_the_keys_of_its_block(monkeypatch):
+    sizes = []
+    kernel = module._kernel
+
+    def noted(query, key, *arguments):
+        sizes.append((query.shape[2], key.shape[2]))
+        return kernel(query, key, *arguments)
+
+    monkeypatch.setattr(module, "_kernel", noted)
+    query = key = torch.randn(1, 1, LENGTH, 8)
+    for name in ("causal", "sliding window"):
+        attention_entropy(query, key, 0.35, shapes()[name][0], causal=shapes()[name][1])
+    assert sizes == [(600, 600), (256, 256), (256, 355), (88, 187)]
+
+
+ON_A_GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
+def test_without_the_private_operator_the_blocks_give_the_same(monkeypatch, device):
+    """Which also says that the operator is there, since without it the scores are right but slow."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 600, 8, device=device), torch.randn(2, 3, 500, 8, device=device)
+    hidden = torch.rand(2, 1, 600, 500, device=device) < 0.2
+    bias = torch.zeros(2, 1, 600, 500, device=device).masked_fill(hidden, -torch.inf)
+    assert module._fused(query, key, 0.3, bias, None) is not None
+    fused = attention_entropy(query, key, 0.3, bias)
+    monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
+    torch.testing.assert_close(attention_entropy(query, key, 0.3, bias), fused, atol=2e-5, rtol=1e-5)
+
+
+def test_float32_under_autocast():
+    torch.manual_seed(0)
+    query, key, bias = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 9)
+    for b in (None, bias):
+        expected = attention_entropy(query, key, 0.3, b)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(attention_entropy(query, key, 0.3, b), expected)
+
+
+def test_a_position_bias_is_taken_into_account():
+    torch.manual_seed(0)
+    query, key, bias = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8), torch.randn(1, 3, 9, 9)
+    found = attention_entropy(query, key, 0.3, bias)
+    torch.testing.assert_close(found.double(), naive(query, key, 0.3, bias), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found.double(), naive(query, key, 0.3), atol=1e-2)
+
+
+def test_uniform_attention_has_entropy_one_and_a_single_key_does_not_count():
+    entropy = attention_entropy(torch.zeros(1, 1, 2, 4), torch.randn(1, 1, 5, 4), 0.5)
+    torch.testing.assert_close(entropy, torch.full((1, 1, 2), math.log(5)))
+    visible = torch.tensor([[[5, 1]]])
+    torch.testing.assert_close(normalised_entropy(entropy, visible), torch.tensor([[[1.0, 0.0]]]))
+    metric = AttentionEntropy(find_attention(build("bert"))[:1])
+    metric.update(0, entropy.expand(1, 4, 2), visible)
+    assert metric.compute().tolist() == pytest.approx([1.0] * 4)
+
+
+def reference(name, model, batch):
+    """Mean normalised entropies from the model's own eager attention matrices, example by example."""
+    totals, counts = 0.0, 0
+    model.set_attn_implementation("eager")
+    for row in range(3):
+        one = {key: tensor[row : row + 1] for key, tensor in batch.items()}
+        with torch.no_grad():
+            output = model(**one, output_attentions=True)
+        keep = batch["attention_mask"][row].bool() if "attention_mask" in batch else slice(None)
+        if "cross" in FAMILIES[name].kinds:
+            both = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+            matrices = [m[0, :, keep] for m in output.encoder_attentions] + [m[0] for pair in both for m in pair]
+        else:
+            matrices = [matrix[0, :, keep] for matrix in output.attentions]
+        p = [matrix.double() for matrix in matrices]
+        visible = [(matrix > 0).sum(-1) for matrix in p]
+        h = [-(m * m.clamp(min=1e-300).log()).sum(-1) / n.clamp(min=2).double().log() for m, n in zip(p, visible, strict=True)]
+        totals = totals + torch.cat([(e * (n > 1)).sum(-1) for e, n in zip(h, visible, strict=True)])
+        counts = counts + torch.cat([(n > 1).sum(-1) for n in visible])
+    return totals / counts
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_observed_entropy_equals_the_models_own_matrices(name):
+    model, batch = build(name), inputs(name)
+    sites = find_attention(model)
+    valid = {"encoder": batch.get("attention_mask")}
+    if "cross" not in FAMILIES[name].kinds:
+        valid["decoder"] = batch.get("attention_mask")
+    metric = AttentionEntropy(sites)
+    before, expected = model.config._attn_implementation, logits(model, batch)
+    with observe_entropy(model, sites, metric, valid):
+        torch.testing.assert_close(logits(model, batch), expected, atol=1e-5, rtol=1e-4)
+    assert model.config._attn_implementation == before
+    torch.testing.assert_close(metric.compute(), reference(name, model, batch), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_streaming_equals_one_batch(name):
+    model, batch = build(name), inputs(name)
+    sites = find_attention(model)
+    results = []
+    for size in (3, 1):
+        metric = AttentionEntropy(sites)
+        for row in range(0, 3, size):
+            part = {key: tensor[row : row + size] for key, tensor in batch.items()}
+            with observe_entropy(model, sites, metric, dict.fromkeys(("encoder", "decoder"), part["attention_mask"])):
+                logits(model, part)
+        results.append(metric.compute())
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+def test_a_softcap_changes_the_scores():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8) * 3, torch.randn(2, 3, 9, 8)
+    bias = torch.zeros(1, 1, 9, 9).masked_fill(~torch.ones(9, 9, dtype=torch.bool).tril(), -torch.inf)
+    scores = 2.0 * (query.double() @ key.double().transpose(-1, -2) * 0.3 / 2.0).tanh()
+    p = (scores + bias).softmax(-1)
+    expected = -(p * p.clamp(min=1e-300).log()).sum(-1)
+    torch.testing.assert_close(attention_entropy(query, key, 0.3, bias, softcap=2.0).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_sink_is_one_more_key(monkeypatch, fused):
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 7, 8), torch.tensor([0.5, -1.0, 3.0])
+    scores = query.double() @ key.double().transpose(-1, -2) * 0.3
+    p = torch.cat([scores, sink.double().view(1, 3, 1, 1).expand(2, 3, 9, 1)], -1).softmax(-1)
+    if not fused:
+        monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
+    found = attention_entropy(query, key, 0.3, sink=sink)
+    torch.testing.assert_close(found.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_that_is_not_seen_is_an_error():
+    model, batch = build("bert"), inputs("bert")
+    other = build("bert", seed=1)
+    sites = find_attention(other)
+    with pytest.raises(GateError, match="was not seen"), observe_entropy(model, sites, AttentionEntropy(sites), {}):
+        logits(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        ("Bert", "fast"),
+        ("Falcon (new decoder)", "fast"),
+        ("Falcon (ALiBi)", "explicit"),
+        ("T5", "explicit"),
+        ("Gemma2", "explicit"),
+        ("Bloom", "explicit"),
+    ],
+)
+def test_the_route_by_architecture(name, route):
+    assert entropy_route(find_attention(zoo.build(zoo.BY_NAME[name]))) == route
+
+
+@pytest.mark.parametrize("keys", [1, 15, 16, 17, 40])
+def test_rows_of_an_aligned_bias_start_at_multiples_of_16(keys):
+    bias = torch.randn(2, 1, 5, keys)
+    found = module._aligned(bias)
+    assert torch.equal(found, bias)
+    assert found.stride(-2) == -(-keys // 16) * 16
+
+
+def test_the_measure_of_a_matrix_takes_its_zeros():
+    weights = torch.randn(2, 3, 5, 6).softmax(-1).masked_fill(torch.rand(2, 3, 5, 6) < 0.4, 0.0)
+    weights[..., 0] += 1 - weights.sum(-1)
+    entropy = AttentionEntropy(find_attention(build("bert"))).from_matrix(weights)
+    p = weights.double()
+    torch.testing.assert_close(entropy.double(), torch.special.entr(p).sum(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_normalised_entropy_by_hand():
+    entropy, visible = torch.full((1, 1, 4), math.log(2)), torch.tensor([[[0, 1, 2, 8]]])
+    assert normalised_entropy(entropy, visible).flatten().tolist() == pytest.approx([0, 0, 1, 1 / 3])
+
+
+@pytest.mark.parametrize("more", [{}, {"sink": torch.tensor([0.5, -1.0, 3.0])}, {"softcap": 2.0}])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_entropies_of_half_precision_are_computed_in_float32(dtype, more):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 9, 8).to(dtype), torch.randn(2, 3, 7, 8).to(dtype)
+    hidden = torch.rand(2, 1, 9, 7) < 0.3
+    hidden[..., 0] = False
+    half = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in more.items()}
+    for bias in (None, torch.zeros(2, 1, 9, 7, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)):
+        found = attention_entropy(query, key, 0.3, bias, **half)
+        whole = None if bias is None else torch.zeros(2, 1, 9, 7).masked_fill(hidden, -torch.inf)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(
+            found, attention_entropy(query.float(), key.float(), 0.3, whole, **more), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_to_a_single_key_has_no_entropy(monkeypatch, fused):
+    """Also not a tiny negative one, whatever the scores round to."""
+    if not fused:
+        monkeypatch.setattr(module, "_fused", lambda *arguments, **more: None)
+    torch.manual_seed(0)
+    entropy = attention_entropy(torch.randn(4, 3, 50, 8) * 200, torch.randn(4, 3, 20, 8), 1.0)
+    assert 0 <= float(entropy.min()) < 1e-6
+    assert float(entropy.median()) < 1e-3
+
+
+def test_masks_that_hide_keys_take_the_fused_way_and_others_do_not():
+    """A finite summand, however large, moves the mean score."""
+    visible = torch.tensor([True, False])
+    assert module._only_hides(visible, None)
+    for mask, hides in (([0.0, -torch.inf], True), ([0.0, -1e4, -torch.inf], False), ([0.0, 0.5], False)):
+        assert module._only_hides(torch.tensor(mask), torch.tensor(mask)) == hides
+
+
+def test_the_measure_of_a_half_precision_matrix_takes_its_zeros():
+    weights = torch.tensor([[[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]])
+    metric = AttentionEntropy(find_attention(build("bert")))
+    for dtype in (torch.float16, torch.bfloat16):
+        assert metric.from_matrix(weights.to(dtype)).flatten().tolist() == pytest.approx([math.log(2), 0], abs=1e-2)
+
+
+def test_sites_on_another_device_add_to_the_same_score():
+    """The meta device stands in for the second GPU of a model with a device map."""
+    entropy = AttentionEntropy(find_attention(build("bert"))).to("meta")
+    entropy.update(0, torch.rand(2, 4, 3), torch.full((1, 1, 1), 3), valid=torch.ones(2, 3))
+    assert entropy.compute().device.type == "meta"

@@ -1,0 +1,169 @@
+"""What commands are told, and what they say to what they cannot take."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gates.errors import GateError
+from training.cli.command_line import split_at_dashes, split_options
+from training.commands.table import COMMANDS, load, read, run_command, usage
+from training.config.data import KINDS
+
+TEXT = ["--model.backbone", "a/model", "--data.train_file", "train.csv", "--data.test_file", "test.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model.bugdet", "3"], "there is no option --model.bugdet; did you mean --model.budget?"),
+        (["--budget=3"], "there is no option --budget; did you mean --model.budget?"),
+        (["--data.train_fil", "x"], "there is no option --data.train_fil; did you mean --data.train_file?"),
+        (["--epochs", "3"], "there is no option --epochs"),
+        (["--model.budget", "abc"], "--model.budget is abc, which it does not take; expected a whole number, a number, one"),
+        (["--model.budget"], "--model.budget needs a value"),
+        (["--run.run_dir", "a"], "there is no option --run.run_dir; did you mean --run_dir?"),
+        (["--name.run_dir", "a"], "there is no option name.run_dir; did you mean --run_dir?"),
+        (["--seed", "x"], "--seed is x, which it does not take; expected a whole number"),
+        (["--compare", "fast"], "--compare is fast, which it does not take; expected none, posthoc or full"),
+        (["--data", "Txt"], f"there is no kind of data 'Txt'; expected one of {', '.join(KINDS)}"),
+        ([*TEXT, "--data.batch_size", "many"], "--data.batch_size is many, which it does not take; expected a whole number"),
+        (
+            [*TEXT, "--data.more_tests", "news.tsv"],
+            "--data.more_tests is news.tsv, which it does not take; expected names with a file each, such as {news: FILE}",
+        ),
+        (
+            ["--data", "SyntheticDocuments", "--data.more_tests", "{news: news.txt}"],
+            "SyntheticDocuments data have no option more_tests; choose another kind with --data Text or Ratings or Documents",
+        ),
+        (
+            ["--data", "Glue", "--data.subset", "cobla"],
+            "--data.subset is cobla, which it does not take; expected cola, sst2",
+        ),
+        (
+            ["--data", "Text", "--data.metric", "bleu"],
+            "--data.metric is bleu, which it does not take; expected accuracy, f1",
+        ),
+        ([*TEXT, "--data.columns", "a"], "--data.columns is a, which it does not take; expected a list"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml' does not exist; check --config"),
+        (["extra"], "'extra' stands where no value is expected"),
+        (["--model.budget="], "--model.budget is empty, which it does not take"),
+        (["--", "--model.budget", "3"], "fit passes nothing on"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, said, capsys):
+    assert run_command("fit", arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {said}" if "nowhere" not in said else "error: the configuration")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_an_option_counts_more_than_configurations_wherever_it_stands():
+    for given in (["--model.budget", "3", "--config", "configs/default.yaml"], ["--config=default.yaml", "--model.budget=3"]):
+        assert read("fit", given).options.model.budget == 3
+
+
+def test_an_option_of_another_kind_of_data_says_which(capsys):
+    assert run_command("fit", ["--config", "default.yaml", "--data.train_file", "a", "--data.test_file", "b"]) == 2
+    said = "error: Synthetic data have no option train_file; choose another kind with --data Text or Ratings or "
+    assert said in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_not_utf_8_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
+    assert run_command("fit", ["--config", str(tmp_path / "latin.yaml")]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_what_nobody_reads_any_more_is_no_mistake():
+    """The reader of a pipe may go away; that is no error and nothing was stopped."""
+    for arguments in ("fit --help-all", "compare --list_methods"):
+        command = f"{sys.executable} -m training {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        said = re.sub(r"loading libraries(, took .*)?\n", "", done.stderr)  # how long is told where it took long
+        assert (done.returncode, said) == (0, ""), arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modle:\n  budget: 3\n", "there is no option modle.budget; did you mean --model.budget?"),
+        ("model:\n  bugdet: 3\n", "there is no option model.bugdet; did you mean --model.budget?"),
+        ("data:\n  class_path: Text\n  init_args:\n    train_fiel: 3\n", "there is no option data.train_fiel; did you mean"),
+        ("a: [\n", "Problems parsing config"),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_one_line(text, said, tmp_path, capsys):
+    (tmp_path / "my.yaml").write_text(text)
+    assert run_command("fit", ["--config", str(tmp_path / "my.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_refuses_an_option_it_does_not_have(name, capsys):
+    with pytest.raises((GateError, SystemExit)) as stop:
+        read(name, ["--help"])
+    if not COMMANDS[name].trains:
+        assert getattr(stop.value, "code", None) == 0
+        assert "--" in capsys.readouterr().out
+    capsys.readouterr()
+    assert run_command(name, ["--no_such_thing", "1"]) == 2
+    assert "there is no option --no_such_thing" in capsys.readouterr().err
+    assert run_command(name, ["--version"]) == 0
+    assert capsys.readouterr().out.startswith("head-gates ")
+    assert f"  {name:<10} {COMMANDS[name].purpose}" in usage()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["fit", "--budegt"]]
+)
+def test_help_and_mistakes_load_no_pytorch(arguments):
+    """Nor anything else that takes seconds; so that an answer takes less than one."""
+    code = (
+        "import sys\nfrom training.__main__ import main\n"
+        f"try:\n    code = main({arguments})\nexcept SystemExit as stop:\n    code = stop.code\n"
+        "heavy = {'torch', 'transformers', 'pytorch_lightning', 'wandb', 'datasets', 'pandas', 'matplotlib'}\n"
+        "print(code, sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"{0 if set(arguments) & {'--help', '--version'} else 2} []"
+
+
+def test_what_is_passed_on():
+    assert split_at_dashes(["a", "--b", "--", "--c", "--"]) == (("a", "--b"), ("--c", "--"))
+    assert split_at_dashes(["a"]) == (("a",), ())
+    given = ["run", "--other_data.x", "1", "--run_dir", "d", "--other_data.y=2"]
+    own, others = split_options(given, lambda name: name.startswith("--other_data."))
+    assert own == ["--other_data.x", "1", "--other_data.y=2"]
+    assert others == ["run", "--run_dir", "d"]
+    assert split_options(["--a", "1", "--b"], lambda name: name == "--b") == (["--b"], ["--a", "1"])
+    assert split_options(["--a", "1"], lambda name: name.startswith(())) == ([], ["--a", "1"])
+
+
+def test_a_kind_of_data_of_ones_own_has_its_own_options(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom training.config.data import Text\n\n\n"
+        "@dataclass(frozen=True)\nclass Tweets(Text):\n    '''Tweets.\n\n    Args:\n        emoji: whether they stay.\n"
+        "    '''\n\n"
+        "    emoji: bool = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    line = read(
+        "fit", [*TEXT, "--data", "mine.Tweets", "--data.emoji", "false", "--data.train_file", "a", "--data.test_file", "b"]
+    )
+    assert line.options.data.class_path == "mine.Tweets"
+    assert line.options.data.init_args.emoji is False
+    with pytest.raises(GateError, match="emojis"):
+        read("fit", ["--data", "mine.Tweets", "--data.emojis", "false"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_table_names_is_there(name):
+    command = COMMANDS[name]
+    for path in filter(None, (command.work, command.check)):
+        assert callable(load(path)), path

@@ -1,0 +1,152 @@
+"""A run with a budget in time: the table that it goes by, and what its pruned model takes in the end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities import move_data_to_device
+from transformers import PreTrainedModel
+
+from gates.errors import GateError
+from gates.gating.latency import LatencyTable, TimeLimit
+from training.config import BudgetOption, Setup
+from training.data.base import TaskData
+from training.latency import Inputs, inputs_shaped, measure_achieved, measure_table
+from training.pruner.module import HeadPruner
+from training.runs import processes
+from training.runs.directory import LATENCY, RunDirectory
+from training.setup import make_trainer
+
+TOLERANCE = 0.05
+"""Share of the target by which the latency that is achieved may be above it."""
+
+
+def timed(setup: Setup, run: RunDirectory, data: TaskData) -> Setup:
+    """The same setup, in which a budget in time has become a limit by the table that is given, that of the run which goes on,
+    or one that is measured now. Writes nothing.
+
+    Raises:
+        GateError: for a table of another model, a time that this model cannot have, or one that is to be measured by several
+            processes at once.
+    """
+    if not isinstance(setup.model.budget, str):
+        return setup
+    return setup.within(table_of(setup, run.path / LATENCY if run.resumes else None, lambda: data))
+
+
+def table_of(setup: Setup, kept: Path | None, data: Callable[[], TaskData]) -> LatencyTable:
+    """The table that is given, that of an earlier call where there is a file of it, or one that is measured now.
+
+    Raises:
+        GateError: for a file that holds no table, or several processes that would measure at once.
+    """
+    if setup.model.latency_table is not None:
+        return LatencyTable.read(setup.model.latency_table)
+    return LatencyTable.read(kept) if kept is not None and kept.is_file() else measured_table(setup, data())
+
+
+def limits_of(
+    budgets: Sequence[BudgetOption], setup: Setup, kept: Path | None, data: Callable[[], TaskData]
+) -> list[BudgetOption]:
+    """The budgets of a comparison, in which times have become limits by one table of its model's; data are opened to measure.
+
+    Raises:
+        GateError: see :func:`table_of`; for a table of another model, and a time that this model cannot have.
+    """
+    table = table_of(setup, kept, data)
+    return [TimeLimit.parse(budget, table) if isinstance(budget, str) else budget for budget in budgets]
+
+
+def keep_table(budgets: Sequence[BudgetOption | None], run: RunDirectory) -> None:
+    """Write the table of the first budget in time into the directory, where those who read it later find it."""
+    for budget in budgets:
+        if isinstance(budget, TimeLimit) and processes.is_first():
+            budget.table.write(run.path / LATENCY)
+            return
+
+
+def limit_of(setup: Setup) -> TimeLimit | None:
+    """The limit of a run with a budget in time."""
+    budget: Any = setup.model.budget
+    return budget if isinstance(budget, TimeLimit) else None
+
+
+def measured_table(setup: Setup, data: TaskData, *, batch: int | None = None, length: int | None = None) -> LatencyTable:
+    """The table of a run's model on the run's device and in its precision.
+
+    Args:
+        setup: of the run.
+        data: built.
+        batch: examples, and
+        length: tokens of each; by default those of the first batch of the test split.
+
+    Raises:
+        GateError: for several devices, and a model whose heads cannot be removed.
+    """
+    trainer, options = make_trainer(setup), setup.model
+    if trainer.world_size > 1:
+        raise GateError(
+            f"{trainer.world_size} processes would measure latency at once; measure it on one device (python -m training "
+            "latency) and give --model.latency_table"
+        )
+    model = data.task.build(options, data.processor)
+    device = trainer.strategy.root_device
+    inputs = first_inputs(data, model, device)
+    if batch is not None or length is not None:
+        shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
+        wished = {name: [batch or shape[0], length or shape[-1], *shape[2:]] for name, shape in shapes.items()}
+        inputs = inputs_shaped(inputs, wished)
+    on_device: PreTrainedModel = trainer.precision_plugin.convert_module(model.to(device))  # type: ignore[arg-type,assignment]
+    converted = trainer.precision_plugin.convert_input(inputs)
+    return measure_table(on_device, converted, options.unit, context=trainer.precision_plugin.forward_context)
+
+
+def achieved(setup: Setup, pruner: HeadPruner, data: TaskData) -> dict[str, Any] | None:
+    """What the pruned model takes beside what it was to take; see :func:`measure_achieved`. None without a budget in time, and
+    in all processes but the first.
+
+    Args:
+        setup: of the run.
+        pruner: in its final state.
+        data: of the run.
+    """
+    limit = limit_of(setup)
+    if limit is None or not processes.is_first():
+        return None
+    gates, trainer = pruner.gates, make_trainer(setup)
+    device = trainer.strategy.root_device
+    gates.detach()
+    try:
+        dense: PreTrainedModel = trainer.precision_plugin.convert_module(copy.deepcopy(pruner.backbone).to(device))  # type: ignore[assignment]
+    finally:
+        gates.attach()
+    inputs = trainer.precision_plugin.convert_input(inputs_shaped(first_inputs(data, dense, device), limit.table.inputs))
+    mask = gates.to_heads(gates.mask.detach()).cpu()
+    return measure_achieved(dense, mask, limit, inputs, context=trainer.precision_plugin.forward_context)
+
+
+def first_inputs(data: TaskData, model: PreTrainedModel, device: torch.device) -> Inputs:
+    """What goes into a forward pass of the first batch of the test split, on the device."""
+    batch = next(iter(data.test_dataloader()))
+    found: Inputs = move_data_to_device(data.task.model_inputs(model, batch), device)
+    return found
+
+
+def told_of_latency(latency: dict[str, Any]) -> str:
+    """In a sentence, what was to be achieved and what was."""
+    asked, found = latency["expected_speedup"], latency["speedup"]["median"]
+    text = (
+        f"a forward pass was to take {latency['target_ms']:.4g} ms, {asked:.3g} times as fast as the dense model in the table; "
+        f"predicted {latency['predicted_ms']:.4g} ms; achieved {latency['achieved_ms']:.4g} ms beside "
+        f"{latency['dense_ms']:.4g} ms of the dense model, {found:.3g} times as fast"
+    )
+    if asked <= (1 + TOLERANCE) * found:
+        return text
+    return (
+        f"{text}. That is {asked / found - 1:.0%} more than was asked for; other work on the machine may have disturbed the "
+        "table: measure one when it is idle (python -m training latency) and give it as --model.latency_table"
+    )

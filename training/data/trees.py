@@ -1,0 +1,379 @@
+"""Gold trees from a treebank in CoNLL-U, the format of Universal Dependencies."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import conllu
+from conllu.exceptions import ParseException
+
+from gates.errors import GateError, first_line
+from training.data import translation as parallel_text
+from training.data.files import check_text, check_there
+from training.runs.hashing import own_function
+
+COLUMNS = 10
+UNCOUNTED = ("root", "punct", "dep", "list", "parataxis", "orphan", "goeswith", "reparandum")
+"""Relations that are looked at only if they are asked for: those of Universal Dependencies' groups loose, special and other,
+which hold the items of a list or the parts of a broken word together. Subtypes are left out with them."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A sentence with its basic dependencies.
+
+    Args:
+        words: the syntactic words, in order.
+        heads: of each word, by number from 0; -1 for the root.
+        relations: of each word to its head, subtypes included, such as ``nsubj:pass``.
+    """
+
+    words: list[str]
+    heads: list[int]
+    relations: list[str]
+
+
+def read_treebank(file: str) -> list[Tree]:
+    """The sentences of a CoNLL-U file, also with ``.gz``.
+
+    Of a token of several words, such as German *zum*, the words are taken, to which the trees refer; empty nodes and enhanced
+    dependencies, which are a layer of their own, are passed over.
+
+    Raises:
+        GateError: for a file that is missing, empty, not UTF-8 or no CoNLL-U, with the line.
+    """
+    check_there(file, "treebank")
+    check_text(Path(file), "text")
+    opener = gzip.open if file.endswith(".gz") else open
+    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
+        trees = trees_in(stream, repr(file))
+    if not trees:
+        raise GateError(f"the treebank {file!r} has no sentence; expected CoNLL-U, ten columns with tabs between them")
+    return trees
+
+
+def trees_in(lines: Iterable[str], where: str) -> list[Tree]:
+    """The sentences in lines of CoNLL-U; see :func:`read_treebank`.
+
+    Args:
+        lines: with or without their ends.
+        where: what errors call their place.
+
+    Raises:
+        GateError: for what is no CoNLL-U.
+    """
+    return [_tree(where, line, block) for line, block in _blocks(lines)]
+
+
+def relations_of(trees: Sequence[Tree], wanted: Sequence[str] = ()) -> list[str]:
+    """Relations between words, the most frequent first.
+
+    Args:
+        trees: of a treebank.
+        wanted: these alone, in this order; by default all but :data:`UNCOUNTED`.
+
+    Raises:
+        GateError: for one that the treebank does not have.
+    """
+    counts = Counter(relation for tree in trees for relation in tree.relations)
+    for relation in wanted:
+        if relation not in counts:
+            raise GateError(f"the treebank has no relation {relation!r}; it has {', '.join(sorted(counts)) or 'none'}")
+    usual = [relation for relation, _ in counts.most_common() if relation.partition(":")[0] not in UNCOUNTED]
+    return list(wanted) or usual
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """The lines of every sentence without comments, with the number of its first line; comments are kept as empty lines."""
+    first = 1
+    block: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        text = line.rstrip("\r\n")
+        if not text.strip():
+            if any(block):
+                yield first, block
+            first, block = number + 1, []
+        else:
+            block.append("" if text.startswith("#") else text)
+    if any(block):
+        yield first, block
+
+
+def _tree(place: str, first: int, block: Sequence[str]) -> Tree:
+    """The tree of a sentence.
+
+    Args:
+        place: as errors call it.
+        first: number of its first line.
+        block: its lines; empty ones are comments.
+    """
+    words: list[str] = []
+    heads: list[int] = []
+    relations: list[str] = []
+    lines: list[int] = []
+    for number, text in enumerate(block, start=first):
+        if not text:
+            continue
+        where = f"line {number} of {place}"
+        fields = text.split("\t")
+        if len(fields) != COLUMNS:
+            raise GateError(f"{where} has {len(fields)} columns; expected the {COLUMNS} of CoNLL-U, with tabs between them")
+        try:
+            token = conllu.parse("\t".join([*fields[:8], "_", "_"]) + "\n")[0][0]
+        except (ParseException, IndexError, ValueError) as error:
+            raise GateError(f"{where} is not CoNLL-U: {' '.join(str(error).split())}") from error
+        if not isinstance(token["id"], int):  # a token of several words, or an empty node
+            continue
+        if token["id"] != len(words) + 1:
+            raise GateError(
+                f"{where} has the ID {token['id']}; expected {len(words) + 1}, as words count from 1 in each sentence"
+            )
+        if not fields[1].strip():
+            raise GateError(f"{where} has no word in its second column; expected one, or _ for a word that is not known")
+        if token["head"] is None or not token["deprel"] or token["deprel"] == "_":
+            raise GateError(f"{where} has no head or relation; expected a treebank with dependencies")
+        words.append(fields[1])
+        heads.append(token["head"] - 1)
+        relations.append(token["deprel"])
+        lines.append(number)
+    _check(place, first, heads, lines)
+    return Tree(words, heads, relations)
+
+
+def _check(where: str, first: int, heads: Sequence[int], lines: Sequence[int]) -> None:
+    """Raises :class:`GateError` for what is no tree."""
+    if not heads:
+        raise GateError(f"the sentence at line {first} of {where} has no words; expected a line for each word")
+    for head, line in zip(heads, lines, strict=True):
+        if not -1 <= head < len(heads):
+            raise GateError(
+                f"line {line} of {where} has the head {head + 1}; expected 0 to {len(heads)}, words of the sentence"
+            )
+    if -1 not in heads:
+        raise GateError(f"the sentence at line {first} of {where} has no root; expected a word whose head is 0")
+    for word, line in enumerate(lines):
+        place, steps = word, 0
+        while place >= 0 and steps <= len(heads):
+            place, steps = heads[place], steps + 1
+        if place >= 0:
+            raise GateError(f"line {line} of {where} is part of a cycle, or leads to one; expected a tree up to the root")
+
+
+# Pronouns and what they stand for, from GAP (Webster et al. 2018) and WinoBias (Zhao et al. 2018).
+
+WORD = re.compile(r"\w+|[^\w\s]")
+GAP_COLUMNS = (
+    "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref",
+)  # fmt: skip
+TRUTH = {"TRUE": True, "FALSE": False}
+PRONOUNS = {
+    "he", "him", "his", "himself", "she", "her", "hers", "herself", "they", "them", "their", "theirs", "themselves",
+    "it", "its", "itself",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pronoun:
+    """A pronoun in a text, with its antecedent and perhaps another candidate.
+
+    Args:
+        words: of the text.
+        pronoun: number of the word.
+        antecedent: numbers of the mention's words.
+        other: those of the candidate that it does not stand for; none if there is no other.
+    """
+
+    words: list[str]
+    pronoun: int
+    antecedent: list[int]
+    other: list[int]
+
+
+def read_coreference(file: str) -> list[Pronoun]:
+    """The pronouns of a GAP table or of WinoBias sentences with brackets around pronoun and antecedent, also with ``.gz``.
+
+    Pronouns of GAP that stand for neither candidate are passed over.
+
+    Raises:
+        GateError: for a file that is missing, empty or neither, with the line.
+    """
+    check_there(file, "coreference")
+    check_text(Path(file), "text")
+    opener = gzip.open if file.endswith(".gz") else open
+    with opener(file, "rt", encoding="utf-8-sig", newline="\n") as stream:
+        lines = [line.rstrip("\r\n") for line in stream]
+    header = lines[0].split("\t")
+    if set(GAP_COLUMNS) <= set(header):
+        rows = list(csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE))
+        found = [_of_gap(file, number, header, row) for number, row in enumerate(rows, start=2) if row]
+    elif "[" in lines[0] and "]" in lines[0]:
+        found = [_of_brackets(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    else:
+        raise GateError(
+            f"{file!r} is neither GAP's table, with the columns {', '.join(GAP_COLUMNS)}, nor WinoBias's sentences with "
+            "[brackets]"
+        )
+    known = [pronoun for pronoun in found if pronoun is not None]
+    if not known:
+        raise GateError(f"no pronoun in {file!r} stands for a candidate; expected some that do")
+    return known
+
+
+def _of_gap(file: str, line: int, header: Sequence[str], row: Sequence[str]) -> Pronoun | None:
+    where = f"line {line} of {file!r}"
+    if len(row) != len(header):
+        raise GateError(f"{where} has {len(row)} columns; expected {len(header)}, as in the header")
+    cells = dict(zip(header, row, strict=True))
+    spans = {name: _span(where, cells, name) for name in ("Pronoun", "A", "B")}
+    for name in ("A-coref", "B-coref"):
+        if cells[name].upper() not in TRUTH:
+            raise GateError(f"{where} has {name} {cells[name]!r}; expected TRUE or FALSE")
+    candidates = {name: TRUTH[cells[f"{name}-coref"].upper()] for name in ("A", "B")}
+    if not any(candidates.values()):
+        return None
+    right = "A" if candidates["A"] else "B"
+    wrong = None if all(candidates.values()) else ("B" if right == "A" else "A")
+    return _pronoun(cells["Text"], spans["Pronoun"], spans[right], spans[wrong] if wrong else None)
+
+
+def _span(where: str, cells: dict[str, str], name: str) -> tuple[int, int]:
+    """First and last character of a mention, checked against the text."""
+    text, mention, offset = cells["Text"], cells[name], cells[f"{name}-offset"]
+    if not offset.isdecimal() or text[int(offset) : int(offset) + len(mention)] != mention or not mention:
+        raise GateError(
+            f"{where} has {name}-offset {offset!r}, where {mention!r} is not in the text; expected its first character"
+        )
+    return int(offset), int(offset) + len(mention)
+
+
+def _of_brackets(file: str, line: int, text: str) -> Pronoun:
+    """A sentence of WinoBias; of several pronouns in brackets the first counts."""
+    where = f"line {line} of {file!r}"
+    spans: list[tuple[int, int]] = []
+    plain, opened = "", None
+    for character in re.sub(r"^\d+\s+", "", text):
+        if character == "[":
+            if opened is not None:
+                raise GateError(
+                    f"{where} has a bracket within a bracket; expected an antecedent and its pronouns in brackets each"
+                )
+            opened = len(plain)
+        elif character == "]":
+            if opened is None:
+                raise GateError(
+                    f"{where} closes a bracket that is not open; expected an antecedent and its pronouns in brackets each"
+                )
+            spans.append((opened, len(plain)))
+            opened = None
+        else:
+            plain += character
+    pronouns = [span for span in spans if plain[slice(*span)].lower() in PRONOUNS]
+    others = [span for span in spans if span not in pronouns]
+    if len(others) != 1 or not pronouns:
+        raise GateError(f"{where} has {len(spans)} mentions in brackets; expected an antecedent and its pronouns")
+    return _pronoun(plain, pronouns[0], others[0], None)
+
+
+def _pronoun(text: str, pronoun: tuple[int, int], antecedent: tuple[int, int], other: tuple[int, int] | None) -> Pronoun:
+    found = list(WORD.finditer(text))
+
+    def words_in(span: tuple[int, int] | None) -> list[int]:
+        return [] if span is None else [i for i, word in enumerate(found) if word.start() < span[1] and word.end() > span[0]]
+
+    return Pronoun([word.group() for word in found], words_in(pronoun)[0], words_in(antecedent), words_in(other))
+
+
+# Trees of raw texts: from a pipeline of spaCy, an optional extra, or from a user's own parser that writes CoNLL-U.
+
+NO_SPACY = (
+    "the parser {parser!r} needs spaCy, which is not installed; install it with pip install spacy, or give a "
+    "treebank with --conllu FILE"
+)
+
+
+def parse_texts(parser: str, texts: Sequence[str]) -> list[Tree]:
+    """The sentences of some texts with their trees. They are as good as the parser, which is not gold.
+
+    Args:
+        parser: the name or folder of an installed pipeline of spaCy; or ``module:function``, a user's own function that takes
+            the list of texts and gives their trees as one text in CoNLL-U.
+        texts: in the language of the parser.
+
+    Raises:
+        GateError: if there is no such parser, or what it gives are no trees.
+    """
+    trees = _own_trees(parser, texts) if ":" in parser else _spacy_trees(parser, texts)
+    if not trees:
+        raise GateError(f"the parser {parser!r} found no sentence; give texts in its language")
+    return trees
+
+
+def _own_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
+    function = own_function(parser, "parser", "the list of texts")
+    try:
+        found = function(list(texts))
+    except Exception as error:
+        raise GateError(f"the parser {parser!r} failed: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(found, str):
+        raise GateError(f"the parser {parser!r} gave {type(found).__name__}; expected its trees as one text in CoNLL-U")
+    return trees_in(found.splitlines(), f"what the parser {parser!r} gave")
+
+
+def _spacy_trees(parser: str, texts: Sequence[str]) -> list[Tree]:
+    try:
+        import spacy
+    except ImportError as error:
+        raise GateError(NO_SPACY.format(parser=parser)) from error
+    try:
+        pipeline = spacy.load(parser)
+    except OSError as error:
+        raise GateError(
+            f"spaCy has no pipeline {parser!r} here; install one, such as with python -m spacy download en_core_web_sm, or "
+            "give the folder of one"
+        ) from error
+    except (ValueError, ImportError) as error:
+        reason = f"cannot be loaded by spaCy {spacy.__version__}: {first_line(error)}"
+        raise GateError(f"the pipeline {parser!r} {reason}") from error
+    trees = []
+    for document in pipeline.pipe(texts):
+        if not document.has_annotation("DEP"):
+            raise GateError(f"the pipeline {parser!r} finds no dependencies; give one with a parser, such as en_core_web_sm")
+        trees += [tree for sentence in document.sents if (tree := _parsed_tree(sentence)).words]
+    return trees
+
+
+def _parsed_tree(sentence: Any) -> Tree:
+    """A sentence of spaCy without its white space, which counts as tokens there; what depends on white space depends on what
+    that depends on."""
+    kept = [token for token in sentence if not token.is_space]
+    numbers = {token.i: number for number, token in enumerate(kept)}
+
+    def head_of(token: Any) -> int:
+        head = token.head
+        while head.is_space and head.head.i != head.i:
+            head = head.head
+        return -1 if head.i == token.i else numbers.get(head.i, -1)
+
+    heads = [head_of(token) for token in kept]
+    relations = ["root" if head < 0 else token.dep_ for token, head in zip(kept, heads, strict=True)]
+    return Tree([token.text for token in kept], heads, relations)
+
+
+# A file of running text, one text on each line.
+
+
+def read_lines(file: str) -> list[str]:
+    """The lines of a UTF-8 text file that say something, also with ``.gz``; see :func:`training.data.translation.read_lines`.
+
+    Raises:
+        GateError: for a file that is missing, empty or not UTF-8.
+    """
+    check_there(file, "text")
+    return [line for line in parallel_text.read_lines(file) if line]
