@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, legend_beside, method_styles, styled
-from training.report.contents import Contents, Course
+from training.report.contents import Course, ReportData
 from training.report.figures import DENSE, STAGE_TITLES, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
 from training.report.pictures import film_strip, gate_animation, pictures_of, role_map
 from training.report.reading import read_contents, read_roles
@@ -88,7 +88,7 @@ def of_pages() -> Iterator[tuple[str, Figure]]:
         yield "truth", ticks(recoveries(truth[~truth["method"].isin(LEFT_OUT)]))
 
 
-def of_gates() -> tuple[Contents, Course, str]:
+def of_gates() -> tuple[ReportData, Course, str]:
     """The results of :data:`HEADS`, its gates over training, and what their pictures are called."""
     folder, method, budget = HEADS
     contents = read_contents(RESULTS / folder)

@@ -26,7 +26,7 @@ from gates.errors import GateError, first_line
 from gates.files import replacing
 from gates.gating.hard_concrete import Stretch
 from gates.gating.head_gates import HeadGates, Mode
-from gates.gating.schedule import BudgetSteering
+from gates.gating.schedule import BudgetController
 from gates.options import TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 
 CONFIG_FILE = "gate_config.json"
@@ -144,7 +144,7 @@ class GateConfig:
             kinds=list(self.budget) if self.kinds is None and isinstance(self.budget, dict) else self.kinds,
         )
 
-    def steering_for(self, gates: HeadGates) -> BudgetSteering | None:
+    def steering_for(self, gates: HeadGates) -> BudgetController | None:
         """What leads such gates to the budget; None without one.
 
         Raises:
@@ -152,7 +152,7 @@ class GateConfig:
         """
         if self.budget is None:
             return None
-        return BudgetSteering(gates, self.budget, minimum_per_layer=self.minimum_per_layer, ramp=self.ramp)
+        return BudgetController(gates, self.budget, minimum_per_layer=self.minimum_per_layer, ramp=self.ramp)
 
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write the fields as JSON."""

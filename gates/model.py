@@ -211,7 +211,7 @@ class GatedModel(SharedGates, nn.Module):
         """
         if not isinstance(price, Tensor) and not (isinstance(price, (int, float)) and 0 <= price < math.inf):
             raise GateError(f"the price of an open {self.gates.unit} is {price!r}; expected a number of at least 0")
-        if self.steering is not None and self.steering.holds:
+        if self.steering is not None and self.steering.is_enforced:
             raise GateError(
                 f"the gates are held to a budget of {self.gate_config.budget}, so no price is to be paid; leave out penalty(), "
                 "or make the gates without a budget"
@@ -234,7 +234,7 @@ class GatedModel(SharedGates, nn.Module):
         """Hold the gates to their way to the budget; call it after every optimiser step.
 
         Args:
-            progress, optimizer: see :meth:`gates.gating.schedule.BudgetSteering.step_`.
+            progress, optimizer: see :meth:`gates.gating.schedule.BudgetController.step_`.
 
         Raises:
             GateError: without a budget, or for a progress outside 0 to 1.

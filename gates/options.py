@@ -14,5 +14,4 @@ Unit = Literal["head", "group"]
 NO_KIND = "{0} {{}}, which names no kind of heads; give a number, or one for a kind, such as {{encoder: {1}}}"
 """What is said of a budget or a price per kind without any kind: who has it, and a number as an example."""
 
-LEAST_PASSES = 6
-"""That a search by swaps takes: to the mask itself, to a race of all candidates (4) and to one swap."""
+MIN_SWAP_PASSES = 6  # 1 to evaluate the mask + 4 for the race of all candidates + 1 to test one swap

@@ -39,7 +39,7 @@ class GateCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: GatedModel | None = None, **kwargs: Any) -> None:
         assert model is not None
-        if model.steering is not None and not model.steering.holds:
+        if model.steering is not None and not model.steering.is_enforced:
             model.step_(min(1.0, state.global_step / self._pruning_steps(state)))
 
     def on_optimizer_step(
@@ -155,7 +155,7 @@ class GatedTrainer(Trainer):
             )
         if self._budget is not None:
             model.set_budget_(self._budget)
-        held = model.steering is not None and model.steering.holds
+        held = model.steering is not None and model.steering.is_enforced
         if held and self._given_price is not None:
             raise GateError(
                 f"a price of {self._given_price} and a budget of {model.gate_config.budget} are given, and each would decide "
@@ -298,7 +298,7 @@ class GatedTrainer(Trainer):
         if self.price:
             return {"gate_price": self.gate_price}
         steering = self.model.steering
-        if steering is None or not steering.holds:
+        if steering is None or not steering.is_enforced:
             return {}
         kinds = steering.schedule.kinds
         names = [f"gate_price/{kind}" for kind in kinds] or ["gate_price"]

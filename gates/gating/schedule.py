@@ -1,7 +1,8 @@
 """How trained gates come to a budget: what holds them to their schedule after every optimiser step, and the mask they leave.
 
-Whoever trains calls :meth:`BudgetSteering.hold_` after each step of the optimiser and takes :meth:`BudgetSteering.mask` at the
-end: a plain loop through :meth:`gates.model.GatedModel.step_`, Hugging Face's Trainer, or another framework's module.
+Whoever trains calls :meth:`BudgetController.enforce_` after each step of the optimiser and takes
+:meth:`BudgetController.mask` at the end: a plain loop through :meth:`gates.model.GatedModel.step_`, Hugging Face's Trainer, or
+another framework's module.
 
 What is minimised is the task loss plus a price times the expected number of open gates (Voita et al. 2019), and the price is
 solved for at every step, so that the expectation follows its schedule. Its part of the step is taken apart from the
@@ -81,7 +82,7 @@ class TimeSchedule:
         return [self._first + min(max(progress, 0.0), 1.0) * (self._last - self._first)]
 
 
-class BudgetSteering:
+class BudgetController:
     """Leads the gates of a model to a budget. It changes ``log_alpha`` in place.
 
     Hard-Concrete gates pay a price: after every step of the optimiser they go down the gradient of the expected number of open
@@ -129,7 +130,7 @@ class BudgetSteering:
             self.schedule = TimeSchedule(self.time, float(self.time.time(learned.open_probability().detach().cpu())))
         else:
             if start is None:
-                start = float(learned.open_probability().detach().mean()) if self.holds else 1.0
+                start = float(learned.open_probability().detach().mean()) if self.is_enforced else 1.0
             self.schedule = BudgetSchedule(self.budget, gates.kind_sizes(), stretch, start=start)
         self.price = [0.0] * len(self.goals(0.0))
         self.mask()  # raises where the minimum does not fit
@@ -137,14 +138,15 @@ class BudgetSteering:
     def _check_time(self, limit: TimeLimit) -> None:
         gates = self.gates
         limit.table.check_fits(dict(zip(site_labels(gates.sites), gates.sizes, strict=True)), gates.unit)
-        if not self.holds or gates.is_learned is not None:
+        if not self.is_enforced or gates.is_learned is not None:
+            family = "gates of some kinds alone" if self.is_enforced else gates.family
             raise GateError(
-                f"the budget is {limit.milliseconds:.4g} ms, but {'gates of some kinds alone' if self.holds else gates.family} "
+                f"the budget is {limit.milliseconds:.4g} ms, but {family} "
                 "are not held to a time; use hard-concrete gates of all kinds, or give a number of heads"
             )
 
     @property
-    def holds(self) -> bool:
+    def is_enforced(self) -> bool:
         """Whether gates are held to the schedule after every step."""
         return isinstance(self.gates.learned, HardConcrete)
 
@@ -169,7 +171,7 @@ class BudgetSteering:
 
         Args:
             progress: share of the pruning that is done, 0 to 1.
-            optimizer: of the gates; see :meth:`hold_`.
+            optimizer: of the gates; see :meth:`enforce_`.
 
         Raises:
             GateError: for a progress outside 0 to 1.
@@ -178,11 +180,11 @@ class BudgetSteering:
             raise GateError(f"progress is {progress}; expected the share of the pruning that is done, from 0 to 1")
         if self.gates.mode != "masked":
             done = ramped(progress, self.ramp)
-            self.hold_(done, optimizer)
+            self.enforce_(done, optimizer)
             self.gates.learned.progress = done
 
     @torch.no_grad()
-    def hold_(self, ramp: float, optimizer: Optimizer | None = None) -> None:
+    def enforce_(self, ramp: float, optimizer: Optimizer | None = None) -> None:
         """After an optimiser step, hold the gates to their schedule; at a ramp of 0 only to their limits.
 
         Args:

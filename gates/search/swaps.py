@@ -24,7 +24,7 @@ from torch import Tensor
 from gates.errors import GateError
 from gates.gating.budget import counts_by_site
 from gates.gating.latency import TimeLimit
-from gates.options import LEAST_PASSES
+from gates.options import MIN_SWAP_PASSES
 from gates.search.successive_halving import Loss, Metered, race
 
 CANDIDATES = 16
@@ -161,7 +161,7 @@ def refine_by_swaps(
         significance: level of a round of tests, one-sided.
 
     Raises:
-        GateError: for fewer than :data:`LEAST_PASSES`, or a level that is not between 0 and 1.
+        GateError: for fewer than :data:`MIN_SWAP_PASSES`, or a level that is not between 0 and 1.
 
     >>> cost = torch.tensor([4.0, 3.0, 2.0, 1.0])  # what a closed gate adds to the loss
     >>> def losses(mask):
@@ -172,8 +172,8 @@ def refine_by_swaps(
     >>> refined.mask.tolist()
     [1.0, 1.0, 0.0, 0.0]
     """
-    if passes < LEAST_PASSES:
-        raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least {LEAST_PASSES}")
+    if passes < MIN_SWAP_PASSES:
+        raise GateError(f"a search by swaps with {passes} passes can try nothing; expected at least {MIN_SWAP_PASSES}")
     if not 0 < significance < 1:
         raise GateError(f"the significance of swaps is {significance}; expected a level between 0 and 1, such as 0.05")
     limits = Limits() if limits is None else limits

@@ -11,7 +11,7 @@ from training.config import PrunerOptions
 from training.config.data import SyntheticDocuments
 from training.data.synthetic_text import SyntheticDocumentsData
 from training.pruner.module import HeadPruner
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 MODEL = {
     "model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 40, "initializer_range": 0.3,
@@ -62,9 +62,9 @@ def make_pruner(data: SyntheticDocumentsData, **settings: object) -> HeadPruner:
     return pruner
 
 
-def make_subject(data: SyntheticDocumentsData | None = None, **settings: object) -> Subject:
+def make_subject(data: SyntheticDocumentsData | None = None, **settings: object) -> ScoringContext:
     data = data or make_data()
-    return Subject(make_pruner(data, **settings), data, make_trainer(limit_val_batches=1.0))
+    return ScoringContext(make_pruner(data, **settings), data, make_trainer(limit_val_batches=1.0))
 
 
 def write_config(folder: Path) -> str:

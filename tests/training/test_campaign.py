@@ -39,7 +39,7 @@ from tests.training.campaign import (
 from tests.training.faults import ANY, GONE, JSON, TEXT, damages
 from tests.training.runs import write_config
 from tests.training.stops import LONGEST, Moment, fit
-from training.commands.report import told_as_damage
+from training.commands.report import damaged_runs_refused
 from training.commands.table import run_command
 from training.config import ComparisonOptions, Setup, group_of
 from training.config.yaml_text import read_yaml
@@ -158,7 +158,7 @@ def test_reports_of_damaged_tables(run, tally):
     found = {}
 
     def read():
-        with told_as_damage([str(run)]):
+        with damaged_runs_refused([str(run)]):
             found["contents"] = read_contents(run)
 
     read()
@@ -220,7 +220,7 @@ def test_analyses_of_damaged_runs(run, tally, tmp_path):
             tally.add("damaged files: analyze", ended.outcome(right, names_of(path)), f"{pattern}, {damage}", ended)
 
 
-RESUMED = ["finished.json", "metrics.csv", "config.yaml", "began_with.json", "checkpoints/final.ckpt", "checkpoints/dense.ckpt",
+RESUMED = ["finished.json", "metrics.csv", "config.yaml", "run_inputs.json", "checkpoints/final.ckpt", "checkpoints/dense.ckpt",
            "experiments/*/result.json", "experiments/*/predictions.npz", "experiments/*/gates_over_time.csv",
            "experiments/*/checksums.json", "experiments/scores-*/his.json", "experiments/*/weights.ckpt"]  # fmt: skip
 

@@ -35,7 +35,7 @@ BAD = [
     (Source, {**NEW, "backbone": "also"}, "both a pretrained model .'also'."),
     (Gating, {"minimum_per_layer": -1}, "minimum_per_layer is -1; expected 0 or more"),
     (Gating, {"gate_learning_rate": float("inf")}, "gate_learning_rate is inf; expected 0 or more"),
-    (Gating, {"start_apart": -1.0}, "start_apart is -1.0"),
+    (Gating, {"init_spread": -1.0}, "init_spread is -1.0"),
     (Gating, {"gate": "relaxed-top-k", "budget": None}, "relaxed-top-k gates need a budget"),
     (Gating, {"gate": "straight-through-top-k", "budget": None}, "straight-through-top-k gates need a budget"),
     (Gating, {"gate": "straight-through-top-k", "anneal": 0.1}, "anneal is 0.1, but it is of hard-concrete gates"),

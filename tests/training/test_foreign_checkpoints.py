@@ -10,11 +10,11 @@ import torch
 from gates.errors import GateError
 from tests.training.runs import make_data, make_pruner, make_setup, write_config
 from training.commands.table import run_command
-from training.comparison.cache import began_with, identity_of_dense
+from training.comparison.cache import identity_of_dense, run_inputs
 from training.pruner.callbacks import CostInCheckpoints, DenseCheckpoint
 from training.pruner.checkpoints import IDENTITY, check_identity, read_archive, read_checkpoint, write_checkpoint
 from training.runs.directory import RunDirectory
-from training.runs.resume import BEGAN_WITH, identity_of, noted_identity
+from training.runs.resume import RUN_INPUTS, identity_of, noted_identity
 from training.setup import make_trainer
 
 
@@ -72,7 +72,7 @@ def test_a_copied_run_keeps_its_checkpoints(run, tmp_path, capsys):
 
 def test_a_run_of_an_earlier_version_is_still_exported(run, tmp_path, capsys):
     """It noted neither its options nor whose its checkpoints are; one of today among them is refused all the same."""
-    final, noted = run / "checkpoints" / "final.ckpt", run / BEGAN_WITH
+    final, noted = run / "checkpoints" / "final.ckpt", run / RUN_INPUTS
     began = json.loads(noted.read_text())
     del began["options"]
     (run / "checksums.json").unlink()
@@ -90,10 +90,10 @@ def test_runs_that_differ_in_an_option_differ_in_identity():
     """Also in one that the dense model does not depend on."""
     setup, data, pruner = make_setup(), make_data(), make_pruner()
     dense = identity_of_dense(setup, pruner, data, processes=1)
-    own = identity_of(began_with(setup, dense))
-    assert identity_of(json.loads(json.dumps(began_with(setup, dense)))) == own  # as it is read again
-    assert identity_of(began_with(replace(setup, model=replace(setup.model, budget=2)), dense)) != own
-    assert identity_of(began_with(setup, {**dense, "seed": 1})) != own
+    own = identity_of(run_inputs(setup, dense))
+    assert identity_of(json.loads(json.dumps(run_inputs(setup, dense)))) == own  # as it is read again
+    assert identity_of(run_inputs(replace(setup, model=replace(setup.model, budget=2)), dense)) != own
+    assert identity_of(run_inputs(setup, {**dense, "seed": 1})) != own
 
 
 def test_the_dense_checkpoint_that_a_run_takes_from_another_becomes_its_own(tmp_path):

@@ -13,7 +13,7 @@ from gates.errors import GateError
 from tests.training.runs import write_config
 from training.commands.table import run_command
 from training.config import RunOptions
-from training.runs.directory import LOCK, claimed, is_abandoned, only_writer, refuse_busy, writing_to
+from training.runs.directory import LOCK, is_abandoned, locked_directory, only_writer, refuse_busy, writing_to
 
 HOLDER = """
 import sys, time
@@ -78,11 +78,11 @@ def test_runs_without_a_directory_that_start_together_get_numbers(hold, tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEAD_GATES_RUN_DIR", raising=False)
     first = hold("runs/x")
-    with claimed(RunOptions(name="x")) as (run, _):
+    with locked_directory(RunOptions(name="x")) as (run, _):
         assert str(run.path) == "runs/x-2"
     first.kill()
     first.wait()
-    with claimed(RunOptions(name="x")) as (run, _):
+    with locked_directory(RunOptions(name="x")) as (run, _):
         assert str(run.path) == "runs/x"
     assert not (tmp_path / "runs" / "x-2").exists()
 

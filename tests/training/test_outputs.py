@@ -13,7 +13,7 @@ from training.commands.table import run_command
 from training.comparison import grid
 from training.config import RunOptions
 from training.pruner.checkpoints import read_checkpoint
-from training.runs.directory import RunDirectory, check_new_output, check_output, check_output_folder, claimed
+from training.runs.directory import RunDirectory, check_new_output, check_output, check_output_folder, locked_directory
 from training.runs.tracking import run_id
 
 
@@ -92,7 +92,7 @@ def test_an_agents_run_stays_among_the_runs(name, tmp_path, monkeypatch):
     monkeypatch.delenv("HEAD_GATES_RUN_DIR", raising=False)
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", name)
-    with pytest.raises(GateError, match=r"^WANDB_RUN_ID "), claimed(RunOptions(name="x")):
+    with pytest.raises(GateError, match=r"^WANDB_RUN_ID "), locked_directory(RunOptions(name="x")):
         pytest.fail("it is taken")
     assert list(tmp_path.iterdir()) == []
 
@@ -144,12 +144,12 @@ def test_a_directory_of_somebody_elses_is_not_overwritten(tmp_path):
     (tmp_path / "checkpoints").rmdir()
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "first").write_text("text")
-    with pytest.raises(GateError, match="holds something else than a comparison"), grid.claimed(str(tmp_path)):
+    with pytest.raises(GateError, match="holds something else than a comparison"), grid.locked_directory(str(tmp_path)):
         pass
     (tmp_path / "experiments" / "first").unlink()
     (tmp_path / "experiments" / "first").mkdir()
     (tmp_path / "experiments" / "first" / "experiment.json").write_text("{}")
-    with grid.claimed(str(tmp_path)) as run:
+    with grid.locked_directory(str(tmp_path)) as run:
         assert run.path == tmp_path
 
 

@@ -16,8 +16,8 @@ from training.data.synthetic import build_tokenizer, generate
 from training.fit import main
 from training.runs.directory import LOCK, RunDirectory
 from training.runs.resume import (
-    BEGAN_WITH,
     FREE_WHEN_RESUMED,
+    RUN_INPUTS,
     check_same_inputs,
     check_same_options,
     checkpoint_of,
@@ -88,7 +88,7 @@ def test_a_run_is_not_resumed_from_another_checkpoint(began, now, tmp_path):
 def test_inputs_of_a_run_are_noted_when_it_begins_and_compared_when_it_goes_on(tmp_path):
     began = {"data": "a", "weights": "b", "processes": 2, "trainer": {"precision": None}}
     note_inputs(RunDirectory(tmp_path), began)
-    assert json.loads((tmp_path / BEGAN_WITH).read_text()) == began
+    assert json.loads((tmp_path / RUN_INPUTS).read_text()) == began
     goes_on = RunDirectory(tmp_path, resumes=True)
     check_same_inputs(goes_on, began)
     for changed, named in (
@@ -98,19 +98,19 @@ def test_inputs_of_a_run_are_noted_when_it_begins_and_compared_when_it_goes_on(t
     ):
         with pytest.raises(GateError, match=f"has changed since: its .*{named}"):
             check_same_inputs(goes_on, began | changed)
-    assert json.loads((tmp_path / BEGAN_WITH).read_text()) == began
+    assert json.loads((tmp_path / RUN_INPUTS).read_text()) == began
     for damaged in ("", "{", "[]"):
-        (tmp_path / BEGAN_WITH).write_text(damaged)
+        (tmp_path / RUN_INPUTS).write_text(damaged)
         with pytest.raises(GateError, match="it is damaged"):
             check_same_inputs(goes_on, began)
-    (tmp_path / BEGAN_WITH).unlink()  # a run of an earlier version, which wrote none
+    (tmp_path / RUN_INPUTS).unlink()  # a run of an earlier version, which wrote none
     check_same_inputs(goes_on, began)
-    assert not (tmp_path / BEGAN_WITH).exists()
+    assert not (tmp_path / RUN_INPUTS).exists()
     note_inputs(goes_on, began)
     note_inputs(goes_on, {"data": "another"})  # what is noted stays
-    assert json.loads((tmp_path / BEGAN_WITH).read_text()) == began
+    assert json.loads((tmp_path / RUN_INPUTS).read_text()) == began
     note_inputs(RunDirectory(tmp_path), {"data": "another"})
-    assert json.loads((tmp_path / BEGAN_WITH).read_text()) == {"data": "another"}
+    assert json.loads((tmp_path / RUN_INPUTS).read_text()) == {"data": "another"}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from training.latency import Times, Work
 from training.runs.cost import measured
 from training.scoring.passes import PASSES
 from training.scoring.scorers import SCORERS, Scores
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 from training.tasks import Classification, Task
 
 START, SIZE = Shape(layers=4, heads=8, width=256, vocabulary=1000), Size(8, 64)
@@ -108,16 +108,16 @@ def _method_row(setting: Setting, name: str) -> Row:
     }
 
 
-def subject_of(module: Scored, batches: Sequence[dict[str, Tensor]]) -> Subject:
+def subject_of(module: Scored, batches: Sequence[dict[str, Tensor]]) -> ScoringContext:
     """Return the module with these batches as its data, in one process."""
     texts = sum(len(batch["labels"]) for batch in batches)
     data: Any = SimpleNamespace(score_dataloader=lambda: batches, score_places=lambda: range(texts))
     strategy = SimpleNamespace(root_device=module.device, reduce=lambda values, reduce_op: values)
     trainer: Any = SimpleNamespace(strategy=strategy)
-    return Subject(module, data, trainer)
+    return ScoringContext(module, data, trainer)
 
 
-def prepare_pass(subject: Subject, name: str) -> Callable[[], object]:
+def prepare_pass(subject: ScoringContext, name: str) -> Callable[[], object]:
     """Return one pass over the data. The scores that it starts from are computed before."""
     scores = Scores(subject)
 

@@ -28,8 +28,8 @@ from training.analysis.heads import (
     through_training,
 )
 from training.analysis.model import (
+    AnalysisResult,
     DenseModel,
-    Finding,
     is_model_folder,
     load_dense,
     load_pruned,
@@ -195,7 +195,7 @@ class OutputDirectory:
             )
         return cls(path, run, findings)
 
-    def write(self, name: str, finding: Finding, about: dict[str, Any]) -> None:
+    def write(self, name: str, finding: AnalysisResult, about: dict[str, Any]) -> None:
         """The files of one experiment, and the two that sum up all."""
         (self.path / "plots").mkdir(parents=True, exist_ok=True)
         for file, table in finding.tables.items():
@@ -237,7 +237,7 @@ class OutputDirectory:
         return "\n".join(lines) + "\n"
 
 
-EXPERIMENTS: dict[str, Callable[[DenseModel], Finding]] = {  # of the dense model of a run
+EXPERIMENTS: dict[str, Callable[[DenseModel], AnalysisResult]] = {  # of the dense model of a run
     "ablate": ablate_each,
     "one-per-layer": one_per_layer,
     "by-kind": by_kind,
@@ -312,7 +312,7 @@ def _analyze(line: CommandLine, chosen: Sequence[str], overrides: Sequence[str],
 
 def _experiments(
     options: Any, dense: DenseModel | None, mask: Tensor | None, chosen: Sequence[str], elsewhere: Setup | None
-) -> dict[str, Callable[[], Finding]]:
+) -> dict[str, Callable[[], AnalysisResult]]:
     """Return the experiments by name. Files are read here, so that errors in them show before the long part.
 
     Args:
@@ -322,7 +322,7 @@ def _experiments(
         chosen: The names of the experiments.
         elsewhere: The run with other data. None without the experiment that needs them.
     """
-    found: dict[str, Callable[[], Finding]] = {}
+    found: dict[str, Callable[[], AnalysisResult]] = {}
     for name in chosen:
         if name == SURVIVAL:
             found[name] = partial(survival_of_roles, options.run, options.roles or str(Path(options.run_dir) / "roles.csv"))
@@ -350,7 +350,7 @@ def _names(option: str, listed: str | None) -> tuple[str, ...]:
     return names
 
 
-def _of_run(name: str, dense: DenseModel, elsewhere: Setup | None) -> Callable[[], Finding]:
+def _of_run(name: str, dense: DenseModel, elsewhere: Setup | None) -> Callable[[], AnalysisResult]:
     if name == DOMAINS:
         assert elsewhere is not None
         vocabulary_of = str(dense.run.checkpoint("dense"))  # a new vocabulary would mean nothing to the model

@@ -23,8 +23,8 @@ from gates.search.causal_gating import ROLES, CausalRoles, causal_roles
 from training.analysis.model import (
     LOSS,
     ONE_DEVICE,
+    AnalysisResult,
     DenseModel,
-    Finding,
     Measure,
     gate_columns,
     head_importance,
@@ -44,7 +44,7 @@ from training.pruner.module import HeadPruner
 from training.runs import progress
 from training.scoring.passes import importance_and_entropy
 from training.scoring.scorers import Scores
-from training.scoring.subject import Subject, at_rest
+from training.scoring.subject import ScoringContext, at_rest
 from training.setup import make_pruner, make_trainer
 from training.stats.bootstrap import Array
 from training.stats.significance import SIGNIFICANCE, holm
@@ -55,7 +55,7 @@ STEPS = 10
 """In which heads are pruned: about 10 % each, as in the paper."""
 
 
-def ablate_each(dense: DenseModel) -> Finding:
+def ablate_each(dense: DenseModel) -> AnalysisResult:
     """Each head removed alone (section 3.2): the change on the test split, and whether it is more than chance.
 
     ``p`` is McNemar's exact test for accuracy, the paired bootstrap over examples for other metrics of classifiers, and the
@@ -85,10 +85,10 @@ def ablate_each(dense: DenseModel) -> Finding:
     }
     change, stars = (torch.tensor(column.tolist()) for column in (table["change"], significant))
     figure = effect_map(dense.gates.sites, dense.gates.to_heads(change), dense.gates.to_heads(stars), measure=measure)
-    return Finding({"ablate": table}, {"ablate": figure}, sentences, numbers)
+    return AnalysisResult({"ablate": table}, {"ablate": figure}, sentences, numbers)
 
 
-def one_per_layer(dense: DenseModel) -> Finding:
+def one_per_layer(dense: DenseModel) -> AnalysisResult:
     """One layer at a time reduced to its single best head (section 3.3), all others whole.
 
     The best head is the one that, left alone in its layer, gives the best metric on the *selection* split (of equals the lowest
@@ -121,10 +121,10 @@ def one_per_layer(dense: DenseModel) -> Finding:
         "significantly_worse": int(worse.sum()),
         "largest_loss": float(worst["change"]),
     }
-    return Finding({"one_per_layer": table}, {}, sentences, numbers)
+    return AnalysisResult({"one_per_layer": table}, {}, sentences, numbers)
 
 
-def by_kind(dense: DenseModel) -> Finding:
+def by_kind(dense: DenseModel) -> AnalysisResult:
     """Quality against budget when heads of one kind alone are pruned (section 5), or of all kinds together.
 
     ``one-shot``: in the order of HIS, normalised by layer, of the dense model; ``iterative``: about 10 % at a time, with HIS
@@ -171,7 +171,7 @@ def by_kind(dense: DenseModel) -> Finding:
             f"{how}: {free} of {total} {gates.unit}s ({free / total:.0%}) can go while the 95 % interval of the change in test "
             f"{measure.name} stays {limit}."
         )
-    return Finding({"by_kind": table}, {"by_kind": quality_by_kind(table, measure=measure)}, sentences, numbers)
+    return AnalysisResult({"by_kind": table}, {"by_kind": quality_by_kind(table, measure=measure)}, sentences, numbers)
 
 
 def prune_counts(heads: int) -> list[int]:
@@ -179,7 +179,7 @@ def prune_counts(heads: int) -> list[int]:
     return sorted({round(step * heads / STEPS) for step in range(STEPS + 1)})
 
 
-def across_domains(dense: DenseModel, other: TaskData) -> Finding:
+def across_domains(dense: DenseModel, other: TaskData) -> AnalysisResult:
     """Whether the same heads matter on other data of the same task (section 3.4): HIS and the effect on the loss of removing
     each head alone, both on the test splits, where nothing is chosen by them.
 
@@ -204,7 +204,7 @@ def across_domains(dense: DenseModel, other: TaskData) -> Finding:
     for name, title in (("his", "HIS"), ("loss_change", f"the effect on the loss of removing each {dense.gates.unit}")):
         numbers[name] = _correlations(table[name].to_numpy(), table[f"other_{name}"].to_numpy())
         sentences.append(f"Between the two, {title} correlates {_described(numbers[name])}.")
-    return Finding({"domains": table}, {"domains": domain_scatter(table, numbers)}, sentences, numbers)
+    return AnalysisResult({"domains": table}, {"domains": domain_scatter(table, numbers)}, sentences, numbers)
 
 
 def _check_same_task(own: TaskData, other: TaskData) -> None:
@@ -279,7 +279,7 @@ GATING_STEPS, SEEDS = 100, (0, 1, 2)
 """Optimiser steps of each fit, of which there are three for each seed."""
 
 
-def causal_classes(dense: DenseModel) -> Finding:
+def causal_classes(dense: DenseModel) -> AnalysisResult:
     """Facilitating, irrelevant and interfering heads, from training data, with the agreement of seeds; then all heads of each
     role closed at once, on the test split."""
     roles = _roles(dense)
@@ -304,7 +304,7 @@ def causal_classes(dense: DenseModel) -> Finding:
     }
     heads, agreed = gates.to_heads(found), gates.to_heads(agreement)
     figure = causal_map(gates.sites, heads, agreed, names=ROLES)
-    return Finding({"causal": table, "causal_closed": closed}, {"causal": figure}, sentences, numbers)
+    return AnalysisResult({"causal": table, "causal_closed": closed}, {"causal": figure}, sentences, numbers)
 
 
 def _roles(dense: DenseModel) -> CausalRoles:
@@ -378,7 +378,7 @@ RANKINGS = {"relevance": "relevance", "gradient_x_input": "gradient x input", "h
 """Scores whose rankings are compared, by their columns."""
 
 
-def relevance_of_heads(dense: DenseModel) -> Finding:
+def relevance_of_heads(dense: DenseModel) -> AnalysisResult:
     """Relevance by AttnLRP's rules, gradient times input and HIS of every gate, on training data.
 
     Raises:
@@ -400,7 +400,7 @@ def relevance_of_heads(dense: DenseModel) -> Finding:
         f"Rank correlations (Spearman) over all {unit}s: {', '.join(named)}.",
     ]
     figure = relevance_scatter(table, by={name: title for name, title in RANKINGS.items() if name != "relevance"})
-    return Finding({"relevance": table}, {"relevance": figure}, sentences, {"spearman": correlations})
+    return AnalysisResult({"relevance": table}, {"relevance": figure}, sentences, {"spearman": correlations})
 
 
 def _spearman(one: pd.Series, other: pd.Series) -> float | None:
@@ -445,7 +445,7 @@ class EveryEpoch(pl.Callback):
     def _record(self, trainer: pl.Trainer, epoch: float) -> None:
         dense = self.dense
         gates, step = dense.gates, trainer.global_step
-        importance, entropy = importance_and_entropy(Subject(dense.pruner, dense.data, trainer))
+        importance, entropy = importance_and_entropy(ScoringContext(dense.pruner, dense.data, trainer))
         ranking = normalise_by_layer(importance.his, gates.layer_index().cpu())
         named = {"his": importance.his.numpy(), "his_by_layer": ranking.numpy(), "entropy": entropy.numpy()}
         self.scores.append(pd.DataFrame({"epoch": epoch, "step": step, **gate_columns(gates), **named}))
@@ -460,7 +460,7 @@ class EveryEpoch(pl.Callback):
         self.curves.append(pd.DataFrame({"epoch": epoch, "step": step, **columns, "loss": losses, "relative": relative}))
 
 
-def through_training(dense: DenseModel) -> Finding:
+def through_training(dense: DenseModel) -> AnalysisResult:
     """Fine-tuning once more, from the run's configuration and seed, looked at after every epoch.
 
     Raises:
@@ -501,7 +501,7 @@ def through_training(dense: DenseModel) -> Finding:
         )
     tables = {"through_training": table, "through_training_scores": scores}
     figures = {"through_training": quality_through_training(table, measure=measure)}
-    return Finding(tables, figures, sentences, {"epochs": epochs, "same_weights": same})
+    return AnalysisResult(tables, figures, sentences, {"epochs": epochs, "same_weights": same})
 
 
 def _by_epoch(table: pd.DataFrame, scores: pd.DataFrame) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from training.runs import progress
 from training.runs.directory import CONFIG, LATENCY, RunDirectory
 from training.runs.resume import check_same_data, noted_identity
 from training.runs.stored import check_unchanged
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 from training.setup import Setup, make_pruner, make_trainer, open_data
 from training.stats.bootstrap import METRICS, Array, Difference, metric_values, resample_metric, resampled_difference
 from training.stats.significance import interval, mcnemar
@@ -197,9 +197,9 @@ class DenseModel:
     def gates(self) -> HeadGates:
         return self.pruner.gates
 
-    def subject(self) -> Subject:
+    def subject(self) -> ScoringContext:
         """The same to be scored or refitted, in one process."""
-        return Subject(self.pruner, self.data, make_trainer(self.setup, **ONE_DEVICE))
+        return ScoringContext(self.pruner, self.data, make_trainer(self.setup, **ONE_DEVICE))
 
     @property
     def is_classifier(self) -> bool:
@@ -217,7 +217,7 @@ class DenseModel:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AnalysisResult:
     """What one experiment found.
 
     Args:

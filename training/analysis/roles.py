@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from gates.roles.roles import LEAST_COUNT, RULES, TWO_SIDED, Role, specialised
-from training.analysis.model import Finding, ObservedModel
+from training.analysis.model import AnalysisResult, ObservedModel
 from training.analysis.role_measures import (
     Measured,
     RolePasses,
@@ -92,7 +92,7 @@ SPECIALISED = [rule.name for rule in RULES if rule.specialised]
 NEEDS = {"coreference": "needs --coref FILE", "induction": CAUSAL, "duplicate": CAUSAL}
 
 
-def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
+def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> AnalysisResult:
     """Every head's roles, with tables, pictures and what follows in words."""
     measured = RolePasses(observed, texts).run()
     table, relations = role_table(observed, measured), best_heads(observed, measured)
@@ -114,7 +114,7 @@ def roles_of_heads(observed: ObservedModel, texts: RoleTexts) -> Finding:
     pages = {"roles.html": role_page(figures["roles"], sentences, attention), ATTENTION: as_text(attention)}
     syntactic = syntactic_table(table, measured)
     tables = {"roles": table, "roles_by_layer": by_layer(table), "relations": relations, "syntactic": syntactic}
-    return Finding(tables, figures, sentences, numbers, pages)
+    return AnalysisResult(tables, figures, sentences, numbers, pages)
 
 
 def head_columns(observed: ObservedModel) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gates.errors import GateError
-from training.analysis.model import Finding
+from training.analysis.model import AnalysisResult
 from training.report.pictures import survivors
 from training.report.reading import read_roles, role_counts
 from training.runs.stored import read_json
@@ -24,7 +24,7 @@ Masks = dict[tuple[str, int], dict[int, NDArray[np.float64]]]
 """By method and budget, by seed: 0/1 for every head."""
 
 
-def survival_of_roles(run: str, roles: str) -> Finding:
+def survival_of_roles(run: str, roles: str) -> AnalysisResult:
     """What of the specialised and of the other heads every method keeps.
 
     Args:
@@ -50,7 +50,7 @@ def survival_of_roles(run: str, roles: str) -> Finding:
     ]
     numbers = {"specialised": int(special.sum()), "heads": heads}
     found = {"survival": kept, "survival_by_role": by_role}
-    return Finding(found, {"survival": survivors(table, by_role)}, sentences, numbers)
+    return AnalysisResult(found, {"survival": survivors(table, by_role)}, sentences, numbers)
 
 
 def read_masks(run: Path) -> Masks:

@@ -220,7 +220,7 @@ COMPARISON_GROUPS: tuple[tuple[type, str], ...] = (
     (RefitSearch, "refit."),
     (DistilWeights, "distil."),
 )
-OF_A_RUN = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
+RUN_ONLY_OPTIONS = ("seed", "existing", "ckpt_path", "compare", "retrained", "curve", "patience", "from_scratch")
 """Options of ``training.fit`` that a configuration may hold and a comparison does not use."""
 LIST_METHODS = "Show every method with its source, and end."
 
@@ -436,6 +436,10 @@ def options_of(parser: ArgumentParser) -> set[str]:
     return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
 
 
+RENAMED = {"start_apart": "init_spread", "start_by": "init_score"}
+"""Old names of options, each with its present name."""
+
+
 def check_spelling(arguments: Sequence[str], known: Collection[str]) -> None:
     """Raises :class:`GateError` for the first argument that looks like an option and is none."""
     for argument in arguments:
@@ -458,7 +462,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """The nearest options, as the end of a sentence."""
     last = name.lstrip("-").rpartition(".")[2]
     same = sorted(option for option in known if option.lstrip("-").rpartition(".")[2] == last)
-    near = same[:2] or difflib.get_close_matches(name, sorted(known), n=1)
+    renamed = [option for option in known if option.endswith(f".{RENAMED.get(last)}")]
+    near = same[:2] or renamed or difflib.get_close_matches(name, sorted(known), n=1)
     if not near:
         ends = {option.lstrip("-").rpartition(".")[2]: option for option in sorted(known, reverse=True)}
         near = [ends[end] for end in difflib.get_close_matches(last, list(ends), n=1)]

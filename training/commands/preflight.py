@@ -52,7 +52,7 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
         lambda setup: isinstance(setup.model.budget, str),
         "add --model.budget with a time, such as 0.7x",
     ),
-    "--model.start_by": (lambda setup: setup.model.start_apart != 0, "add --model.start_apart, such as 1"),
+    "--model.init_score": (lambda setup: setup.model.init_spread != 0, "add --model.init_spread, such as 1"),
     "--model.temperature": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),
     "--model.initial_log_alpha": (lambda setup: setup.model.gate == "hard-concrete", "it is of hard-concrete gates"),
     "--data.max_length": (lambda setup: not isinstance(setup.data, Images), "images have no length"),
@@ -64,7 +64,7 @@ USED: dict[str, tuple[Callable[[Setup], bool], str]] = {
 """Options by what uses them, and what to do where it does not."""
 
 
-IN_COMPARISONS = ("--model.distil_temperature", "--model.start_by", "--average_every", "--data.max_length", *STREAMED)
+COMPARISON_SPELLINGS = ("--model.distil_temperature", "--model.init_score", "--average_every", "--data.max_length", *STREAMED)
 """Those of them that no method of a comparison would use by itself."""
 
 
@@ -124,7 +124,7 @@ def check_run(line: CommandLine) -> None:
         budgets = [*comparison.all_budgets, *budgets]
         methods = comparison.all_methods
         distils = any("+distil" in str(method) for method in comparison.all_methods)
-        check_used(setup, line.given, set(IN_COMPARISONS) - ({"--model.distil_temperature"} if distils else set()))
+        check_used(setup, line.given, set(COMPARISON_SPELLINGS) - ({"--model.distil_temperature"} if distils else set()))
     else:
         check_used(setup, line.given)
         if world is None:  # otherwise the first process claims it for all

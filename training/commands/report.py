@@ -19,7 +19,7 @@ def report_runs(line: CommandLine) -> None:
     """Read the directories, write the page and its pictures, and say what there was no picture of."""
     output = Path(line.options.output)
     check_output(output, "<title>Attention heads", "report")
-    with told_as_damage(line.options.runs):
+    with damaged_runs_refused(line.options.runs):
         roles = None if line.options.roles is None else Path(line.options.roles)
         found = [read_contents(Path(run), roles) for run in line.options.runs]
         with progress.stage("report"), writing_to(output):
@@ -32,7 +32,7 @@ def report_runs(line: CommandLine) -> None:
 
 
 @contextmanager
-def told_as_damage(runs: Sequence[str]) -> Iterator[None]:
+def damaged_runs_refused(runs: Sequence[str]) -> Iterator[None]:
     """Tables that can be read, each by itself, but not drawn together, as one sentence.
 
     Raises:

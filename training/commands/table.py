@@ -18,7 +18,7 @@ from training.cli.command_line import (
     COMPARISON_GROUPS,
     GROUPS,
     LIST_METHODS,
-    OF_A_RUN,
+    RUN_ONLY_OPTIONS,
     CommandLine,
     build_comparison_parser,
     build_latency_parser,
@@ -98,7 +98,7 @@ COMMANDS = {
         "training.comparison.grid:compare",
         AGAIN,
         groups=(*COMPARISON_GROUPS, *GROUPS),
-        hidden=OF_A_RUN,
+        hidden=RUN_ONLY_OPTIONS,
         trains_together=True,
         check="training.commands.preflight:check_run",
     ),
@@ -140,7 +140,7 @@ COMMANDS = {
         build_latency_parser,
         "training.commands.latency:measure_latency",
         groups=((LatencyOptions, ""), *GROUPS),
-        hidden=OF_A_RUN,
+        hidden=RUN_ONLY_OPTIONS,
     ),
 }
 

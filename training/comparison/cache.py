@@ -282,7 +282,7 @@ def identity_of_dense(setup: Setup, pruner: HeadPruner, data: TaskData, *, proce
     }
 
 
-def began_with(setup: Setup, dense: Mapping[str, Any]) -> dict[str, Any]:
+def run_inputs(setup: Setup, dense: Mapping[str, Any]) -> dict[str, Any]:
     """All that a run's training depends on, as JSON: what its dense model does, and the options of the module."""
     elsewhere = ELSEWHERE - {"swaps", "refit"}  # which a run does itself
     return {**dense, OPTIONS: {name: value for name, value in asdict(setup.model).items() if name not in elsewhere}}

@@ -46,11 +46,11 @@ from training.pruner.checkpoints import check_whole, read_checkpoint, write_chec
 from training.pruner.logging import GateLog
 from training.pruner.module import SPLITS, HeadPruner, evaluate, noise_of
 from training.runs import processes, progress
-from training.runs.cost import NOTHING, measured
+from training.runs.cost import NO_COST, measured
 from training.scoring.mask_search import draw, losses_of, refined_by_swaps
 from training.scoring.passes import Replacement, Replacements
 from training.scoring.refits import best_refit_
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 from training.setup import Setup, make_pruner, make_trainer
 
 # Voita's control: the structure that pruning found, trained from new weights with as many updates as the whole run.
@@ -163,7 +163,7 @@ def weights_of(experiment: Experiment) -> Path:
 
 
 def learned_result(pruner: HeadPruner) -> dict[str, Any]:
-    """What gates have learned, as JSON: see :meth:`training.pruner.steering.Steering.learned`; and after which step each
+    """What gates have learned, as JSON: see :meth:`training.pruner.steering.GateController.learned`; and after which step each
     closed, ``[gates]``."""
     return pruner.steering.learned() | {"closing_step": pruner.closing_step.tolist()}
 
@@ -182,7 +182,7 @@ class Experiments:
 
     Attributes:
         options: of the module; swaps and refits are a method's own here, never an option.
-        dense_is: the identity of the dense model, which is part of every other.
+        dense_key: the identity of the dense model, which is part of every other.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Experiments:
         self.pruner = pruner or make_pruner(setup, data, self.options)
         self._built: tuple[PrunerOptions, HeadPruner] = (self.options, self.pruner)
         self.replacements = Replacements()
-        self.dense_is = identity_of_dense(setup, self.pruner, data, processes=self.trainer().world_size)
+        self.dense_key = identity_of_dense(setup, self.pruner, data, processes=self.trainer().world_size)
 
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
@@ -211,9 +211,9 @@ class Experiments:
             pruner = make_pruner(self.setup, self.data, self.options)
             return self._train(pruner, folder, EndOfPhase(folder / WEIGHTS, "finetune"))
 
-        return self._experiment("finetune", self.dense_is, make)
+        return self._experiment("finetune", self.dense_key, make)
 
-    def learn_is(self, changes: Mapping[str, Any], restart: int = 0) -> dict[str, Any]:
+    def learn_key(self, changes: Mapping[str, Any], restart: int = 0) -> dict[str, Any]:
         """The identity of :meth:`learn`."""
         gated_by = options_of_gates(replace(self.options, **changes)) | {"seed": self.seed}
         again = {"restart": restart} if restart else {}
@@ -238,7 +238,7 @@ class Experiments:
             pruner.load_state_dict(read_weights(folder / WEIGHTS))
             return cost | learned_result(pruner)
 
-        return self._experiment(f"learning, budget {options.budget}", self.learn_is(changes, restart), make)
+        return self._experiment(f"learning, budget {options.budget}", self.learn_key(changes, restart), make)
 
     def draw(
         self, mask: Tensor, scores: Tensor, budget: Budget, search: DrawSearch, *, start: Experiment, changes: Mapping[str, Any]
@@ -259,7 +259,7 @@ class Experiments:
 
         return self._experiment(f"drawing {int(mask.sum())} heads", determined_by, make)
 
-    def judge_is(self, masks: Sequence[Tensor], search: RestartSearch) -> dict[str, Any]:
+    def judge_key(self, masks: Sequence[Tensor], search: RestartSearch) -> dict[str, Any]:
         """The identity of :meth:`judge`."""
         return {
             "experiment": "judge", "dense": self.dense().key, "masks": [mask.tolist() for mask in masks],
@@ -275,13 +275,13 @@ class Experiments:
                 losses = losses_of(subject, masks, search.rows)
             return cost.as_row() | {"losses": losses}
 
-        return self._experiment(f"judging {len(masks)} masks", self.judge_is(masks, search), make)
+        return self._experiment(f"judging {len(masks)} masks", self.judge_key(masks, search), make)
 
     def rests(self, changes: Mapping[str, Any]) -> bool:
         """Whether weights rest while gates are learned with these changes of the options."""
         return bool(replace(self.options, **changes).pipelined)
 
-    def swap_is(self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Experiment) -> dict[str, Any]:
+    def swap_key(self, mask: Tensor, budget: Budget, search: SwapSearch, *, start: Experiment) -> dict[str, Any]:
         """The identity of :meth:`swap`."""
         return {
             "experiment": "swap", "start": start.key, "mask": mask.tolist(), "search": asdict(search),
@@ -301,9 +301,9 @@ class Experiments:
             return found | cost.as_row()
 
         name = f"swapping among {int(mask.sum())} heads"
-        return self._experiment(name, self.swap_is(mask, budget, search, start=start), make)
+        return self._experiment(name, self.swap_key(mask, budget, search, start=start), make)
 
-    def refit_is(self, mask: Tensor, search: RefitSearch, *, start: Experiment) -> dict[str, Any]:
+    def refit_key(self, mask: Tensor, search: RefitSearch, *, start: Experiment) -> dict[str, Any]:
         """The identity of :meth:`refit`."""
         return {
             "experiment": "refit", "dense": self.dense().key, "start": start.key, "mask": mask.tolist(),
@@ -332,9 +332,11 @@ class Experiments:
                 write_checkpoint(content | {"state_dict": content["state_dict"] | state}, folder / WEIGHTS)
             return result
 
-        return self._experiment(f"refitting {int(mask.sum())} heads", self.refit_is(mask, search, start=start), make)
+        return self._experiment(f"refitting {int(mask.sum())} heads", self.refit_key(mask, search, start=start), make)
 
-    def post_hoc_is(self, values: Tensor, splits: Sequence[str] = SPLITS, *, start: Experiment | None = None) -> dict[str, Any]:
+    def post_hoc_key(
+        self, values: Tensor, splits: Sequence[str] = SPLITS, *, start: Experiment | None = None
+    ) -> dict[str, Any]:
         """The identity of :meth:`post_hoc`, without a replacement."""
         weights = start or self.dense()
         return {"experiment": "post hoc", "dense": weights.key, "values": values.tolist(), "splits": list(splits)}
@@ -359,16 +361,16 @@ class Experiments:
             changes: of the options that these weights were learned with.
         """
         replaced_by = {} if replacement == "zero" else {"replacement": replacement}
-        determined_by = self.post_hoc_is(values, splits, start=start) | replaced_by
+        determined_by = self.post_hoc_key(values, splits, start=start) | replaced_by
 
         def make(folder: Path) -> dict[str, Any]:
             pruner = self.with_weights(start or self.dense(), changes or {})
-            with self.replacements.use(Subject(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
+            with self.replacements.use(ScoringContext(pruner, self.data, self.trainer()), replacement, (values > 0).float()):
                 return self._evaluate(pruner, folder, values, splits)
 
         return self._experiment(f"post hoc, {int((values > 0).sum())} heads", determined_by, make)
 
-    def retrain_is(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def retrain_key(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The identity of :meth:`retrain`."""
         after = options_after_finetuning(replace(self.options, **changes), averages=self.setup.weights.average_last > 1)
         return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
@@ -391,7 +393,7 @@ class Experiments:
                 cost = self._train(pruner, folder, start=weights_of(start), **limit)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
-        determined_by = self.retrain_is(values, start=start, changes=changes) | ({} if steps is None else {"steps": steps})
+        determined_by = self.retrain_key(values, start=start, changes=changes) | ({} if steps is None else {"steps": steps})
         return self._experiment(f"retraining, {int((values > 0).sum())} heads", determined_by, make)
 
     def from_scratch(self, values: Tensor) -> Experiment:
@@ -399,8 +401,8 @@ class Experiments:
         steps as all phases together take (the control of Voita et al. 2019)."""
         seed, scratch = self.seed + OTHER_SEED, self.setup.scratch
         determined_by = {
-            "experiment": "from scratch", "dense": self.dense_is, "values": values.tolist(), "weights": seed, **asdict(scratch),
-            "epochs": round(scratch.from_scratch_epochs or self.options.epochs, 6),
+            "experiment": "from scratch", "dense": self.dense_key, "values": values.tolist(), "weights": seed,
+            **asdict(scratch), "epochs": round(scratch.from_scratch_epochs or self.options.epochs, 6),
         }  # fmt: skip
 
         def make(folder: Path) -> dict[str, Any]:
@@ -435,9 +437,9 @@ class Experiments:
         pruner.load_state_dict(read_weights(weights_of(start)))
         return pruner
 
-    def subject(self, start: Experiment, changes: Mapping[str, Any]) -> Subject:
+    def subject(self, start: Experiment, changes: Mapping[str, Any]) -> ScoringContext:
         """The same with the data to score and search on."""
-        return Subject(self.with_weights(start, changes), self.data, self.trainer())
+        return ScoringContext(self.with_weights(start, changes), self.data, self.trainer())
 
     def _train(
         self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None, **limit: int
@@ -450,7 +452,7 @@ class Experiments:
         pruner.train()  # Lightning keeps the mode it finds
         kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.setup.run.save_every))
         trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None, **limit)
-        before = CostInCheckpoints.read(last, key) if goes_on else NOTHING
+        before = CostInCheckpoints.read(last, key) if goes_on else NO_COST
         with measured(trainer.strategy.root_device, pruner.gates, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if goes_on else checked(start), weights_only=True)
         if processes.is_first():

@@ -23,7 +23,7 @@ from gates.errors import GateError
 from gates.files import is_partial
 from gates.gating.budget import Budget
 from gates.gating.latency import LatencyTable, TimeLimit
-from training.cli.command_line import OF_A_RUN, CommandLine
+from training.cli.command_line import RUN_ONLY_OPTIONS, CommandLine
 from training.cli.exit import stdout
 from training.comparison.cache import DETERMINED_BY
 from training.comparison.latency import keep_table, limits_of
@@ -49,7 +49,7 @@ from training.config import (
 from training.config.comparison import BY_RELEVANCE, FROM_SCRATCH, alone, is_post_hoc
 from training.config.setup import data_of
 from training.report.captions import warning
-from training.report.contents import Contents
+from training.report.contents import ReportData
 from training.report.figures import check_own_folder, remove_pictures
 from training.report.page import FIGURES, write_report
 from training.report.reading import read_contents
@@ -81,7 +81,7 @@ INSTEAD = {
 def check_unused(config: Namespace, given: Sequence[str]) -> None:
     """Raises :class:`GateError` for what has no meaning in a comparison: options of single runs on its command line (a
     configuration, which also serves single runs, may hold them), a checkpoint to start from, and training for show."""
-    for name, instead in (dict.fromkeys(OF_A_RUN, "") | INSTEAD).items():
+    for name, instead in (dict.fromkeys(RUN_ONLY_OPTIONS, "") | INSTEAD).items():
         if any(argument.split("=")[0] == f"--{name}" for argument in given):
             raise GateError(f"--{name} is an option of training.fit, which a comparison does not use{instead}")
     if data_of(config.data).own_budgets is not None and any(argument.split("=")[0] == "--budgets" for argument in given):
@@ -178,7 +178,7 @@ def compare(line: CommandLine) -> RunDirectory | None:
     parts, launcher = data_of(config.data).parts, group_of(LauncherOptions, config)
     cluster = connected(launcher, config.trainer.accelerator) if launcher.launcher == "ray" else nullcontext()
     start_launched(Setup.of(config), line.parser.dump(config, skip_unset=False))
-    with claimed(config.run_dir or f"runs/{config.name}-comparison") as run, cluster:
+    with locked_directory(config.run_dir or f"runs/{config.name}-comparison") as run, cluster:
         return compare_parts(line, run, parts) if parts else compare_on_one(line, run)
 
 
@@ -197,7 +197,7 @@ def compare_parts(line: CommandLine, run: RunDirectory, parts: Mapping[str, Mapp
         own.data.init_args.update(Namespace(**changes))
         own.name, own.run_dir = f"{config.name}-{name}", str(run.path / name)
         own.experiments = config.experiments or str(run.path / "experiments")
-        with claimed(own.run_dir) as part:
+        with locked_directory(own.run_dir) as part:
             compare_on_one(replace(line, options=own), part)
         if (part.path / "truth.csv").is_file():
             truths.append(read_table(part.path / "truth.csv").assign(program=name))
@@ -326,7 +326,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
 
 
 @progress.stage("report")
-def report(run: RunDirectory) -> Contents:
+def report(run: RunDirectory) -> ReportData:
     """Write ``report.html`` with its pictures; those of methods that are no longer compared go."""
     remove_pictures(run.path / FIGURES)
     contents = read_contents(run.path)
@@ -334,7 +334,7 @@ def report(run: RunDirectory) -> Contents:
     return contents
 
 
-def show_summary(console: Console, contents: Contents) -> None:
+def show_summary(console: Console, contents: ReportData) -> None:
     """Means with their intervals, one row per stage and method, one column per budget."""
     summary = contents.summary
     of = "mean over seeds with 95 % interval" if (summary["seeds"] > 1).any() else "one seed"
@@ -363,14 +363,14 @@ def _keeps_experiments(folder: Path) -> bool:
 
 
 @contextmanager
-def claimed(path: str) -> Iterator[RunDirectory]:
-    """The directory that the first process has claimed, in all of them; see :func:`claimed_by_one`."""
+def locked_directory(path: str) -> Iterator[RunDirectory]:
+    """The directory that the first process has claimed, in all of them; see :func:`locked_by_one`."""
     with ExitStack() as held:
-        yield processes.in_first(lambda: held.enter_context(claimed_by_one(path)))
+        yield processes.in_first(lambda: held.enter_context(locked_by_one(path)))
 
 
 @contextmanager
-def claimed_by_one(path: str) -> Iterator[RunDirectory]:
+def locked_by_one(path: str) -> Iterator[RunDirectory]:
     """The directory, into which nobody else writes in the ``with`` block: new, empty, or that of a comparison, which goes on.
 
     Raises:

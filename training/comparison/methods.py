@@ -68,7 +68,7 @@ def _learned(pipelined: bool, start: str, once: bool) -> Learned | None:
         return Learned(what, OURS, options, decides="once") if start == "equal" else None
     if start == "obs":
         what = "the same from a start by optimal brain surgeon; meant for learned(start=obs)+refit"
-        return Learned(what, OURS, {**options, "start_apart": 1.0, "start_by": "obs"})
+        return Learned(what, OURS, {**options, "init_spread": 1.0, "init_score": "obs"})
     return Learned("Hard-Concrete gates held to the budget, on frozen weights, which are retrained then", OURS, options)
 
 
@@ -87,7 +87,7 @@ def _dsp(pipelined: bool) -> Learned:
         "relaxed top-K of Gumbel-perturbed weights; unlike the paper's, gates are at most 1, the last temperature is 0.1, "
         "every example has its own draw, and the weights start in the order of HIS",
         "Li, Cotterell and Sachan 2021",
-        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "relaxed-top-k", "pipelined": pipelined},
+        {**PLAIN, "init_spread": 1.0, "init_score": "his", "gate": "relaxed-top-k", "pipelined": pipelined},
     )
 
 
@@ -95,7 +95,7 @@ def _straight_through(pipelined: bool) -> Learned:
     return Learned(
         "exact top-K forward, the sigmoid's gradient backward, from a start by HIS",
         "Bengio et al. 2013",
-        {**PLAIN, "start_apart": 1.0, "start_by": "his", "gate": "straight-through-top-k", "pipelined": pipelined},
+        {**PLAIN, "init_spread": 1.0, "init_score": "his", "gate": "straight-through-top-k", "pipelined": pipelined},
     )
 
 

@@ -20,7 +20,7 @@ from gates.errors import GateError, first_line
 from gates.gating.budget import Budget
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
-from training.comparison.plan import DENSE, Comparison, Planned, run_stage, uses_of
+from training.comparison.plan import DENSE, Comparison, PlanEntry, run_stage, uses_of
 from training.comparison.selection import MaskSelector
 from training.config import LauncherOptions
 from training.config.comparison import AT_TOTAL_COST, is_of_dense
@@ -65,7 +65,7 @@ class Task:
         return f"seed {self.seed}, {what}, {self.stage or 'the choice of heads'}"
 
 
-def tasks_of(plan: Sequence[Planned], seeds: Sequence[int]) -> list[Task]:
+def tasks_of(plan: Sequence[PlanEntry], seeds: Sequence[int]) -> list[Task]:
     """All tasks of a plan for some seeds, each behind those that it needs."""
     uses, tasks = uses_of(plan), list[Task]()
 
@@ -144,7 +144,7 @@ class Terms:
     on_gpu: bool
 
 
-def do_on_ray(comparison: Comparison, plan: Sequence[Planned], options: LauncherOptions) -> None:
+def do_on_ray(comparison: Comparison, plan: Sequence[PlanEntry], options: LauncherOptions) -> None:
     """Do all experiments of a comparison, several at a time, on the cluster that this process is connected to. What a lost
     worker had under way is done again by another one, from the last checkpoint on.
 

@@ -42,7 +42,7 @@ DENSE = Method("dense")
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanEntry:
     """One method at one budget.
 
     Args:
@@ -56,7 +56,7 @@ class Planned:
     stages: tuple[str, ...]
 
 
-def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], stages: Sequence[str]) -> Iterator[Planned]:
+def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], stages: Sequence[str]) -> Iterator[PlanEntry]:
     """What is done for each seed: the dense model first, then every method at every budget, each with its stages, and last the
     given masks, each at its own number of heads. From scratch are trained the dense structure and those that were learned, as
     Voita et al. 2019 did, or given. Weights are refitted to heads that are zero, so that the stages which put something else in
@@ -71,7 +71,7 @@ def plan_of_comparison(methods: Sequence[Method], budgets: Sequence[Budget], sta
         own = [stage for stage in stages if stage != FROM_SCRATCH or trains_anew]
         if "refit" in method.modifiers:
             own = [stage for stage in own if stage in (POST_HOC, RETRAINED, FROM_DENSE, AT_TOTAL_COST)]
-        yield Planned(method, budget, tuple(own))
+        yield PlanEntry(method, budget, tuple(own))
 
 
 def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ def check_rows(methods: Sequence[Method], stages: Sequence[str]) -> None:
         )
 
 
-def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun) -> Iterator[Planned]:
+def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun) -> Iterator[PlanEntry]:
     """What a run is compared with when it has trained: the dense model, every ranking, and scores and masks of the user's own
     that are named to be trained on, at its own budget.
 
@@ -116,7 +116,7 @@ def plan_of_run(own: Method, budget: Budget | None, end: EndOfRun) -> Iterator[P
         if end.compare == "full" and {method.name, own.base if method == own else method.name} & set(end.from_scratch):
             stages.append(FROM_SCRATCH)
         if stages:
-            yield Planned(method, None if method.base == "dense" else budget, tuple(stages))
+            yield PlanEntry(method, None if method.base == "dense" else budget, tuple(stages))
 
 
 def outside_run(name: str, own: Method) -> Method:
@@ -146,13 +146,13 @@ def check_names(names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) 
             raise GateError(f"{what}; expected some of {', '.join(known)} in --retrained and --from_scratch, or [] for none")
 
 
-def uses_of(plan: Sequence[Planned]) -> tuple[bool, ...]:
+def uses_of(plan: Sequence[PlanEntry]) -> tuple[bool, ...]:
     """For which weights masks are chosen, as :meth:`MaskSelector.select` takes it; training on comes before none."""
     return tuple(sorted({is_of_dense(stage) for planned in plan for stage in planned.stages}))
 
 
 def run_seed(
-    experiments: Experiments, selector: MaskSelector, plan: Sequence[Planned], results: Results, shown: progress.Stage
+    experiments: Experiments, selector: MaskSelector, plan: Sequence[PlanEntry], results: Results, shown: progress.Stage
 ) -> Iterator[dict[str, Any]]:
     """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results. Each row is a
     piece of the stage in which they are shown."""
@@ -358,7 +358,7 @@ class Comparison:
     experiments: Path
     searches: Mapping[str, Any]
 
-    def plan(self, budgets: Sequence[Budget]) -> list[Planned]:
+    def plan(self, budgets: Sequence[Budget]) -> list[PlanEntry]:
         """Return what is done for each seed, in the order of the tables.
 
         Args:

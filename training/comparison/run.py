@@ -29,11 +29,11 @@ from gates.surgery.masks import save_mask
 from gates.surgery.remove import why_not_removable
 from training.cli.command_line import CommandLine
 from training.cli.exit import advised, stdout
-from training.comparison.cache import ExperimentCache, began_with, identity_of_dense
+from training.comparison.cache import ExperimentCache, identity_of_dense, run_inputs
 from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
 from training.comparison.latency import achieved, keep_table, timed, told_of_latency
 from training.comparison.methods import Method, check_given_masks, file_name, own_method
-from training.comparison.plan import Planned, curve_of_run, plan_of_run, run_seed
+from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, run_seed
 from training.comparison.selection import MaskSelector
 from training.comparison.tables import Results, save_translations, score_columns, write_tables
 from training.comparison.wandb import send_run
@@ -48,8 +48,8 @@ from training.pruner.logging import CourseLog, GateLog
 from training.pruner.module import HeadPruner, evaluate
 from training.pruner.schedule import Phase
 from training.runs import processes, progress
-from training.runs.cost import NOTHING, Cost
-from training.runs.directory import RunDirectory, claimed, is_finished, mark_finished, unmark_finished
+from training.runs.cost import NO_COST, Cost
+from training.runs.directory import RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.tracking import lost_in_wandb, make_logger, reachable, versions
 from training.setup import make_pruner, make_trainer, open_data, quiet_libraries, start_launched
@@ -86,7 +86,7 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
     model; of a run that prunes nothing the dense model and its evaluation."""
 
     def cost(phase: Phase, *counted_apart: Mapping[str, Any]) -> dict[str, Any]:
-        spent = reduce(Cost.without, map(Cost.of, counted_apart), run.costs.get(phase, NOTHING))
+        spent = reduce(Cost.without, map(Cost.of, counted_apart), run.costs.get(phase, NO_COST))
         taught = pruner.options.distils and phase != "finetune"
         return (spent.with_teacher() if taught else spent).as_row() | {"steps": run.steps[phase]}
 
@@ -112,7 +112,7 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
     def evaluated(folder: Path) -> dict[str, Any]:
         write_predictions(folder, run.predictions)
         if pruner.options.prune == 0:
-            return dict(run.metrics) | NOTHING.as_row()
+            return dict(run.metrics) | NO_COST.as_row()
         searched = [] if pruner.search is None else [pruner.search]
         refits = [] if pruner.refitted is None else [pruner.refitted, *pruner.refitted["others"]]
         began_it = [*searched, *refits] if run.steps["retrain"] > 0 else []  # the retrain phase; they are counted by themselves
@@ -127,7 +127,7 @@ def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None
 
 def is_adopted(experiments: Experiments, pruner: HeadPruner) -> bool:
     """Whether all that :func:`adopt` keeps of a run in this final state is there."""
-    if experiments.cache.get(experiments.dense_is) is None:
+    if experiments.cache.get(experiments.dense_key) is None:
         return False  # the other identities build on the dense model
     return all(experiments.cache.get(determined_by) is not None for determined_by in _identities(experiments, pruner))
 
@@ -140,32 +140,32 @@ def seconds_of(experiments: Experiments, pruner: HeadPruner) -> float:
 
 def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[str, Any]]:
     """What is adopted, in the order in which one builds on the other."""
-    yield experiments.dense_is
+    yield experiments.dense_key
     final = pruner.gates.mask.detach().cpu()
     if pruner.options.prune == 0:
-        yield experiments.post_hoc_is(torch.ones(pruner.gates.size))
+        yield experiments.post_hoc_key(torch.ones(pruner.gates.size))
         return
     learned = learned_result(pruner)
-    learn_is = experiments.learn_is({})
-    yield learn_is
-    start = experiments.cache.get(learn_is)
+    learn_key = experiments.learn_key({})
+    yield learn_key
+    start = experiments.cache.get(learn_key)
     if start is None:
         return
     if pruner.options.swaps:
         mask = torch.tensor(learned["mask"])
         budget, search = pruner.steering.budget_of(mask), SwapSearch(passes=pruner.options.swaps)
         weights = experiments.dense() if experiments.rests({}) else start
-        yield experiments.swap_is(mask, budget, search, start=weights)
+        yield experiments.swap_key(mask, budget, search, start=weights)
     if pruner.options.refit:
         for other in (pruner.refitted or {}).get("others", []):
-            yield experiments.refit_is(torch.tensor(other["mask"]), RefitSearch(), start=start)
-        refit_is = experiments.refit_is(final, RefitSearch(), start=start)
-        yield refit_is
-        refitted = experiments.cache.get(refit_is)
+            yield experiments.refit_key(torch.tensor(other["mask"]), RefitSearch(), start=start)
+        refit_key = experiments.refit_key(final, RefitSearch(), start=start)
+        yield refit_key
+        refitted = experiments.cache.get(refit_key)
         if refitted is None:
             return
         start = refitted
-    yield experiments.retrain_is(final, start=start, changes={})
+    yield experiments.retrain_key(final, start=start, changes={})
 
 
 def _link(source: Path, target: Path) -> None:
@@ -256,7 +256,7 @@ def describe_run(
         results: of its comparison.
         own: the run's method.
         mask: that it ended with, ``[gates]``.
-        learned: what its gates have learned; see :meth:`training.pruner.steering.Steering.learned`.
+        learned: what its gates have learned; see :meth:`training.pruner.steering.GateController.learned`.
         seconds: of its training.
         wandb_mode: how it was logged.
     """
@@ -352,7 +352,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         console.print(f"on further test data: {', '.join(more)} in comparison.csv", soft_wrap=True, highlight=False)
     if "latency" in described:
         console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
-    if told := said_of_gates(described["gates"], "a millisecond" if "latency" in described else "an open one"):
+    if told := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
         console.print(told, soft_wrap=True, highlight=False)
     dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
     if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
@@ -373,7 +373,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         console.print(f"W&B (offline): upload with  wandb sync {run.path / 'wandb'}/offline-run-*")
 
 
-def said_of_gates(learned: Mapping[str, Any], priced: str = "an open one") -> str:
+def gates_sentence(learned: Mapping[str, Any], priced: str = "an open one") -> str:
     """In one line, how far the gates decided themselves and what one was worth at the end; empty where nothing was learned.
 
     Args:
@@ -459,7 +459,7 @@ def fit(line: CommandLine) -> RunDirectory:
     resolved = line.parser.dump(kept, skip_unset=False)
     start_launched(setup, resolved)
     with ExitStack() as held:
-        run, first = processes.in_first(lambda: held.enter_context(claimed(setup.run)))
+        run, first = processes.in_first(lambda: held.enter_context(locked_directory(setup.run)))
         first = first and processes.is_first()
         if run.resumes:
             check_same_options(run, resolved)
@@ -492,7 +492,7 @@ def prepare(
         first: Whether this is the first of the processes that share the directory.
     """
     if run.resumes:
-        began = began_with(setup, identity_of_dense(setup, pruner, data, processes=world_size))
+        began = run_inputs(setup, identity_of_dense(setup, pruner, data, processes=world_size))
         check_same_inputs(run, began)
         check_own_checkpoints(run, identity_of(began))
     processes.wait_for_all()  # the others may still read what lies there
@@ -504,7 +504,7 @@ def prepare(
 
 
 def train_and_compare(
-    line: CommandLine, setup: Setup, own: Method, asked: Sequence[Planned], run: RunDirectory, resolved: str, *, first: bool
+    line: CommandLine, setup: Setup, own: Method, asked: Sequence[PlanEntry], run: RunDirectory, resolved: str, *, first: bool
 ) -> None:
     """The run in its directory.
 
@@ -533,7 +533,7 @@ def train_and_compare(
     processes.start(trainer)
     # Now, since experiments are known by the weights that training starts from.
     experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
-    began = began_with(setup, experiments.dense_is)
+    began = run_inputs(setup, experiments.dense_key)
     processes.in_first(lambda: note_inputs(run, began))
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
 

@@ -18,7 +18,7 @@ from training.comparison.cache import Experiment, ScoreFiles
 from training.comparison.experiments import Experiments
 from training.comparison.methods import LEARNED, Learned, Method, given_mask, own_budget
 from training.config import BudgetOption, DrawSearch, PriceOption, RefitSearch, RestartSearch, SwapSearch
-from training.runs.cost import NOTHING, Cost, measured
+from training.runs.cost import NO_COST, Cost, measured
 from training.scoring.passes import rescale
 from training.scoring.scorers import SCORERS, Scores, own_score, run_own_score
 
@@ -47,7 +47,7 @@ class Selection:
     start: Experiment
     changes: Mapping[str, Any]
     ranking: Tensor | None
-    cost: Cost = NOTHING
+    cost: Cost = NO_COST
     alpha: float | None = None
     refit: Experiment | None = None
     closed_by_gates: float | None = None
@@ -82,7 +82,7 @@ def closed_by_gates(learned: Mapping[str, Any], mask: Tensor) -> float | None:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PriceRun:
     """Which gates a price leaves open.
 
     Args:
@@ -96,8 +96,8 @@ class Priced:
     mask: Tensor
 
 
-APART: dict[str, Any] = {"start_apart": 1.0, "start_by": "obs"}
-STARTS: tuple[dict[str, Any], ...] = ({"start_apart": 0.0}, APART)
+APART: dict[str, Any] = {"init_spread": 1.0, "init_score": "obs"}
+STARTS: tuple[dict[str, Any], ...] = ({"init_spread": 0.0}, APART)
 """From which gates are learned in turn."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -136,7 +136,7 @@ class MaskSelector:
         self.experiments, self.swaps, self.draws = experiments, swaps or SwapSearch(), draws or DrawSearch()
         self.restarts, self.refits = restarts or RestartSearch(), refits or RefitSearch()
         self.distil, self.prices, self.as_configured = dict(distil or {}), list(prices), as_configured
-        self.priced: dict[str, Priced] = {}
+        self.priced: dict[str, PriceRun] = {}
         gates = experiments.pruner.gates
         self.sizes = gates.kind_sizes()
         self.budgets = [Budget.parse(budget, self.sizes) for budget in budgets]
@@ -229,7 +229,7 @@ class MaskSelector:
         rankings, masks = [], []
         for price, experiment in zip(prices, trained, strict=True):
             own = torch.tensor(experiment.result["mask"])
-            self.priced[experiment.key] = Priced(name, price, own)
+            self.priced[experiment.key] = PriceRun(name, price, own)
             closed, log_alpha = (torch.tensor(experiment.result[part]) for part in ("closing_step", "log_alpha"))
             rankings.append(closing_ranking(closed, log_alpha))
             mask = self.mask_of(rankings[-1], budget)
@@ -244,7 +244,7 @@ class MaskSelector:
     # -- scored methods ----------------------------------------------------------------------------------------
 
     def _scored(self, base: str, budget: Budget, changes: Mapping[str, Any]) -> Selection:
-        alpha, cost = None, NOTHING
+        alpha, cost = None, NO_COST
         if SCORERS[base].is_weighted:
             masks = [torch.tensor(self._score(base, budget, tried).result["mask"]) for tried in ALPHAS]
             best, cost = self._best(masks)
@@ -304,7 +304,7 @@ class MaskSelector:
         """Which of several masks has the best post hoc result on the selection split, the first of equals, and what it cost to
         find; a single one is not tried."""
         if len(masks) == 1:
-            return 0, NOTHING
+            return 0, NO_COST
         task = self.experiments.pruner.task
         tried = [self.experiments.post_hoc(mask, splits=("select",)).result for mask in masks]
         best = max(range(len(masks)), key=lambda index: task.gain(tried[index][f"select_{task.main_metric}"]))
@@ -319,9 +319,9 @@ class MaskSelector:
         learned = [self.experiments.learn(changes, restart=time) for time, changes in enumerate(starts)]
         masks = [self.mask_of(torch.tensor(experiment.result["log_alpha"]), budget) for experiment in learned]
         if len(learned) > 1:
-            learned.append(self._score(APART["start_by"], budget, None))
+            learned.append(self._score(APART["init_score"], budget, None))
             masks.append(torch.tensor(learned[-1].result["mask"]))
-        selection = replace(selection, cost=NOTHING)
+        selection = replace(selection, cost=NO_COST)
         for experiment in learned:
             selection = selection.paid(experiment)
         if refit:

@@ -33,7 +33,7 @@ from training.runs.cost import measured
 from training.runs.directory import METRICS, RunDirectory
 from training.runs.stored import read_arrays, write_checksums
 from training.runs.tracking import code_version, machine, versions
-from training.scoring.subject import Batch, Subject
+from training.scoring.subject import Batch, ScoringContext
 from training.stats.bootstrap import bleu_metric, majority_class, majority_tag
 from training.stats.tables import Mask, agreement, compare_methods, rank_methods, summarise
 from training.stats.verdict import verdict
@@ -359,7 +359,7 @@ def facts_of(experiments: Experiments, data: SyntheticData) -> dict[str, list[fl
     return dict(experiments.do("exchanging heads", determined_by, make).result["effects"])
 
 
-def effects_on(subject: Subject, data: SyntheticData) -> dict[str, list[float]]:
+def effects_on(subject: ScoringContext, data: SyntheticData) -> dict[str, list[float]]:
     """The same of a subject."""
 
     def for_answers(answers: Tensor) -> Callable[[Batch], Tensor]:

@@ -12,7 +12,7 @@ from jsonargparse.typing import register_type
 
 from gates.errors import GateError
 from gates.gating.latency import TimeLimit, parse_time
-from gates.options import LEAST_PASSES, NO_KIND, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
+from gates.options import MIN_SWAP_PASSES, NO_KIND, TOP_K_FAMILIES, DrawPer, GateFamily, Unit
 from training.config.checks import above_0, at_least_0, at_most
 from training.config.paths import HubName, LocalPath
 
@@ -115,12 +115,10 @@ class Gating:
         anneal: the temperature of ``hard-concrete`` gates at the end of the prune phase, reached log-linearly, so that training
             gates become hard; null: it stays.
         initial_log_alpha: of ``hard-concrete`` gates; 2.5 is near-open: evaluation gates start at exactly 1.
-        start_apart: with a budget, but for clamped gates, the prune phase starts with gates that a score on
-            training data has set apart: by this many units of log_alpha for each standard deviation of the logarithm of a
-            head's score; 0 starts them equal, so that what is learned owes nothing to a score. By default 0, and 1 for the
-            top-k families.
-        start_by: the score: ``his``, what the loss feels of a gate (Michel et al. 2019), or ``obs``, what it feels of a head's
-            removal once the kept ones have made up for it (ZipLM, Kurtic et al. 2023), as they do with ``refit``.
+        init_spread: Initialise log_alpha from a head score (``init_score``): this many units per standard deviation of the log
+            score. 0 starts all gates equal. Default: 0, or 1 for the top-k families. Not used by clamped-linear gates.
+        init_score: The score: ``his`` (Michel et al. 2019), or ``obs``, the loss of a removal after the kept heads have made up
+            for it (ZipLM, Kurtic et al. 2023), as they do with ``refit``.
         straight_through: train with ``hard-concrete`` gates rounded to 0 and 1.
         straight_through_from: share of the prune phase after which they are rounded so; 1 is never.
     """
@@ -136,16 +134,16 @@ class Gating:
     temperature: float = 0.33
     anneal: float | None = None
     initial_log_alpha: float = 2.5
-    start_apart: float | None = None
-    start_by: Literal["his", "obs"] = "his"
+    init_spread: float | None = None
+    init_score: Literal["his", "obs"] = "his"
     straight_through: bool = False
     straight_through_from: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "start_apart")
+        at_least_0(self, "minimum_per_layer", "gate_learning_rate", "init_spread")
         above_0(self, "temperature", "anneal")
-        if self.start_apart is None:
-            object.__setattr__(self, "start_apart", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
+        if self.init_spread is None:
+            object.__setattr__(self, "init_spread", 1.0 if self.gate in TOP_K_FAMILIES else 0.0)
         for name, example in (("budget", 10), ("price", 0.01)):
             if getattr(self, name) == {}:
                 raise GateError(NO_KIND.format(f"the {name} is", example))
@@ -201,9 +199,9 @@ class Phases:
     def __post_init__(self) -> None:
         at_least_0(self, "finetune", "prune", "retrain")
         at_most(self, MOST_EPOCHS, "finetune", "prune", "retrain")
-        if self.swaps != 0 and not LEAST_PASSES <= self.swaps < math.inf:
+        if self.swaps != 0 and not MIN_SWAP_PASSES <= self.swaps < math.inf:
             raise GateError(
-                f"swaps is {self.swaps}; expected 0 for no search, or at least {LEAST_PASSES} passes, for example 40"
+                f"swaps is {self.swaps}; expected 0 for no search, or at least {MIN_SWAP_PASSES} passes, for example 40"
             )
         if not 0 < self.ramp <= 1:
             raise GateError(f"ramp is {self.ramp}; expected a share of the prune phase above 0 and at most 1")
@@ -367,7 +365,7 @@ class SwapSearch:
     significance: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 4), ("passes", LEAST_PASSES)):
+        for name, least in (("rows", 4), ("passes", MIN_SWAP_PASSES)):
             if not least <= getattr(self, name) < math.inf:
                 raise GateError(f"--swap.{name} is {getattr(self, name)}; expected at least {least}")
         if not 0 < self.significance < 1:

@@ -18,7 +18,7 @@ from gates.files import bring_to_disk
 from training.pruner.checkpoints import check_identity, check_whole, read_archive
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
-from training.runs.cost import NOTHING, Cost, Meter
+from training.runs.cost import NO_COST, Cost, Meter
 from training.runs.processes import gathered
 from training.tasks import Task
 
@@ -294,7 +294,7 @@ class PhaseCosts(pl.Callback):
     def _enter(self, trainer: pl.Trainer, pruner: pl.LightningModule) -> None:
         assert isinstance(pruner, HeadPruner)
         self._phase = pruner.phase(trainer.global_step)
-        self._meter = Meter(trainer.strategy.root_device, pruner.gates, self.costs.get(self._phase, NOTHING))
+        self._meter = Meter(trainer.strategy.root_device, pruner.gates, self.costs.get(self._phase, NO_COST))
 
     def _read(self) -> None:
         if self._meter is not None:

@@ -30,12 +30,12 @@ from training.config.model import FREEZING
 from training.data.base import TaskData
 from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.schedule import Phase, Schedule
-from training.pruner.steering import Steering, kinds_to_prune, new_gates
+from training.pruner.steering import GateController, kinds_to_prune, new_gates
 from training.runs.processes import share_of_batch
 from training.scoring.mask_search import swapped
 from training.scoring.passes import starting_scores
 from training.scoring.refits import refitted_to_best_
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 from training.tasks import Task
 
 # Memory for time: activations of a layer that are computed anew in the backward pass.
@@ -192,7 +192,9 @@ def learning_rate_of(group: Mapping[str, Any], options: PrunerOptions) -> float:
     return options.gate_learning_rate if is_of_gates(group) else options.learning_rate
 
 
-def use_rates_(groups: Sequence[dict[str, Any]], scheduler: LambdaLR, rates: Sequence[float], *, step: int) -> None:
+def restore_learning_rates_(
+    groups: Sequence[dict[str, Any]], scheduler: LambdaLR, rates: Sequence[float], *, step: int
+) -> None:
     """Give an optimiser's groups other learning rates than the checkpoint that they come from, one for each, from a step on."""
     scheduler.base_lrs = list(rates)
     for group, rate, factor in zip(groups, rates, scheduler.lr_lambdas, strict=True):
@@ -220,7 +222,7 @@ def matching_parameters(model: nn.Module, patterns: Iterable[str]) -> list[nn.Pa
     return found
 
 
-def fix_(backbone: nn.Module, options: PrunerOptions) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def freeze_parameters_(backbone: nn.Module, options: PrunerOptions) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Fix what the options fix of a backbone from the beginning.
 
     Returns:
@@ -256,16 +258,17 @@ def check_some_train(backbone: nn.Module, fixed_later: Iterable[nn.Parameter], o
     )
 
 
-def rest_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
-    """Let a backbone rest while gates are learned, or wake it: at rest it has no dropout, which would only blur what gates are
-    told, and on one process no gradients of its own, which cost a third of a step. (DDP waits for every gradient that it has
-    been promised.)
+def set_backbone_frozen_(backbone: PreTrainedModel, rests: bool, frozen: Iterable[nn.Parameter], *, alone: bool) -> None:
+    """Freeze or unfreeze the backbone while gates are trained.
+
+    Frozen means evaluation mode, because dropout would add noise to the gradients of the gates. In a single process it also
+    means ``requires_grad=False``, which saves a third of the step. DDP needs a gradient for every registered parameter.
 
     Args:
-        backbone: in training or at rest.
-        rests: what it is to do from now on.
-        frozen: its parameters that never have gradients.
-        alone: whether this is the only process.
+        backbone: The model.
+        rests: Whether it is frozen from now on.
+        frozen: The parameters that never have gradients.
+        alone: Whether this is the only process.
     """
     if backbone.training != rests:
         return
@@ -334,9 +337,9 @@ class HeadPruner(pl.LightningModule):
         sites = find_attention(backbone)
         kinds = kinds_to_prune(options, [kind for kind in KINDS if kind in {site.kind for site in sites}])
         self.gates = new_gates(options, backbone, kinds)
-        self.steering = Steering(options, self.gates, kinds)
+        self.steering = GateController(options, self.gates, kinds)
         self.backbone = backbone.train()
-        self.frozen, self.frozen_while_pruning = fix_(backbone, options)
+        self.frozen, self.frozen_while_pruning = freeze_parameters_(backbone, options)
         self.gates.mode = "open"
         self.gates.attach()
         self.register_buffer(CLOSING_STEP, torch.full((self.gates.size,), NOT_CLOSED), persistent=False)
@@ -415,13 +418,15 @@ class HeadPruner(pl.LightningModule):
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         rates = [learning_rate_of(group, self.options) for group in optimizer.param_groups]  # type: ignore[union-attr]
-        use_rates_(optimizer.param_groups, scheduler, rates, step=self.global_step)  # type: ignore[union-attr]
+        restore_learning_rates_(optimizer.param_groups, scheduler, rates, step=self.global_step)  # type: ignore[union-attr]
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         phase = self.phase(self.global_step)
         if self.global_step == self.schedule.finetune and batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._start_pruning()
-        rest_(self.backbone, phase == "prune" and self._is_pipelined, self.frozen, alone=self.trainer.world_size == 1)
+        set_backbone_frozen_(
+            self.backbone, phase == "prune" and self._is_pipelined, self.frozen, alone=self.trainer.world_size == 1
+        )
         self.gates.learned.progress = self.schedule.progress(self.global_step, on_ramp=self.options.gate in TOP_K_FAMILIES)
         if phase == "finetune":
             self.teacher = None  # of an earlier fit that did not end
@@ -439,7 +444,7 @@ class HeadPruner(pl.LightningModule):
         if the weights are refitted, the one of the two whose refit does better."""
         mask = self.steering.learned_mask()
         candidates = [mask]
-        subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
+        subject = ScoringContext(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         if self.options.swaps:
             self.search = swapped(subject, mask, self.steering.budget_of(mask), self.options)
             mask = torch.tensor(self.search["mask"], device=self.device)
@@ -459,12 +464,12 @@ class HeadPruner(pl.LightningModule):
             self.steering.restore_prices_({})
             self.gates.learned.reset_()
             if self.steering.starts_apart:
-                subject = Subject(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
-                self.steering.set_apart_(starting_scores(subject, self.options.start_by))
+                subject = ScoringContext(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
+                self.steering.set_apart_(starting_scores(subject, self.options.init_score))
 
     def on_train_end(self) -> None:
         """Where no retrain phase has begun, the mask is made here."""
-        rest_(self.backbone, False, self.frozen, alone=self.trainer.world_size == 1)
+        set_backbone_frozen_(self.backbone, False, self.frozen, alone=self.trainer.world_size == 1)
         if self._fixed is None and self.global_step >= self.schedule.prune and self.gates.mode != "masked":
             self._fix_learned_mask()
 
@@ -530,7 +535,7 @@ class HeadPruner(pl.LightningModule):
         ramp = self.ramp(self.global_step)
         super().optimizer_step(*args, **kwargs)
         self.gates.learned.clamp_()
-        self.steering.hold_(ramp, self.trainer.optimizers[0])
+        self.steering.enforce_(ramp, self.trainer.optimizers[0])
         if ramp > 0:
             done = self.global_step + 1  # Lightning counts the step when this hook returns
             self.closing_step.copy_(update_closing_step(self.closing_step, self.gates.values(), done))

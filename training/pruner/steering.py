@@ -16,7 +16,7 @@ from gates.gating.families import TopKGates
 from gates.gating.hard_concrete import Stretch
 from gates.gating.head_gates import HeadGates
 from gates.gating.price import l0_penalty
-from gates.gating.schedule import BudgetSteering, set_apart_
+from gates.gating.schedule import BudgetController, set_apart_
 from gates.options import TOP_K_FAMILIES
 from training.config import PrunerOptions
 
@@ -49,7 +49,7 @@ def new_gates(options: PrunerOptions, backbone: nn.Module, kinds: list[Kind] | N
     )
 
 
-class Steering:
+class GateController:
     """Steers the gates of a run. It changes ``log_alpha`` in place.
 
     Args:
@@ -71,37 +71,37 @@ class Steering:
         self.prices = parse_prices(options.price, heads)[gates.kind_index().cpu()]
         if gates.is_learned is not None:
             self.prices *= gates.is_learned.cpu()  # what is not learned costs nothing
-        self.held: BudgetSteering | None = None
+        self.budget_controller: BudgetController | None = None
         if options.budget is not None:
-            self.held = BudgetSteering(
+            self.budget_controller = BudgetController(
                 gates,
                 options.budget,
                 minimum_per_layer=options.minimum_per_layer,
             )
-        self.budget = None if self.held is None else self.held.budget
+        self.budget = None if self.budget_controller is None else self.budget_controller.budget
         self.paid: list[list[float]] = []
         """Prices of the steps since the schedule has come to the budget, of all gates or of each budgeted kind."""
 
     @property
-    def holds(self) -> bool:
+    def is_enforced(self) -> bool:
         """Whether gates are held to the budget after every step."""
-        return self.held is not None and self.held.holds
+        return self.budget_controller is not None and self.budget_controller.is_enforced
 
     @property
     def starts_apart(self) -> bool:
         """Whether a score sets the gates apart when the prune phase begins."""
-        return (self.holds or self.options.gate in TOP_K_FAMILIES) and self.options.start_apart != 0
+        return (self.is_enforced or self.options.gate in TOP_K_FAMILIES) and self.options.init_spread != 0
 
     # -- while gates are trained -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def set_apart_(self, scores: Tensor) -> None:
         """Set the gates apart by scores ``[gates]``; the first step brings their sum to its course."""
-        assert self.options.start_apart is not None  # the options have put a default in its place
-        set_apart_(self.gates, scores, self.options.start_apart)
+        assert self.options.init_spread is not None  # the options have put a default in its place
+        set_apart_(self.gates, scores, self.options.init_spread)
 
     def penalty(self, ramp: float) -> Tensor:
-        """What is added to the loss: a price that is given; 0 where :meth:`hold_` takes the price into account after the step.
+        """Return what is added to the loss: a given price, or 0 where :meth:`enforce_` applies the price after the step.
         Times 0 outside the prune phase, so that every parameter has a gradient in every process.
 
         Args:
@@ -113,25 +113,25 @@ class Steering:
         return 0.0 * self.gates.log_alpha.sum()
 
     @torch.no_grad()
-    def hold_(self, ramp: float, optimizer: Optimizer) -> None:
+    def enforce_(self, ramp: float, optimizer: Optimizer) -> None:
         """After a step of the optimiser, hold the expected number of open heads to the schedule, in the whole model or in
         each budgeted kind; gates pay the price for it."""
-        if self.holds:
-            assert self.held is not None
-            self.held.hold_(ramp, optimizer)
+        if self.is_enforced:
+            assert self.budget_controller is not None
+            self.budget_controller.enforce_(ramp, optimizer)
             if ramp == 1:
-                self.paid.append(list(self.held.price))
+                self.paid.append(list(self.budget_controller.price))
 
     def goals(self, ramp: float) -> list[float]:
         """Open gates aimed at, in all or of each budgeted kind; none without a budget of gates."""
-        if self.held is None or self.budget is None or self.held.time is not None:
+        if self.budget_controller is None or self.budget is None or self.budget_controller.time is not None:
             return []
         budget, learned = self.budget, self.gates.learned
         if self.gates.mode != "masked":
-            if self.holds:
-                return self.held.goals(ramp)
+            if self.is_enforced:
+                return self.budget_controller.goals(ramp)
             if self.gates.mode == "open":
-                return [float(count) for count in self.held.schedule.heads]
+                return [float(count) for count in self.budget_controller.schedule.heads]
             if isinstance(learned, TopKGates):
                 budget = learned.current_budget()
         return list(budget.per_kind.values()) or [budget.total]
@@ -143,21 +143,24 @@ class Steering:
         Args:
             ramp: how far the schedule has gone, 0 to 1; 0 outside the prune phase.
         """
-        if self.held is None or self.held.time is None or self.gates.mode != "stochastic":
+        if self.budget_controller is None or self.budget_controller.time is None or self.gates.mode != "stochastic":
             return {}
         probability = self.gates.open_probability()
-        expected = self.held.time.to_(probability.device).time(probability)
-        return {"expected": float(expected), "target": self.held.goals(ramp)[0]}
+        expected = self.budget_controller.time.to_(probability.device).time(probability)
+        return {"expected": float(expected), "target": self.budget_controller.goals(ramp)[0]}
 
     def prices_paid(self) -> dict[str, Any]:
         """The last price and those since the schedule has come to the budget, for a checkpoint."""
-        return {"last": [] if self.held is None else list(self.held.price), "at_budget": list(self.paid)}
+        return {
+            "last": [] if self.budget_controller is None else list(self.budget_controller.price),
+            "at_budget": list(self.paid),
+        }
 
     def restore_prices_(self, found: Mapping[str, Any]) -> None:
         """What :meth:`prices_paid` gave; nothing has been paid yet where it is empty."""
         self.paid = list(found.get("at_budget", []))
-        if self.held is not None:
-            self.held.price = list(found.get("last", [])) or [0.0] * len(self.held.price)
+        if self.budget_controller is not None:
+            self.budget_controller.price = list(found.get("last", [])) or [0.0] * len(self.budget_controller.price)
 
     def price_by_kind(self, ramp: float) -> dict[Kind, float]:
         """What an expected open gate costs now, or under a budget in time an expected millisecond, in units of the loss: a
@@ -171,10 +174,14 @@ class Steering:
         if self.budget is None:
             kinds = self.gates.kind_index().cpu()
             return {kind: ramp * float(self.prices[kinds == KINDS.index(kind)].max()) for kind in present}
-        if self.held is None or not self.holds:
+        if self.budget_controller is None or not self.is_enforced:
             return {}
-        quotas = {kind: self.held.quota_of(kind) for kind in present}
-        return {kind: self.held.price[quota] if ramp > 0 else 0.0 for kind, quota in quotas.items() if quota is not None}
+        quotas = {kind: self.budget_controller.quota_of(kind) for kind in present}
+        return {
+            kind: self.budget_controller.price[quota] if ramp > 0 else 0.0
+            for kind, quota in quotas.items()
+            if quota is not None
+        }
 
     def logged_prices(self, ramp: float) -> dict[str, float]:
         """The prices of :meth:`price_by_kind` as logs name them: ``price``, the highest, and of several kinds ``price/KIND``
@@ -189,9 +196,9 @@ class Steering:
         probability, kinds = self.gates.open_probability(), self.gates.kind_index()
         if self.budget is None:
             return probability.new_zeros(())
-        if self.held is not None and self.held.time is not None:
-            price = self.held.price[0] if ramp > 0 else 0.0
-            return price * self.held.time.to_(probability.device).time(probability).to(probability)
+        if self.budget_controller is not None and self.budget_controller.time is not None:
+            price = self.budget_controller.price[0] if ramp > 0 else 0.0
+            return price * self.budget_controller.time.to_(probability.device).time(probability).to(probability)
         parts = [price * probability[kinds == KINDS.index(kind)].sum() for kind, price in self.price_by_kind(ramp).items()]
         return sum(parts, probability.new_zeros(()))
 
@@ -208,8 +215,8 @@ class Steering:
     def learned_mask(self) -> Tensor:
         """What log_alpha says now: the highest within the budget, or without one every gate above 0."""
         log_alpha = self.gates.log_alpha.detach()
-        if self.held is not None:
-            return self.held.mask()
+        if self.budget_controller is not None:
+            return self.budget_controller.mask()
         is_open = self._values_in_evaluation() > 0
         minimum = self.options.minimum_per_layer
         least = [min(minimum, size) for size in self.gates.sizes]

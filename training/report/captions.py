@@ -7,7 +7,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from training.config.comparison import is_post_hoc
-from training.report.contents import Contents, Course, Site, Values, is_dense
+from training.report.contents import Course, ReportData, Site, Values, is_dense
 from training.stats.numbers import counted, duration, listed, quantity, shown, unit
 from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE
 from training.stats.verdict import nothing_learned, regime
@@ -29,7 +29,7 @@ CLAIM = f" Significant means p < {SIGNIFICANCE:g}, corrected for all pairs of me
 NO_CLAIM = f" With fewer than {SEEDS_FOR_A_CLAIM} seeds no difference is called significant."
 
 
-def quality(contents: Contents, stage: str) -> str:
+def quality(contents: ReportData, stage: str) -> str:
     """Which method is best at each budget of a stage, how many others it is ahead of, and what the dense model has."""
     metric, (highest, worst) = contents.metric, contents.best_and_worst
     rows = contents.summary[contents.summary["stage"] == stage]
@@ -54,13 +54,13 @@ def quality(contents: Contents, stage: str) -> str:
     return text + _of_seeds(rows)
 
 
-def _best(contents: Contents, rows: pd.DataFrame) -> str:
+def _best(contents: ReportData, rows: pd.DataFrame) -> str:
     """The first of rows, the best first, those equal to it, and how many of the others it is ahead of."""
     top = rows[rows["mean"] == rows["mean"].iloc[0]]
     return f"{listed(list(top['method']))}, {quantity(contents.metric, top['mean'].iloc[0])}{_ahead(contents, rows, 'rival')}"
 
 
-def _ahead(contents: Contents, rows: pd.DataFrame, noun: str) -> str:
+def _ahead(contents: ReportData, rows: pd.DataFrame, noun: str) -> str:
     """In brackets, how many of rows, the best first, their first is ahead of, in the words that so many seeds allow;
     empty where no pairs were compared.
 
@@ -84,7 +84,7 @@ def _ahead(contents: Contents, rows: pd.DataFrame, noun: str) -> str:
     return f" (significantly ahead of {count}{' for this one seed' * (seeds == 1)})"
 
 
-def results(contents: Contents) -> str:
+def results(contents: ReportData) -> str:
     """The best trained result, or the best of all where nothing was trained on."""
     rows = contents.summary.dropna(subset=["mean"])
     trained = rows[~is_dense(rows) & ~rows["stage"].map(is_post_hoc).astype(bool)]
@@ -115,7 +115,7 @@ def _of_seeds(rows: pd.DataFrame) -> str:
     return f" Means of {counted(seeds, 'seed')}." if seeds else ""
 
 
-def curve(contents: Contents) -> str:
+def curve(contents: ReportData) -> str:
     """The best ranking at each budget of a run's curve."""
     assert contents.curve is not None
     metric = contents.metric
@@ -127,7 +127,7 @@ def curve(contents: Contents) -> str:
     return f"With the mask alone, the best {metric} on the selection split: {'; '.join(parts)}. One seed."
 
 
-def masks(contents: Contents, budget: int, method: str) -> str:
+def masks(contents: ReportData, budget: int, method: str) -> str:
     """Where one method's heads are, and which heads all methods agree on, of those that can go within the budget."""
     kept = contents.kept(method, budget)
     assert kept is not None
@@ -208,7 +208,7 @@ def scores(his: Values | None, entropy: Values | None) -> str:
     return f" {'; '.join(parts)}." if parts else ""
 
 
-def training(contents: Contents, course: Course, method: str, budget: int) -> str:
+def training(contents: ReportData, course: Course, method: str, budget: int) -> str:
     """From how many to how many open heads, when half had closed, and where the last are of those that could go."""
     total, left = course.open.sum(axis=1), course.by_site()[-1]
     first, last, trained = float(total[0]), float(total[-1]), course.last_trained
@@ -230,7 +230,7 @@ def training(contents: Contents, course: Course, method: str, budget: int) -> st
     return text
 
 
-def gates(contents: Contents, course: Course, method: str, budget: int) -> str:
+def gates(contents: ReportData, course: Course, method: str, budget: int) -> str:
     """How far the gates came from all open towards 0 and 1."""
     last = course.values[-1]
     between = int(((last > 0) & (last < 1)).sum())
@@ -245,7 +245,7 @@ def gates(contents: Contents, course: Course, method: str, budget: int) -> str:
     )
 
 
-def agreement(contents: Contents, rows: pd.DataFrame, budget: int) -> str:
+def agreement(contents: ReportData, rows: pd.DataFrame, budget: int) -> str:
     """The most and least alike pairs, against chance, and methods with themselves over seeds."""
     ends = [" ".join(sorted(map(str, pair))) for pair in zip(rows["method"], rows["other"], strict=True)]
     rows = rows.assign(pair=ends).drop_duplicates("pair")  # a pair may be listed from both its ends
@@ -287,7 +287,7 @@ def his_against_entropy(his: Values, entropy: Values, kept: Values | None, metho
     return text
 
 
-def cost(contents: Contents) -> str:
+def cost(contents: ReportData) -> str:
     """What the stages took, and the dearest method."""
     rows = contents.comparison
     parts = []
@@ -304,7 +304,7 @@ def cost(contents: Contents) -> str:
     return ". ".join(parts) + "." if parts else "The costs were not recorded."
 
 
-def opening(contents: Contents) -> str:
+def opening(contents: ReportData) -> str:
     """The result in one sentence: at the middle budget of the stage that counts most, the best method, the best of this
     project's own (the one that does best on the selection split), and the dense model."""
     if not len(contents.summary) or contents.focus is None:
@@ -332,7 +332,7 @@ def opening(contents: Contents) -> str:
     return f"{text}{metric}, {quantity(metric, rows['mean'].iloc[0])}{beside}{'; ' * bool(parts)}{listed(parts)}{seed}."
 
 
-def warning(contents: Contents) -> str:
+def warning(contents: ReportData) -> str:
     """Of a dense model that has learned nothing; else empty."""
     metric, rows = contents.metric, contents.summary
     if contents.majority is None or not len(rows):
@@ -341,6 +341,6 @@ def warning(contents: Contents) -> str:
     return nothing_learned(means, shown(metric, contents.majority), unit(metric))
 
 
-def headline(contents: Contents) -> list[str]:
+def headline(contents: ReportData) -> list[str]:
     """In place of a verdict: the caption of every stage, the trained ones first."""
     return [quality(contents, stage) for stage in contents.stages_by_weight]

@@ -117,7 +117,7 @@ def by_kind(sites: tuple[Site, ...]) -> tuple[tuple[Site, ...], np.ndarray]:
 
 
 @dataclass
-class Contents:
+class ReportData:
     """A directory's tables; None or empty for what it does not hold, with a sentence in ``missing``.
 
     Args:

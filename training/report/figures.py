@@ -33,7 +33,7 @@ from training.plotting import (
     spread_widely_,
     styled,
 )
-from training.report.contents import Contents, Course, Site, Values, is_dense
+from training.report.contents import Course, ReportData, Site, Values, is_dense
 from training.runs.directory import LOOKED_AT, check_output
 from training.stats.numbers import IN_PERCENT, counted, listed, shown, unit
 from training.truth.tables import smallest_budgets, with_program
@@ -210,7 +210,7 @@ def kept_by_site(sites: tuple[Site, ...], counts: np.ndarray, ticks: list[str], 
 
 
 @styled
-def his_against_entropy(contents: Contents, kept: Values | None, method: str) -> Figure:
+def his_against_entropy(contents: ReportData, kept: Values | None, method: str) -> Figure:
     """A point per head: HIS against attention entropy, coloured by layer, large where the method keeps the head."""
     his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
     assert his is not None
@@ -382,7 +382,7 @@ DENSE, MAJORITY = "dense", "majority class"
 
 
 @styled
-def quality_against_heads(contents: Contents, stage: str) -> Figure:
+def quality_against_heads(contents: ReportData, stage: str) -> Figure:
     """The main metric on the test split as heads are taken away: a line per method through its means over seeds, a band from
     its lowest to its highest seed, and the dense model. Budgets are equally far apart, since they mostly halve.
 
@@ -403,7 +403,7 @@ def quality_against_heads(contents: Contents, stage: str) -> Figure:
     return figure
 
 
-def draw_quality(axes: Axes, contents: Contents, stage: str, styles: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def draw_quality(axes: Axes, contents: ReportData, stage: str, styles: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """What :func:`quality_against_heads` shows, on axes that are there, without a title and names.
 
     Args:
@@ -444,21 +444,21 @@ def draw_quality(axes: Axes, contents: Contents, stage: str, styles: Mapping[str
     return ends
 
 
-def what_is_drawn(contents: Contents, stage: str) -> str:
+def what_is_drawn(contents: ReportData, stage: str) -> str:
     """What lines and bands of :func:`draw_quality` are."""
     seeds = _seeds(contents, stage)
     most = int(seeds["count"].max()) if len(seeds) else 0
     return f"lines: means, bands: lowest to highest of {counted(most, 'seed')}" if most > 1 else "of one seed" * (most == 1)
 
 
-def _of_stage(contents: Contents, stage: str) -> pd.DataFrame:
+def _of_stage(contents: ReportData, stage: str) -> pd.DataFrame:
     """The means of a stage, but for the dense model's."""
     rows = contents.summary[contents.summary["stage"] == stage]
     return rows[~is_dense(rows)].dropna(subset=["mean"])
 
 
 @styled
-def quality_of_methods(contents: Contents) -> Figure:
+def quality_of_methods(contents: ReportData) -> Figure:
     """The main metric on the test split at the one budget: open markers post hoc, filled ones retrained, 95 % intervals."""
     metric = contents.metric
     rows = contents.summary[~is_dense(contents.summary)]
@@ -492,7 +492,7 @@ def quality_of_methods(contents: Contents) -> Figure:
 
 
 @styled
-def curve_of_run(contents: Contents) -> Figure:
+def curve_of_run(contents: ReportData) -> Figure:
     """A run's rankings at other budgets: the main metric on the selection split, mask only."""
     assert contents.curve is not None
     metric, column = contents.metric, f"select_{contents.metric}"
@@ -526,7 +526,7 @@ def _figure(methods: list[str], height: float) -> Figure:
     return Figure(figsize=(QUALITY_WIDTH + beside, max(height, 0.6 + 0.19 * (len(methods) + 2))), layout="constrained")
 
 
-def _seeds(contents: Contents, stage: str) -> pd.DataFrame:
+def _seeds(contents: ReportData, stage: str) -> pd.DataFrame:
     """The lowest and the highest seed of each method and budget: columns method, budget, min, max, count."""
     rows, main = contents.comparison, f"test_{contents.metric}"
     if not {"stage", "method", "budget", main} <= set(rows):
@@ -535,7 +535,7 @@ def _seeds(contents: Contents, stage: str) -> pd.DataFrame:
     return of_stage.groupby(["method", "budget"], as_index=False)[main].agg(["min", "max", "count"])
 
 
-def _majority(axes: Axes, contents: Contents) -> bool:
+def _majority(axes: Axes, contents: ReportData) -> bool:
     """What always answering the most frequent class would score, where that is within the frame."""
     if contents.majority is None:
         return False

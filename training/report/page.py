@@ -20,7 +20,7 @@ from gates.files import replacing
 from training.plotting import MAP, styled
 from training.report import captions, tables
 from training.report import tables as translations
-from training.report.contents import Contents, Course, Values
+from training.report.contents import Course, ReportData, Values
 from training.report.figures import data_uri, inline_svg, label_heads, label_layers, picture_files, write_pictures
 from training.report.pictures import focus_course, frames_of, gate_animation, pictures_of, step_label
 from training.report.tables import Table
@@ -115,7 +115,7 @@ class Section:
     """
 
     id: str
-    contents: Contents
+    contents: ReportData
     opening: str
     lead: Drawn | None
     warning: str
@@ -139,7 +139,7 @@ class Section:
         return ", ".join(parts)
 
 
-def write_report(found: Sequence[Contents], out: Path) -> None:
+def write_report(found: Sequence[ReportData], out: Path) -> None:
     """Write the page and, in ``figures/`` beside it, its pictures as PNG, SVG and GIF (in a folder each, if several)."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ids = unique_ids(found)
@@ -154,7 +154,7 @@ def write_report(found: Sequence[Contents], out: Path) -> None:
         partial.write_text(render(sections), encoding="utf-8")
 
 
-def unique_ids(found: Sequence[Contents]) -> list[str]:
+def unique_ids(found: Sequence[ReportData]) -> list[str]:
     """A name for each part of the page, different for directories of the same name."""
     ids: list[str] = []
     for contents in found:
@@ -165,7 +165,7 @@ def unique_ids(found: Sequence[Contents]) -> list[str]:
     return ids
 
 
-def make_section(contents: Contents, identifier: str) -> tuple[Section, dict[str, bytes]]:
+def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[str, bytes]]:
     """A directory's part of the page, and the files of its pictures by name."""
     pictures: dict[str, list[Drawn]] = {}
     files: dict[str, bytes] = {}
@@ -222,7 +222,7 @@ def render(sections: Sequence[Section]) -> str:
     )
 
 
-def _animation(contents: Contents, identifier: str, files: dict[str, bytes]) -> Drawn | None:
+def _animation(contents: ReportData, identifier: str, files: dict[str, bytes]) -> Drawn | None:
     """The player of the gates' course; the same as an animated picture is put to the files."""
     focus = focus_course(contents)
     if focus is None or len(focus[2].steps) < 2:
@@ -235,7 +235,7 @@ def _animation(contents: Contents, identifier: str, files: dict[str, bytes]) -> 
     return Drawn(name, content, captions.gates(contents, course, method, budget))
 
 
-def _verdict(contents: Contents) -> Markup:
+def _verdict(contents: ReportData) -> Markup:
     """``verdict.md`` without raw HTML and pictures; else what the numbers say."""
     if contents.verdict:
         markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
@@ -248,7 +248,7 @@ def _verdict(contents: Contents) -> Markup:
     return Markup("").join(Markup("<p>{}</p>").format(text) for text in said)
 
 
-def _tables(contents: Contents) -> dict[str, Table]:
+def _tables(contents: ReportData) -> dict[str, Table]:
     found = []
     if len(contents.budgets) > 1:
         for stage in contents.stages_by_weight:
@@ -268,7 +268,7 @@ def _tables(contents: Contents) -> dict[str, Table]:
     return {table.name: table for table in found}
 
 
-def _facts(contents: Contents) -> dict[str, str]:
+def _facts(contents: ReportData) -> dict[str, str]:
     """Machine, versions and code."""
     facts = {}
     for part in ("machine", "versions", "code"):
@@ -278,7 +278,7 @@ def _facts(contents: Contents) -> dict[str, str]:
     return facts
 
 
-def _command(contents: Contents) -> str:
+def _command(contents: ReportData) -> str:
     stated = contents.metrics.get("command")
     if stated or contents.kind == "comparison" or contents.config is None:
         return str(stated or "")

@@ -21,7 +21,7 @@ from training.plotting import COLOURS, INK, MAP, agreement_matrix, figure_image,
 from training.report import captions, figures
 from training.report import figures as quality
 from training.report import figures as truth
-from training.report.contents import Contents, Course, Values
+from training.report.contents import Course, ReportData, Values
 from training.report.figures import MARK, label_heads, label_layers
 from training.report.reading import NONE, read_contents, role_counts, roles_of_gates
 from training.stats.numbers import counted, listed, slug
@@ -261,7 +261,7 @@ def survivors(table: pd.DataFrame, counts: pd.DataFrame) -> Figure:
 # What a report says of roles: which heads have them, and which of them survive.
 
 
-def pictures_of_roles(contents: Contents) -> list[Picture]:
+def pictures_of_roles(contents: ReportData) -> list[Picture]:
     """The map of all heads with their roles first, then the roles of the heads that methods keep.
 
     Raises:
@@ -278,13 +278,13 @@ def pictures_of_roles(contents: Contents) -> list[Picture]:
     return found
 
 
-def _measured(contents: Contents, role: str) -> bool:
+def _measured(contents: ReportData, role: str) -> bool:
     table = contents.roles
     assert table is not None
     return bool(table[f"{role}_has"].any() or (f"{role}_strength" in table and table[f"{role}_strength"].notna().any()))
 
 
-def _map_caption(contents: Contents, shown: list[str]) -> str:
+def _map_caption(contents: ReportData, shown: list[str]) -> str:
     table = contents.roles
     assert table is not None
     total, special = len(table), int(table["specialised"].sum())
@@ -299,7 +299,7 @@ def _map_caption(contents: Contents, shown: list[str]) -> str:
     )
 
 
-def _survivors(contents: Contents) -> Picture:
+def _survivors(contents: ReportData) -> Picture:
     """Of the first methods the heads of every role that are kept at each budget."""
     table = contents.roles
     assert table is not None
@@ -312,7 +312,7 @@ def _survivors(contents: Contents) -> Picture:
     return Picture("roles_survival", "roles", figure, _survival_caption(contents, special), alt, wide=True)
 
 
-def _survival_caption(contents: Contents, special: np.ndarray) -> str:
+def _survival_caption(contents: ReportData, special: np.ndarray) -> str:
     """At the middle budget the specialised and the other heads that each of the first methods keeps, with odds ratios."""
     methods = [method for method, budget in contents.masks if budget == contents.focus]
     parts = []
@@ -341,20 +341,20 @@ def figures_for(directory: str | os.PathLike[str]) -> dict[str, Figure]:
     return {picture.name: picture.figure for picture in pictures_of(read_contents(Path(directory)))}
 
 
-def pictures_of(contents: Contents) -> list[Picture]:
+def pictures_of(contents: ReportData) -> list[Picture]:
     """The pictures that the contents suffice for, in the order of a report."""
     found = [*_truth(contents), *_quality(contents), *_heads(contents), *pictures_of_roles(contents)]
     return [*found, *_training(contents), *_agreement(contents), *_scores(contents)]
 
 
-def _truth(contents: Contents) -> list[Picture]:
+def _truth(contents: ReportData) -> list[Picture]:
     if contents.truth is None:
         return []
     alt = f"Table of methods by programs with a tick where a method found the necessary heads. {truth.caption(contents.truth)}"
     return [Picture("truth", "truth", truth.ticks(contents.truth), truth.caption(contents.truth), alt, wide=True)]
 
 
-def _quality(contents: Contents) -> list[Picture]:
+def _quality(contents: ReportData) -> list[Picture]:
     found = []
     methods = listed(contents.methods)
     if len(contents.budgets) > 1:
@@ -380,13 +380,13 @@ def _quality(contents: Contents) -> list[Picture]:
     return found
 
 
-def _heads(contents: Contents) -> list[Picture]:
+def _heads(contents: ReportData) -> list[Picture]:
     """The masks of all methods side by side, at the middle budget first; where heads stay; gates, HIS and entropy."""
     masks = [picture for budget in contents.budgets or [0] for picture in _masks(contents, budget)]
     return sorted(masks, key=lambda picture: not picture.shown) + _kept(contents) + _prices(contents) + _values(contents)
 
 
-def _masks(contents: Contents, budget: int) -> list[Picture]:
+def _masks(contents: ReportData, budget: int) -> list[Picture]:
     at_budget = {method: contents.kept(method, budget) for method, at in contents.masks if at == budget}
     kept = {method: values for method, values in at_budget.items() if values is not None}
     if not kept:
@@ -399,7 +399,7 @@ def _masks(contents: Contents, budget: int) -> list[Picture]:
     return [Picture(f"masks_{budget}", "heads", figure, caption, alt, shown=shown, wide=True)]
 
 
-def _values(contents: Contents) -> list[Picture]:
+def _values(contents: ReportData) -> list[Picture]:
     """What the masks were made of at the middle budget: the gates of learned methods, HIS and entropy."""
     his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
     panels: dict[str, tuple[Values, float | None]] = {}
@@ -414,7 +414,7 @@ def _values(contents: Contents) -> list[Picture]:
     return [Picture("values", "heads", figures.heat_maps(panels), caption, alt, wide=True)]
 
 
-def _kept(contents: Contents) -> list[Picture]:
+def _kept(contents: ReportData) -> list[Picture]:
     """Where heads stay as the budget falls, by the first learned method, or the first method if none is learned."""
     methods = list(dict.fromkeys(method for method, budget in contents.masks if budget in contents.budgets))
     method = next((name for name in methods if name.startswith("learned")), methods[0] if methods else "")
@@ -434,7 +434,7 @@ def _kept(contents: Contents) -> list[Picture]:
     return [Picture(f"kept_{slug(method)}", "heads", figure, captions.kept_by_site(kept, method, contents.unit), alt)]
 
 
-def _prices(contents: Contents) -> list[Picture]:
+def _prices(contents: ReportData) -> list[Picture]:
     """Where gates stay open as their price rises, the mean over seeds, by each method that trained with prices."""
     found: list[Picture] = []
     if contents.prices is None or not contents.masks:
@@ -459,7 +459,7 @@ def _prices(contents: Contents) -> list[Picture]:
     return found
 
 
-def _nearest_courses(contents: Contents) -> dict[str, Course]:
+def _nearest_courses(contents: ReportData) -> dict[str, Course]:
     """Of each learned method the gates over training at the budget nearest to the middle one."""
     nearest: dict[str, tuple[int, Course]] = {}
     for (method, budget), course in contents.courses.items():
@@ -469,7 +469,7 @@ def _nearest_courses(contents: Contents) -> dict[str, Course]:
     return {method: course for method, (_, course) in nearest.items()}
 
 
-def focus_course(contents: Contents) -> tuple[str, int, Course] | None:
+def focus_course(contents: ReportData) -> tuple[str, int, Course] | None:
     """The first learned method with gates over training, at the budget nearest to the middle one."""
     for method, course in _nearest_courses(contents).items():
         budget = next(at for (name, at), other in contents.courses.items() if other is course and name == method)
@@ -477,7 +477,7 @@ def focus_course(contents: Contents) -> tuple[str, int, Course] | None:
     return None
 
 
-def _training(contents: Contents) -> list[Picture]:
+def _training(contents: ReportData) -> list[Picture]:
     nearest = _nearest_courses(contents)
     shown = {id(course) for course in nearest.values()}
     found = []
@@ -498,7 +498,7 @@ def _training(contents: Contents) -> list[Picture]:
     return sorted(found, key=lambda picture: not picture.shown)
 
 
-def _agreement(contents: Contents) -> list[Picture]:
+def _agreement(contents: ReportData) -> list[Picture]:
     rows, found = contents.agreement, []
     if rows is None or not len(rows):
         return []
@@ -520,7 +520,7 @@ def _agreement(contents: Contents) -> list[Picture]:
     return sorted(found, key=lambda picture: not picture.shown)
 
 
-def _scores(contents: Contents) -> list[Picture]:
+def _scores(contents: ReportData) -> list[Picture]:
     his, entropy = contents.mean_score("his"), contents.mean_score("entropy")
     if his is None or entropy is None:
         return []

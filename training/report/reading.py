@@ -17,7 +17,7 @@ from pandas.api.types import is_bool_dtype, is_integer_dtype
 from gates.attention.sites import KINDS
 from gates.errors import GateError, first_line
 from gates.roles.roles import RULES
-from training.report.contents import COMBINATION, Contents, Course, Site, by_kind, group_labels
+from training.report.contents import COMBINATION, Course, ReportData, Site, by_kind, group_labels
 from training.report.figures import recoveries
 from training.runs.directory import UNFINISHED
 from training.runs.stored import AGAIN, damaged, read_json, read_table, read_text
@@ -179,7 +179,7 @@ T = TypeVar("T")
 Masks = tuple[tuple[Site, ...], np.ndarray]
 
 
-def read_contents(path: Path, roles: Path | None = None) -> Contents:
+def read_contents(path: Path, roles: Path | None = None) -> ReportData:
     """Read a directory of ``training compare`` or ``training.fit``.
 
     Args:
@@ -200,7 +200,7 @@ def read_contents(path: Path, roles: Path | None = None) -> Contents:
             f"{str(path)!r} holds neither a comparison nor a run: it has no comparison.csv with the columns seed, method, "
             "stage, budget and heads; give a directory that training compare or training.fit wrote"
         )
-    contents = Contents(path, "run" if "run" in metrics else "comparison", metrics=metrics)
+    contents = ReportData(path, "run" if "run" in metrics else "comparison", metrics=metrics)
     contents.truth = None if truth is None or not len(truth) else recoveries(truth)
     if comparison is None:
         contents.missing.append("There is no comparison.csv, so there is no table of results.")
@@ -226,7 +226,7 @@ def read_contents(path: Path, roles: Path | None = None) -> Contents:
     return contents
 
 
-def _main_metric(contents: Contents) -> str:
+def _main_metric(contents: ReportData) -> str:
     stated = contents.metrics.get("main_metric")
     measured = [name.removeprefix("test_") for name in contents.comparison.columns if name.startswith("test_")]
     if stated and measured and stated not in measured:
@@ -238,7 +238,7 @@ def _main_metric(contents: Contents) -> str:
     return str(stated or next(named, "accuracy"))
 
 
-def _read_tables(contents: Contents) -> None:
+def _read_tables(contents: ReportData) -> None:
     """Results over seeds; of a single run also its curve."""
     path, rows = contents.path, contents.comparison
     if contents.kind == "run":
@@ -266,7 +266,7 @@ def _read_tables(contents: Contents) -> None:
         contents.summary = rows.groupby(COMBINATION, sort=False, as_index=False).agg(**means)
 
 
-def _bounded(contents: Contents, summary: pd.DataFrame) -> pd.DataFrame:
+def _bounded(contents: ReportData, summary: pd.DataFrame) -> pd.DataFrame:
     """A summary with intervals within the metric's bounds: one of an earlier version, where they reach beyond, gets those
     of today."""
     bounds = BOUNDS.get(contents.metric)
@@ -278,7 +278,7 @@ def _bounded(contents: Contents, summary: pd.DataFrame) -> pd.DataFrame:
     return summary.drop(columns=["low", "high"]).merge(ends, on=COMBINATION, how="left")
 
 
-def _read_heads(contents: Contents) -> None:
+def _read_heads(contents: ReportData) -> None:
     """Scores, masks and gates over time."""
     scores = _optional(contents, "scores.csv", "HIS and entropy are not shown")
     if scores is not None:
@@ -302,7 +302,7 @@ def _read_heads(contents: Contents) -> None:
             contents.courses[key] = course.ending_in(masks.mean(axis=0)) if sites == course.sites else course
 
 
-def _read_translations(contents: Contents) -> None:
+def _read_translations(contents: ReportData) -> None:
     """For translation, sample sentences with the signatures of their metrics; of a run also the tests of its systems."""
     contents.samples = _samples(contents.path)
     _check_columns(contents, SAMPLES, contents.samples, {"source", "reference"})
@@ -317,14 +317,14 @@ def _read_translations(contents: Contents) -> None:
         _check_columns(contents, "translations/significance.csv", contents.significance, needed)
 
 
-def _check_columns(contents: Contents, name: str, table: pd.DataFrame | None, needed: set[str]) -> None:
+def _check_columns(contents: ReportData, name: str, table: pd.DataFrame | None, needed: set[str]) -> None:
     """Raises :class:`GateError` for a table without columns that it needs."""
     lacking = sorted(needed - set(table.columns)) if table is not None else []
     if lacking:
         raise GateError(f"{str(contents.path / name)!r} has no column {', '.join(map(repr, lacking))}; write the results again")
 
 
-def _logged(contents: Contents) -> tuple[str, pd.DataFrame | None]:
+def _logged(contents: ReportData) -> tuple[str, pd.DataFrame | None]:
     """The method of a run and what ``metrics.csv`` holds of its gates by step, counted from 1 as in gates over time."""
     run = contents.metrics.get("run")
     log = _table(contents.path, "metrics.csv") if isinstance(run, dict) else None
@@ -372,7 +372,7 @@ def _prices(means: pd.DataFrame) -> dict[str, np.ndarray]:
     return {"": next(iter(found.values()))} if found else {}
 
 
-def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
+def _masks(contents: ReportData) -> Iterator[tuple[tuple[str, int], Masks]]:
     masks, listed = _json(contents.path, "masks.json", list), _json(contents.path, "sites.json", list)
     if not masks or not listed:
         return
@@ -396,7 +396,7 @@ def _masks(contents: Contents) -> Iterator[tuple[tuple[str, int], Masks]]:
         ) from error
 
 
-def _read_kinds(contents: Contents) -> None:
+def _read_kinds(contents: ReportData) -> None:
     """What budgets per kind keep of the kinds that they prune."""
     stated = contents.metrics.get("budgets_by_kind") or {}
     try:
@@ -414,7 +414,7 @@ def _roles(path: Path, *, is_given: bool) -> pd.DataFrame | None:
     return read_roles(path)
 
 
-def _optional(contents: Contents, name: str, consequence: str) -> pd.DataFrame | None:
+def _optional(contents: ReportData, name: str, consequence: str) -> pd.DataFrame | None:
     table = _table(contents.path, name)
     if table is None:
         contents.missing.append(f"There is no {name}, so {consequence}.")

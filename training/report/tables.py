@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from training.report.contents import Contents, is_dense
+from training.report.contents import ReportData, is_dense
 from training.stats.numbers import CACHE, CLOSED, NONE, counted, duration, listed, number, shown, signed, slug, unit
 from training.stats.significance import SEEDS_FOR_A_CLAIM, SIGNIFICANCE, holm
 from training.stats.verdict import regime
@@ -77,7 +77,7 @@ class Table:
     prose: bool = False
 
 
-def results_table(contents: Contents, caption: str) -> Table:
+def results_table(contents: ReportData, caption: str) -> Table:
     """The main metric on the test split, with its interval, per stage, method and budget."""
     metric, percent = contents.metric, unit(contents.metric)
     columns = [
@@ -98,7 +98,7 @@ def results_table(contents: Contents, caption: str) -> Table:
     return plain_table("results", caption, _source(contents), columns, rows, metric, shown=len(contents.budgets) < 2)
 
 
-def budget_table(contents: Contents, stage: str, caption: str) -> Table:
+def budget_table(contents: ReportData, stage: str, caption: str) -> Table:
     """A stage's means by method and heads kept, with the ends of their intervals."""
     metric = contents.metric
     rows = contents.summary[contents.summary["stage"] == stage]
@@ -123,11 +123,11 @@ def budget_table(contents: Contents, stage: str, caption: str) -> Table:
     return Table(f"by_budget_{slug(stage)}", caption, _source(contents), columns, cells)
 
 
-def _source(contents: Contents) -> str:
+def _source(contents: ReportData) -> str:
     return "summary.csv" if {"low", "high"} <= set(contents.summary.columns) else "comparison.csv, means over seeds"
 
 
-def experiments_table(contents: Contents, *, shown: bool) -> Table:
+def experiments_table(contents: ReportData, *, shown: bool) -> Table:
     """Every experiment: all that ``comparison.csv`` says."""
     rows, metric = contents.comparison, contents.metric
     first = [Column("method", "method", numeric=False), Column("stage", "stage", numeric=False), Column("heads", "heads")]
@@ -147,7 +147,7 @@ def experiments_table(contents: Contents, *, shown: bool) -> Table:
     return plain_table("experiments", caption, "comparison.csv", columns, rows, metric, shown=shown)
 
 
-def cost_table(contents: Contents, caption: str) -> Table:
+def cost_table(contents: ReportData, caption: str) -> Table:
     """Mean cost of an experiment of each stage and method, over seeds and budgets."""
     rows = contents.comparison
     costs = _costs(rows)
@@ -156,7 +156,7 @@ def cost_table(contents: Contents, caption: str) -> Table:
     return plain_table("cost", caption, "comparison.csv (means)", columns, means, contents.metric)
 
 
-def statistics_table(contents: Contents) -> Table:
+def statistics_table(contents: ReportData) -> Table:
     """Differences between methods: from seed to seed where there are several, and their intervals and p values where there are
     such."""
     tests = contents.statistics
@@ -188,7 +188,7 @@ def statistics_table(contents: Contents) -> Table:
     return plain_table("statistics", caption, "statistics.csv", columns, tests, contents.metric, shown=False)
 
 
-def agreement_table(contents: Contents) -> Table:
+def agreement_table(contents: ReportData) -> Table:
     """Agreement of masks and of rankings, pair by pair."""
     assert contents.agreement is not None
     titles = {
@@ -262,7 +262,7 @@ SHOWN = 6
 """Sentences in the table; the file has more."""
 
 
-def tables_of(contents: Contents) -> list[Table]:
+def tables_of(contents: ReportData) -> list[Table]:
     """The tables that the contents suffice for; none for tasks without translations."""
     found = []
     if contents.samples is not None and len(contents.samples):
@@ -272,7 +272,7 @@ def tables_of(contents: Contents) -> list[Table]:
     return found
 
 
-def samples_table(contents: Contents, samples: pd.DataFrame) -> Table:
+def samples_table(contents: ReportData, samples: pd.DataFrame) -> Table:
     """The first sentences with their references, and what the systems of :func:`systems_shown` made of them."""
     shown, systems = samples.head(SHOWN), systems_shown(contents)
     columns = [Column(name, name, numeric=False) for name in ("source", "reference")]
@@ -287,7 +287,7 @@ def samples_table(contents: Contents, samples: pd.DataFrame) -> Table:
     return Table("samples", caption, "samples.tsv", columns, rows, prose=True)
 
 
-def systems_shown(contents: Contents) -> dict[str, str]:
+def systems_shown(contents: ReportData) -> dict[str, str]:
     """The dense model, the first learned method and the best of its rivals at the middle budget, trained on with their masks
     where there are such: columns of the samples by method, as far as they are there. A run may have left the dense model as it
     was."""
@@ -299,11 +299,11 @@ def systems_shown(contents: Contents) -> dict[str, str]:
     return found | {name: column for name in chosen if (column := f"{name}.{stage}.{contents.focus}") in names}
 
 
-def _stage(contents: Contents) -> str:
+def _stage(contents: ReportData) -> str:
     return "retrained" if "retrained" in contents.stages or not contents.stages else contents.stages[-1]
 
 
-def _best_rival(contents: Contents, stage: str) -> str:
+def _best_rival(contents: ReportData, stage: str) -> str:
     """The method of the highest mean at the middle budget that is not this project's own; empty if there is none."""
     rows = contents.summary
     if not len(rows):

@@ -156,7 +156,7 @@ class Cost:
         return row | {name: None if count is None else round(count) for name, count in counted.items()}
 
 
-NOTHING = Cost()
+NO_COST = Cost()
 
 
 class Meter:
@@ -169,7 +169,7 @@ class Meter:
         before: cost of earlier work, which counts too.
     """
 
-    def __init__(self, device: torch.device, gates: HeadGates | None, before: Cost = NOTHING) -> None:
+    def __init__(self, device: torch.device, gates: HeadGates | None, before: Cost = NO_COST) -> None:
         self.device, self.before = device, before
         self.stopped: Cost | None = None
         self.counter = None if gates is None else ExampleCounter(gates)
@@ -205,7 +205,7 @@ class Meter:
 
 
 @contextmanager
-def measured(device: torch.device, gates: HeadGates | None, before: Cost = NOTHING) -> Iterator[Meter]:
+def measured(device: torch.device, gates: HeadGates | None, before: Cost = NO_COST) -> Iterator[Meter]:
     """Measure the work of a ``with`` block that computes on a device; see :class:`Meter`."""
     meter = Meter(device, gates, before)
     try:

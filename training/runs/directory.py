@@ -3,7 +3,7 @@
 ::
 
     config.yaml        the resolved configuration
-    began_with.json    fingerprints of data and model, see :mod:`training.runs.resume`
+    run_inputs.json    fingerprints of data and model, see :mod:`training.runs.resume`
     latency.json       of a run with a budget in time, how long the model takes with which heads
     metrics.json       results of the run, versions, machine; written when the tables are
     metrics.csv        what was logged at each step
@@ -348,7 +348,7 @@ class RunDirectory:
 
 
 @contextmanager
-def claimed(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]:
+def locked_directory(options: RunOptions) -> Iterator[tuple[RunDirectory, bool]]:
     """The run directory, into which nobody else writes in the ``with`` block, and whether this is the first of the processes
     that share it.
 

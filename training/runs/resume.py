@@ -80,7 +80,7 @@ FREE_WHEN_RESUMED = {
 """Options, or beginnings of them, that may be others when a run is resumed, since they change no result; with what they say."""
 FORMAT = 8
 """Of runs and experiments; a change in what they mean or how they are computed must raise it."""
-BEGAN_WITH = "began_with.json"
+RUN_INPUTS = "run_inputs.json"
 """All that a run's training depends on: options, and fingerprints of what these name."""
 OPTIONS = "options"
 """Among these, the options of the module; earlier versions did not note them, nor whose checkpoints were."""
@@ -159,8 +159,8 @@ def check_same_data(run: RunDirectory, fingerprint: Callable[[], str]) -> None:
 
 def note_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
     """Note what a run begins with; of one that goes on this is noted already."""
-    if not run.resumes or not (run.path / BEGAN_WITH).is_file():
-        run.write_json(BEGAN_WITH, determined_by)
+    if not run.resumes or not (run.path / RUN_INPUTS).is_file():
+        run.write_json(RUN_INPUTS, determined_by)
 
 
 def identity_of(determined_by: Mapping[str, Any]) -> str:
@@ -207,7 +207,7 @@ def _began_with(
         mend: what a user can do about a damaged note.
     """
     try:
-        return read_json(run.path / BEGAN_WITH, dict, mend=mend)
+        return read_json(run.path / RUN_INPUTS, dict, mend=mend)
     except FileNotFoundError:
         return None
 

@@ -19,10 +19,12 @@ from gates.search.swaps import Limits, Refinement, refine_by_swaps
 from training.config import DrawSearch, PrunerOptions, SwapSearch
 from training.runs import progress
 from training.runs.cost import measured
-from training.scoring.subject import Batch, Subject, at_rest
+from training.scoring.subject import Batch, ScoringContext, at_rest
 
 
-def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0) -> Refinement:
+def refine(
+    subject: ScoringContext, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
+) -> Refinement:
     """The mask ``[gates]`` refined by swaps; under a budget per kind, gates are swapped within their kind.
 
     Dropout is off. The subject's gates are left as they were.
@@ -55,14 +57,14 @@ def refine(subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget
 
 
 def refined_by_swaps(
-    subject: Subject, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
+    subject: ScoringContext, mask: Tensor, search: SwapSearch, *, budget: Budget, minimum_per_layer: int = 0
 ) -> dict[str, Any]:
     """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
     return vars(found) | {"mask": found.mask.tolist(), "gains": [gain._asdict() for gain in found.gains]}
 
 
-def swapped(subject: Subject, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:
+def swapped(subject: ScoringContext, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:
     """A run's own search: what :func:`refined_by_swaps` finds, what was searched, and what it cost."""
     search = SwapSearch(passes=options.swaps)
     with measured(subject.device, subject.gates) as cost:
@@ -71,7 +73,7 @@ def swapped(subject: Subject, mask: Tensor, budget: Budget, options: PrunerOptio
 
 
 def draw(
-    subject: Subject,
+    subject: ScoringContext,
     mask: Tensor,
     scores: Tensor,
     search: DrawSearch,
@@ -103,7 +105,7 @@ def draw(
         return best_draw(mask.to(subject.device), [one.to(subject.device) for one in draws], loss=_shown(loss, shown))
 
 
-def losses_of(subject: Subject, masks: Sequence[Tensor], rows: int) -> list[float]:
+def losses_of(subject: ScoringContext, masks: Sequence[Tensor], rows: int) -> list[float]:
     """The mean loss with each mask ``[gates]`` on training data that neither scored the heads nor trains anything.
 
     Args:
@@ -145,7 +147,7 @@ class Calibration:
         proposing, deciding: batches of each half.
     """
 
-    def __init__(self, subject: Subject, rows: int) -> None:
+    def __init__(self, subject: ScoringContext, rows: int) -> None:
         self.subject, self.device = subject, subject.device
         self.proposing, self.deciding = [
             [move_data_to_device(batch, self.device) for batch in loader]
@@ -190,7 +192,7 @@ class Calibration:
 
 
 @contextmanager
-def calibration(subject: Subject, rows: int) -> Iterator[Calibration]:
+def calibration(subject: ScoringContext, rows: int) -> Iterator[Calibration]:
     """A :class:`Calibration` for the length of a ``with`` block: dropout is off and the weights rest."""
     with at_rest(subject.module, subject.device), frozen(subject.backbone):
         yield Calibration(subject, rows)

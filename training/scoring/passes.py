@@ -53,13 +53,13 @@ from gates.scores.weights import (
     weight_taylor,
 )
 from training.runs import progress
-from training.scoring.subject import Batch, Subject
+from training.scoring.subject import Batch, ScoringContext
 from training.tasks.translation import Translation, generate
 
 # What heads put out on training data: its mean, and the gate values or weights that make up for closed ones.
 
 
-def rescale(subject: Subject, mask: Tensor, *, rows: int = 512) -> Tensor:
+def rescale(subject: ScoringContext, mask: Tensor, *, rows: int = 512) -> Tensor:
     """Real gate values for any mask by least squares (see :func:`gates.recovery.rescale.rescaled_gates`).
 
     Args:
@@ -79,7 +79,7 @@ def rescale(subject: Subject, mask: Tensor, *, rows: int = 512) -> Tensor:
 
 
 def refit(
-    subject: Subject, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, rows: int, feed_forward: bool
+    subject: ScoringContext, mask: Tensor, dense: Mapping[str, Tensor], *, ridge: float, rows: int, feed_forward: bool
 ) -> list[Refitted]:
     """Change the weights behind the heads so that the model does without the closed ones (see
     :func:`gates.recovery.refit.refit_`).
@@ -104,11 +104,11 @@ def refit(
         )
 
 
-def _run(subject: Subject, batch: Batch) -> object:
+def _run(subject: ScoringContext, batch: Batch) -> object:
     return subject.task.losses(subject.backbone, batch)
 
 
-def mean_outputs(subject: Subject) -> list[Tensor]:
+def mean_outputs(subject: ScoringContext) -> list[Tensor]:
     """The mean head output of each site, ``[heads * head_dim]``, for :func:`gates.scores.ablation.mean_replacement`."""
     means = MeanHeadOutput(subject.gates.sites).to(subject.device)
     with subject.at_rest():
@@ -117,7 +117,7 @@ def mean_outputs(subject: Subject) -> list[Tensor]:
 
 
 @torch.no_grad()
-def observe_outputs(subject: Subject, metric: MeanHeadOutput, description: str) -> None:
+def observe_outputs(subject: ScoringContext, metric: MeanHeadOutput, description: str) -> None:
     """Feed a metric with what all heads put out on the scoring data.
 
     Args:
@@ -139,7 +139,7 @@ def observe_outputs(subject: Subject, metric: MeanHeadOutput, description: str) 
 # Relevance of heads over the scoring data: to the class of a sentence, or to each token of its translation.
 
 
-def relevance_shares(subject: Subject, *, epsilon: float | None, description: str) -> Shares:
+def relevance_shares(subject: ScoringContext, *, epsilon: float | None, description: str) -> Shares:
     """Mean shares of heads in the relevance of their layers, each ``[heads]``.
 
     Args:
@@ -155,7 +155,7 @@ def relevance_shares(subject: Subject, *, epsilon: float | None, description: st
     return shares.compute()
 
 
-def _predicted(subject: Subject, batch: Batch) -> dict[str, Tensor]:
+def _predicted(subject: ScoringContext, batch: Batch) -> dict[str, Tensor]:
     """The model's inputs; for a translator with its own greedy translation."""
     task, backbone = subject.task, subject.backbone
     if not isinstance(task, Translation):
@@ -168,7 +168,7 @@ def _predicted(subject: Subject, batch: Batch) -> dict[str, Tensor]:
 # Constants in place of closed heads, fitted on training data: :mod:`gates.scores.ablation` with a task's data.
 
 
-def constant_of_each(subject: Subject) -> list[Tensor]:
+def constant_of_each(subject: ScoringContext) -> list[Tensor]:
     """For every gate the constants that cost least where it alone is closed, put together: ``[heads * head_dim]`` of each
     site, for :func:`gates.scores.ablation.mean_replacement`."""
     sizes = subject.gates.sizes
@@ -181,7 +181,7 @@ def constant_of_each(subject: Subject) -> list[Tensor]:
     return constants
 
 
-def optimal_constants(subject: Subject, masks: Tensor, *, steps: int = 8, rows: int = 256) -> list[Tensor]:
+def optimal_constants(subject: ScoringContext, masks: Tensor, *, steps: int = 8, rows: int = 256) -> list[Tensor]:
     """Constants in place of closed heads with which the mean loss is lowest (see :mod:`gates.scores.ablation`).
 
     Args:
@@ -222,7 +222,7 @@ def optimal_constants(subject: Subject, masks: Tensor, *, steps: int = 8, rows: 
     return [part.cpu() for part in best.split(sizes, dim=1)]
 
 
-def _loss_and_slope(subject: Subject, batch: Batch, mask: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _loss_and_slope(subject: ScoringContext, batch: Batch, mask: Tensor, constants: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The mean loss of a batch with constants in place of closed heads, and its gradient with respect to all constants."""
     gates, parts = subject.gates, mask.split(subject.gates.sizes)
     leaves = [constant.clone().requires_grad_(not bool(part.all())) for constant, part in zip(constants, parts, strict=True)]
@@ -247,10 +247,10 @@ class Pass:
     """
 
     raws: tuple[str, ...]
-    run: Callable[[Subject, Raw], dict[str, Tensor]]
+    run: Callable[[ScoringContext, Raw], dict[str, Tensor]]
 
 
-def _gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """Everything that one backward pass per batch gives."""
     gates = subject.gates
     weights = output_weights(gates)
@@ -279,7 +279,7 @@ def _gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _attention(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _attention(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """What attention distributions say, without gradients."""
     gates, backbone = subject.gates, subject.backbone
     entropy = AttentionEntropy(gates.sites).to(subject.device)
@@ -290,7 +290,7 @@ def _attention(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     return {name: gates.to_gates(metric.compute()) for name, metric in (("entropy", entropy), ("confidence", confidence))}
 
 
-def _attention_gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _attention_gradients(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     gates, backbone = subject.gates, subject.backbone
     importance = HeadImportance(gates.heads).to(subject.device)
     for batch in subject.batches("differentiating attention"):
@@ -298,11 +298,11 @@ def _attention_gradients(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     return {"attention-his": gates.to_gates(importance.compute().his)}
 
 
-def _output_moments(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _output_moments(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     return {"obs": brain_surgeon_of(subject)}
 
 
-def brain_surgeon_of(subject: Subject) -> Tensor:
+def brain_surgeon_of(subject: ScoringContext) -> Tensor:
     """What removal costs an optimal brain surgeon, ``[gates]`` float64, of a subject at rest: from moments of the output
     projections' inputs and of their outputs' gradients."""
     gates = subject.gates
@@ -344,7 +344,7 @@ def _steps(name: str) -> Pass:
     """A variant of HIS again after every tenth of the gates; one pass per step, the first of which is that of the variant."""
     variant, found = VARIANTS[name], f"{name}-steps"
 
-    def run(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    def run(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
         gates = subject.gates
         layers = gates.layer_index().cpu()
 
@@ -366,11 +366,11 @@ def _steps(name: str) -> Pass:
     return Pass((found,), run)
 
 
-def _left_out(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _left_out(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     return {"leave-one-out": _ablated(subject, "leaving heads out")}
 
 
-def _ablated(subject: Subject, description: str) -> Tensor:
+def _ablated(subject: ScoringContext, description: str) -> Tensor:
     """The loss with each gate closed alone, above the dense model's: one pass per gate."""
     gates = subject.gates
     masks = leave_one_out_masks(gates.size).to(subject.device)
@@ -381,13 +381,13 @@ def _ablated(subject: Subject, description: str) -> Tensor:
     return effects.compute().signed
 
 
-def _mean_ablated(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _mean_ablated(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """The same with its mean output in the place of the closed head."""
     with mean_replacement(subject.gates, mean_outputs(subject)):
         return {"mean-ablation": _ablated(subject, "mean ablation")}
 
 
-def _optimally_ablated(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _optimally_ablated(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """The same with the constant in the place of the closed head that costs least."""
     with mean_replacement(subject.gates, constant_of_each(subject)):
         return {"optimal-ablation": _ablated(subject, "optimal ablation")}
@@ -396,21 +396,21 @@ def _optimally_ablated(subject: Subject, raw: Raw) -> dict[str, Tensor]:
 def _relevance(name: str, epsilon: float | None) -> Pass:
     """Shares of heads in the relevance of their layers, by absolute values and with the sign."""
 
-    def run(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+    def run(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
         shares = relevance_shares(subject, epsilon=epsilon, description=f"propagating {name}")
         return {name: subject.gates.to_gates(shares.absolute), f"{name}-signed": subject.gates.to_gates(shares.signed)}
 
     return Pass((name, f"{name}-signed"), run)
 
 
-def _outputs(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _outputs(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """What follows from the head outputs alone."""
     variance = HeadOutputVariance(subject.gates.sites).to(subject.device)
     observe_outputs(subject, variance, "observing head outputs")
     return {"flap": fluctuation(subject.gates, variance.compute())}
 
 
-def _shapley(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _shapley(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """Shapley values from one walk of every example: one pass for each gate, less where walks are truncated."""
     size, device = subject.gates.size, subject.device
     batches = list(subject.batches("walking from all heads to none", bar=False))
@@ -438,7 +438,7 @@ def _shapley(subject: Subject, raw: Raw) -> dict[str, Tensor]:
     return {"shapley": found.values, "shapley_standard_error": found.standard_error}
 
 
-def _greedy_gnorm(subject: Subject, raw: Raw) -> dict[str, Tensor]:
+def _greedy_gnorm(subject: ScoringContext, raw: Raw) -> dict[str, Tensor]:
     """Greedy-Gnorm: a forward and a backward pass for every gate."""
     gates = subject.gates
     weights = input_weights(gates)
@@ -457,7 +457,7 @@ def _greedy_gnorm(subject: Subject, raw: Raw) -> dict[str, Tensor]:
         return {"greedy-gnorm": removal_ranking(scores_at, gates.size, share=1 / gates.size)}
 
 
-def _logit_norms(subject: Subject, batch: Batch) -> Tensor:
+def _logit_norms(subject: ScoringContext, batch: Batch) -> Tensor:
     """The l2 norm of each example's logits ``[batch]``, over the positions that are not padding."""
     logits = subject.task.losses(subject.backbone, batch)[1]
     valid = subject.task.valid_queries(batch)["decoder"] if logits.dim() == 3 else None
@@ -486,7 +486,7 @@ PASSES: dict[str, Pass] = {
 }
 
 
-def starting_scores(subject: Subject, name: Literal["his", "obs"]) -> Tensor:
+def starting_scores(subject: ScoringContext, name: Literal["his", "obs"]) -> Tensor:
     """Scores ``[gates]`` that can be compared across layers, from which gates start: HIS normalised by layer, or what removal
     costs an optimal brain surgeon."""
     if name == "his":
@@ -495,7 +495,7 @@ def starting_scores(subject: Subject, name: Literal["his", "obs"]) -> Tensor:
         return brain_surgeon_of(subject).cpu()
 
 
-def importance_of(subject: Subject, *, also: Callable[[Batch], None] | None = None) -> Importance:
+def importance_of(subject: ScoringContext, *, also: Callable[[Batch], None] | None = None) -> Importance:
     """HIS with its standard error, signed score and Fisher information, each ``[gates]`` on the CPU.
 
     Args:
@@ -512,7 +512,7 @@ def importance_of(subject: Subject, *, also: Callable[[Batch], None] | None = No
     return Importance(*(score.cpu() for score in importance.compute()))
 
 
-def importance_and_entropy(subject: Subject) -> tuple[Importance, Tensor]:
+def importance_and_entropy(subject: ScoringContext) -> tuple[Importance, Tensor]:
     """The same, and the mean normalised attention entropy ``[gates]`` on the CPU, in one way over the data."""
     gates, backbone = subject.gates, subject.backbone
     entropy = AttentionEntropy(gates.sites).to(subject.device)
@@ -549,7 +549,7 @@ class Replacements:
     def __init__(self) -> None:
         self._means: list[Tensor] | None = None
 
-    def use(self, subject: Subject, replacement: Replacement, mask: Tensor) -> AbstractContextManager[None]:
+    def use(self, subject: ScoringContext, replacement: Replacement, mask: Tensor) -> AbstractContextManager[None]:
         """A replacement for the length of a ``with`` block.
 
         Args:

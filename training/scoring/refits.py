@@ -17,7 +17,7 @@ from training.config import RefitSearch
 from training.runs import progress
 from training.runs.cost import Cost, measured
 from training.scoring.passes import refit
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Refit:
         return {"ridge": self.ridge, "tried": self.tried, "unrefitted": self.unrefitted, **self.cost.as_row()}
 
 
-def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
+def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
     """Refit weights with every ridge, and leave those of the best, the first of equals.
 
     The weights stay as they were where every refit does worse on the selection split than the mask alone.
@@ -62,7 +62,9 @@ def best_refit_(subject: Subject, mask: Tensor, search: RefitSearch, dense: Mapp
     return only
 
 
-def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch, dense: Mapping[str, Tensor]) -> list[Refit]:
+def best_refits_(
+    subject: ScoringContext, masks: Sequence[Tensor], search: RefitSearch, dense: Mapping[str, Tensor]
+) -> list[Refit]:
     """The same with each of several masks, of all of which the weights of the best stay; how it went for each mask."""
     start = copied_weights(subject)
     done, best, best_gain = list[Refit](), start, -math.inf
@@ -97,7 +99,9 @@ def best_refits_(subject: Subject, masks: Sequence[Tensor], search: RefitSearch,
     return done
 
 
-def refitted_to_best_(subject: Subject, masks: Sequence[Tensor], dense: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+def refitted_to_best_(
+    subject: ScoringContext, masks: Sequence[Tensor], dense: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Any]]:
     """A run's own refit: weights are refitted to each of several masks, and those of the mask stay whose refit does best on the
     selection split, the first of equals.
 
@@ -121,7 +125,7 @@ def _say(notice: str) -> None:
         rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
 
 
-def quality(subject: Subject, mask: Tensor) -> float:
+def quality(subject: ScoringContext, mask: Tensor) -> float:
     """The main metric on the selection split with a mask ``[gates]``, of all processes together."""
     loader, limit = subject.data.val_dataloader(), subject.trainer.limit_val_batches
     batches = limit if isinstance(limit, int) else int(limit * len(loader))
@@ -133,12 +137,12 @@ def quality(subject: Subject, mask: Tensor) -> float:
     return float(metrics.compute()[subject.task.main_metric])
 
 
-def copied_weights(subject: Subject) -> dict[str, Tensor]:
+def copied_weights(subject: ScoringContext) -> dict[str, Tensor]:
     """The subject's parameters by name, as copies on the CPU."""
     return {name: parameter.detach().to("cpu", copy=True) for name, parameter in subject.backbone.named_parameters()}
 
 
-def use_weights_(subject: Subject, weights: Mapping[str, Tensor]) -> None:
+def use_weights_(subject: ScoringContext, weights: Mapping[str, Tensor]) -> None:
     """Put what :func:`copied_weights` has kept back in place."""
     for name, parameter in subject.backbone.named_parameters():
         parameter.data.copy_(weights[name])

@@ -24,10 +24,10 @@ from gates.scores.fisher import rearrange
 from gates.scores.importance import normalise_by_layer
 from gates.scores.ranking import hies, layer_leaders_first, ranking_scores, ranks
 from training.runs import processes
-from training.runs.cost import NOTHING, Cost, measured
+from training.runs.cost import NO_COST, Cost, measured
 from training.runs.hashing import code_fingerprint, own_function, weights_fingerprint
 from training.scoring.passes import PASSES, VARIANTS, pass_of
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 OF_COST = {
     "seconds": "seconds", "peak_memory_mb": "peak-memory-mb", "forward_examples": "forward", "backward_examples": "backward",
@@ -45,7 +45,7 @@ class Scores:
             (``gradients-seconds`` and ``gradients-peak-memory-mb``, scalars) and the Fisher matrix ``[gates, gates]``.
     """
 
-    def __init__(self, subject: Subject, known: MutableMapping[str, Tensor] | None = None) -> None:
+    def __init__(self, subject: ScoringContext, known: MutableMapping[str, Tensor] | None = None) -> None:
         self.subject = subject
         self.known: MutableMapping[str, Tensor] = {} if known is None else known
         self.layer_index, self.kind_index = subject.gates.layer_index().cpu(), subject.gates.kind_index().cpu()
@@ -68,7 +68,7 @@ class Scores:
     def cost_of(self, method: str) -> Cost:
         """The cost of the passes behind a method when they were run, for whichever method; nothing where there are none."""
         self._need(method)
-        total = NOTHING
+        total = NO_COST
         for name in dict.fromkeys(pass_of(raw) for raw in scorer(method).raws):
             kept = {part: self.known.get(f"{name}-{title}") for part, title in OF_COST.items()}
             total = total.then(Cost.of({part: float(value) for part, value in kept.items() if value is not None}))
@@ -335,7 +335,7 @@ class OwnScore:
     """
 
     name: str
-    function: Callable[[Subject], Any]
+    function: Callable[[ScoringContext], Any]
     code: str
 
 
@@ -352,7 +352,7 @@ def own_score(name: str) -> OwnScore:
     return OwnScore(name, function, code_fingerprint([module_name, defined_in]))
 
 
-def run_own_score(score: OwnScore, subject: Subject, *, seed: int = 0) -> Tensor:
+def run_own_score(score: OwnScore, subject: ScoringContext, *, seed: int = 0) -> Tensor:
     """The scores of a subject, ``[gates]`` float64 on the CPU, higher kept first; the same in all processes.
 
     The function finds the model at rest: on its device, gates open, dropout off, without autocast. torch's random numbers
@@ -390,7 +390,7 @@ def run_own_score(score: OwnScore, subject: Subject, *, seed: int = 0) -> Tensor
     return found[0]
 
 
-def _called(score: OwnScore, subject: Subject) -> Any:
+def _called(score: OwnScore, subject: ScoringContext) -> Any:
     try:
         return score.function(subject)
     except Exception as error:
@@ -424,7 +424,7 @@ def _checked(returned: Any, score: OwnScore, gates: int) -> list[float]:
 
 
 @contextmanager
-def _unchanged(score: OwnScore, subject: Subject) -> Iterator[None]:
+def _unchanged(score: OwnScore, subject: ScoringContext) -> Iterator[None]:
     """What a function leaves on parameters and modules is taken away; a changed model is refused.
 
     Raises:

@@ -56,7 +56,7 @@ def at_rest(module: GatedModule, device: torch.device | None = None) -> Iterator
 
 
 @dataclass(frozen=True)
-class Subject:
+class ScoringContext:
     """A model to be scored, with the data to score it on.
 
     Args:

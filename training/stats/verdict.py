@@ -18,7 +18,7 @@ ENOUGH = 0.9
 HINT = "a longer prune phase (a larger --model.prune) leaves less to the rank"
 
 
-def said_of_closed(summary: pd.DataFrame, unit: str = "head") -> str:
+def closed_by_gates_sentence(summary: pd.DataFrame, unit: str = "head") -> str:
     """How many of the closed heads had closed by themselves, by method and budget; empty where no gates learned.
 
     Args:
@@ -132,7 +132,7 @@ def verdict(
         summary["mean"][are_dense(summary["method"])], None if majority is None else shown(main_metric, majority)
     ):
         lines += ["", f"**Warning.** {warning}"]
-    if decided := said_of_closed(summary, unit):
+    if decided := closed_by_gates_sentence(summary, unit):
         lines += ["", decided]
     counts: list[str] = []
     for stage, of_stage in summary.groupby("stage", sort=False):

@@ -14,7 +14,7 @@ from gates.gating.budget import Budget
 from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from gates.gating.head_gates import HeadGates
 from gates.gating.latency import TimeLimit
-from gates.gating.schedule import BudgetSchedule, BudgetSteering, ramped, rate_of_gates_, set_apart_
+from gates.gating.schedule import BudgetController, BudgetSchedule, ramped, rate_of_gates_, set_apart_
 from gates.model import GateConfig, get_gated_model
 from gates.options import TOP_K_FAMILIES
 from gates.scores.importance import normalise_by_layer
@@ -185,15 +185,15 @@ def test_a_budget_that_is_refused_changes_nothing():
 def test_goals_are_those_that_a_step_reaches():
     gated = gated_model(budget=2)
     steering = gated.steering
-    assert isinstance(steering, BudgetSteering)
+    assert isinstance(steering, BudgetController)
     assert steering.budget == Budget(2, {})
-    steering.hold_(0.3)
+    steering.enforce_(0.3)
     assert expected(gated) == pytest.approx(sum(steering.goals(0.3)), abs=1e-3)
 
 
 def steered(family="hard-concrete", **options):
     gates = HeadGates(build("bert"), family=family, budget=3 if family in TOP_K_FAMILIES else None)
-    return gates, BudgetSteering(gates, 3, **options)
+    return gates, BudgetController(gates, 3, **options)
 
 
 def test_by_default_the_budget_is_reached_at_the_end_and_layers_have_no_minimum():
@@ -208,7 +208,7 @@ def test_by_default_the_budget_is_reached_at_the_end_and_layers_have_no_minimum(
 @pytest.mark.parametrize("family", ["relaxed-top-k", "clamped-linear"])
 def test_a_schedule_that_holds_no_gates_sets_out_from_all(family):
     _, steering = steered(family)
-    assert not steering.holds
+    assert not steering.is_enforced
     assert steering.goals(0.0) == pytest.approx([8.0])
 
 
@@ -218,7 +218,7 @@ def test_at_a_ramp_of_0_gates_are_only_kept_within_their_limits():
     wild = torch.tensor([-50.0, -1, 0, 1, 2, 3, 4, 50])
     with torch.no_grad():
         gates.log_alpha.copy_(wild)
-    steering.hold_(0.0)
+    steering.enforce_(0.0)
     assert torch.equal(gates.log_alpha.detach(), wild.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
 
 
@@ -227,7 +227,7 @@ def test_gates_that_pay_a_price_are_slowed_beyond_their_ends():
     gates.train().learned()
     with torch.no_grad():
         gates.log_alpha.fill_(-3.0)
-    steering.hold_(1.0)
+    steering.enforce_(1.0)
     assert bool((gates.log_alpha.abs() < 1e-3).all())
 
 
@@ -507,7 +507,7 @@ def test_a_time_is_come_to_in_a_straight_line_and_the_mask_is_within_it():
     with torch.no_grad():
         gates.log_alpha.add_(torch.linspace(-1, 1, gates.size))
     limit = TimeLimit.parse("0.6x", table)
-    steering = BudgetSteering(gates, limit)
+    steering = BudgetController(gates, limit)
     first = float(steering.time.time(gates.open_probability().detach()))
     for progress in (0.2, 0.6, 1.0):
         steering.step_(progress)
@@ -523,7 +523,7 @@ def test_gates_of_a_dear_site_close_before_those_of_a_cheap_one():
     table = table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])
     dear = replace(table.sites[0], milliseconds=[5 * one for one in table.sites[0].milliseconds])
     gates = HeadGates(model)
-    BudgetSteering(gates, TimeLimit.parse("0.6x", replace(table, sites=[dear, *table.sites[1:]]))).step_(0.5)
+    BudgetController(gates, TimeLimit.parse("0.6x", replace(table, sites=[dear, *table.sites[1:]]))).step_(0.5)
     first, *others = [float(part.mean()) for part in gates.open_probability().detach().split(gates.sizes)]
     assert all(first < other for other in others)
 
@@ -533,13 +533,13 @@ def test_a_time_is_for_hard_concrete_gates_of_all_kinds_of_the_model_that_was_me
     limit = TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0]))
     for family in ("clamped-linear", *TOP_K_FAMILIES):
         with pytest.raises(GateError, match=f"{family} are not held to a time"):
-            BudgetSteering(HeadGates(model, family=family), limit)
+            BudgetController(HeadGates(model, family=family), limit)
     with pytest.raises(GateError, match="measure one of this model"):
-        BudgetSteering(HeadGates(other), limit)
+        BudgetController(HeadGates(other), limit)
 
 
 def test_a_time_is_for_gates_of_all_kinds():
     model = build("bert")
     gates = HeadGates(model, kinds=[])
     with pytest.raises(GateError, match="gates of some kinds alone are not held to a time"):
-        BudgetSteering(gates, TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])))
+        BudgetController(gates, TimeLimit.parse("0.6x", table_of(model, [0.0, 1.0, 2.0, 3.0, 4.0])))

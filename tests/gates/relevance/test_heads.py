@@ -21,7 +21,7 @@ from gates.relevance.heads import (
 from gates.scores.importance import head_gradients
 from tests.gates.relevance.models import SIZES, build, inputs
 from tests.models import logits
-from tests.training.truth.models import Subject
+from tests.training.truth.models import ScoringContext
 
 
 def rows_of(model, batch, **more):
@@ -116,7 +116,7 @@ def test_a_closed_head_has_no_relevance_and_gates_are_those_of_evaluation():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_where_needed_heads_write_the_answer_they_have_most_of_the_relevance(name, seed):
     """For the answer yes, which is there because the needed heads found something."""
-    subject = Subject(name, seed)
+    subject = ScoringContext(name, seed)
     subject.gates.mode = "open"
     shares = head_relevance(subject.gates, [{"input_ids": subject.ids[subject.answers == 1]}])
     needed = [head for heads in subject.functions for head in heads]
@@ -127,7 +127,7 @@ def test_where_needed_heads_write_the_answer_they_have_most_of_the_relevance(nam
 
 def test_what_relevance_does_not_see():
     """An answer that is there because nothing was found has no relevance to give to the head that looked."""
-    subject = Subject("has")
+    subject = ScoringContext("has")
     subject.gates.mode = "open"
     shares = head_relevance(subject.gates, [{"input_ids": subject.ids[subject.answers == 0]}])
     assert shares[subject.functions[0]].max() < 0.05

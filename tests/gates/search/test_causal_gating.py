@@ -9,7 +9,7 @@ from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.search.causal_gating import ROLES, CausalRoles, causal_roles
 from tests.models import build, inputs
-from tests.training.truth.models import Subject
+from tests.training.truth.models import ScoringContext
 from training.truth.compiler import HEAD_SIZE
 
 
@@ -19,7 +19,7 @@ def needed_heads(subject):
 
 def with_harm(name, amount=0.4):
     """A compiled model, with one head of noise turned into a needed head whose output is subtracted; its number."""
-    subject = Subject(name)
+    subject = ScoringContext(name)
     needed, per_layer = subject.functions[0][0], subject.program.heads
     layer = needed // per_layer
     in_layer = range(layer * per_layer, (layer + 1) * per_layer)
@@ -62,7 +62,7 @@ def test_needed_heads_facilitate_noise_is_irrelevant_and_a_harmful_head_interfer
 
 def test_the_harmful_head_is_told_by_its_harm_alone():
     """The same weights and no subtraction: the head is noise again."""
-    subject = Subject("has")
+    subject = ScoringContext("has")
     found = causal_roles(subject.gates, batches_of(subject), losses_of(subject), steps=60, seeds=[0])
     assert found.names().count("facilitating") == 1
     assert found.names().count("irrelevant") == 5

@@ -10,7 +10,7 @@ import torch
 from gates.errors import GateError
 from gates.gating.budget import counts_by_site, mask_within
 from gates.gating.latency import TimeLimit
-from gates.options import LEAST_PASSES
+from gates.options import MIN_SWAP_PASSES
 from gates.search.swaps import CANDIDATES, Limits, paired_gain, refine_by_swaps
 from tests.gates.latency_tables import drawn_table
 
@@ -140,7 +140,7 @@ def test_swaps_stay_within_their_group_and_leave_the_minimum():
 def test_a_search_without_tries_is_refused():
     loss, gradient = quadratic(0, 4)
     with pytest.raises(GateError, match="at least 6"):
-        refine(torch.ones(4), loss=loss, gradient=gradient, passes=LEAST_PASSES - 1)
+        refine(torch.ones(4), loss=loss, gradient=gradient, passes=MIN_SWAP_PASSES - 1)
 
 
 def test_the_shortest_search_tries_a_swap():
@@ -148,10 +148,10 @@ def test_the_shortest_search_tries_a_swap():
     weights = torch.arange(20, dtype=torch.float64)
     start = torch.tensor([1.0] * 10 + [0.0] * 10)
     found = refine(
-        start, loss=lambda mask, share: float(-(weights * mask).sum()), gradient=lambda mask: -weights, passes=LEAST_PASSES
+        start, loss=lambda mask, share: float(-(weights * mask).sum()), gradient=lambda mask: -weights, passes=MIN_SWAP_PASSES
     )
     assert len(found.swaps) == 1
-    assert found.passes == LEAST_PASSES
+    assert found.passes == MIN_SWAP_PASSES
 
 
 def test_a_swap_that_changes_nothing_is_not_taken():

@@ -39,7 +39,7 @@ def test_data_that_changed_or_went_are_said_and_others_can_be_named(tmp_path):
 )
 def test_what_an_earlier_version_noted_of_its_data_is_not_compared(tmp_path, noted, is_compared):
     if noted is not None:
-        (tmp_path / "began_with.json").write_text(json.dumps(noted))
+        (tmp_path / "run_inputs.json").write_text(json.dumps(noted))
     check_same_data(RunDirectory(tmp_path), lambda: "before")
     with pytest.raises(GateError, match="have changed since") if is_compared else nullcontext():
         check_same_data(RunDirectory(tmp_path), lambda: "now")

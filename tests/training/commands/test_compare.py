@@ -18,7 +18,7 @@ from gates.errors import GateError
 from gates.gating.budget import Budget
 from tests.training.runs import write_config
 from training.commands.table import run_command
-from training.comparison.grid import claimed
+from training.comparison.grid import locked_directory
 from training.comparison.methods import LEARNED, Method
 from training.comparison.plan import check_budgets
 from training.report.reading import read_contents
@@ -358,7 +358,7 @@ def test_a_directory_with_a_run_is_refused(tmp_path):
     (tmp_path / "comparison.csv").write_text("method,stage,heads\n")
     for more in ("empty", "experiments"):  # a run keeps experiments too
         (tmp_path / more).mkdir()
-        with pytest.raises(GateError, match="something else than a comparison"), claimed(str(tmp_path)):
+        with pytest.raises(GateError, match="something else than a comparison"), locked_directory(str(tmp_path)):
             pytest.fail("it is not refused")
 
 
@@ -367,7 +367,7 @@ def test_a_comparison_killed_with_experiments_elsewhere_goes_on(tmp_path):
     for names in (["config.yaml", ".comparison.unfinished.csv.partial-7"], [UNFINISHED, "comparison.csv", "summary.csv"]):
         for name in names:
             (tmp_path / name).touch()
-        with claimed(str(tmp_path)) as run:
+        with locked_directory(str(tmp_path)) as run:
             assert run.path == tmp_path
             assert not list(tmp_path.glob(".*.partial-*"))
 
@@ -384,7 +384,7 @@ def test_one_that_was_stopped_before_its_first_row_goes_on(tmp_path):
     """With its experiments elsewhere it has left nothing but its configuration."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("")
-    with claimed(str(tmp_path / "run")) as run:
+    with locked_directory(str(tmp_path / "run")) as run:
         assert run.path == tmp_path / "run"
 
 

@@ -3,16 +3,16 @@
 import pytest
 
 from gates.errors import GateError
-from training.commands.preflight import IN_COMPARISONS, STREAMED, USED, check_run, check_used
+from training.commands.preflight import COMPARISON_SPELLINGS, STREAMED, USED, check_run, check_used
 from training.commands.table import read, run_command
 from training.config import Setup
 
-VALUES = {"--model.distil_temperature": "4", "--model.start_by": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
+VALUES = {"--model.distil_temperature": "4", "--model.init_score": "obs", "--from_scratch_epochs": "3", "--average_every": "5",
           "--data.max_length": "64", "--model.latency_table": "latency.json", **dict.fromkeys(STREAMED, "7")}  # fmt: skip
 DOCUMENTS = ["--model.backbone", "a", "--data", "Documents", "--data.train_file", "a.txt", "--data.test_file", "b.txt"]
 WITH = {
     "--model.distil_temperature": ["--model.distil", "0.5"],
-    "--model.start_by": ["--model.start_apart", "1"],
+    "--model.init_score": ["--model.init_spread", "1"],
     "--model.price": ["--model.budget", "null"],
     "--model.latency_table": ["--model.budget", "0.7x"],
     "--average_every": ["--average_last", "3"],
@@ -42,7 +42,7 @@ def test_an_option_that_nothing_uses_is_refused(option):
         check(*given, *used)
 
 
-@pytest.mark.parametrize("option", IN_COMPARISONS)
+@pytest.mark.parametrize("option", COMPARISON_SPELLINGS)
 def test_a_comparison_refuses_what_none_of_its_methods_uses(option, capsys):
     given = [option, VALUES.get(option, "0.5")]
     setting = WITHOUT.get(option, ["--config", "configs/default.yaml"])

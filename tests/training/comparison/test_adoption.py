@@ -59,7 +59,7 @@ def test_each_phase_is_an_experiment_with_its_cost(tmp_path):
 
 
 def test_a_search_by_swaps_is_one_too_and_costs_nothing_twice(tmp_path):
-    experiments, pruner, run, _ = trained_run(tmp_path, swaps=12.0, learning_rate=1e-2, start_apart=0.0)
+    experiments, pruner, run, _ = trained_run(tmp_path, swaps=12.0, learning_rate=1e-2, init_spread=0.0)
     adopt(experiments, pruner, run)
     found = kinds(experiments)
     assert found.keys() == {"dense", "learn", "swap", "retrain"}

@@ -6,9 +6,9 @@ import torch
 
 from gates.scores.ablation import effects, interchange
 from tests.training.runs import make_data, make_pruner, make_trainer
-from tests.training.truth.models import Subject as CompiledSubject
+from tests.training.truth.models import ScoringContext as CompiledSubject
 from training.comparison.tables import Results, carried_rows, effects_on, shares_of, without_facts
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 
 def test_shares_are_means_over_facts_and_harm_counts_as_none():
@@ -26,7 +26,7 @@ def test_a_model_that_has_learned_nothing_has_no_effects_and_its_user_is_told(mo
     pruner, data = make_pruner(), make_data(interchange=True)
     make_trainer().fit(pruner, data)
     torch.nn.init.zeros_(pruner.backbone.classifier.weight)  # always the same answer
-    assert effects_on(Subject(pruner, data, make_trainer()), data) == {}
+    assert effects_on(ScoringContext(pruner, data, make_trainer()), data) == {}
     results, setup = Results(), SimpleNamespace(data=data.options)
     results.carried = [{"seed": 1}]
     assert "interchange.csv has nothing of seed 0, 2: " in without_facts(setup, [0, 1, 2], results)
@@ -40,7 +40,7 @@ def test_effects_are_of_the_open_model_and_of_every_fact(monkeypatch):
     pruner, data = make_pruner(), make_data()
     make_trainer().fit(pruner, data)
     pruner.gates.set_mask_(torch.zeros(8))
-    subject = Subject(pruner, data, make_trainer())
+    subject = ScoringContext(pruner, data, make_trainer())
     found = effects_on(subject, data)
     assert set(found) <= {"agree?", "order?", "rare?"}
     assert all(len(values) == 8 for values in found.values())

@@ -57,7 +57,7 @@ def test_averaging_over_another_retrain_phase_is_another_experiment(tmp_path):
         experiments = Watched(tmp_path, budget=2, prune=prune, retrain=2 - prune)
         experiments.setup = replace(experiments.setup, weights=replace(experiments.setup.weights, average_last=last))
         start = type("Start", (), {"key": "dense"})
-        found.append(experiments.retrain_is(torch.ones(8), start=start, changes={})["options"])
+        found.append(experiments.retrain_key(torch.ones(8), start=start, changes={})["options"])
     assert {options["epochs"] for options in found} == {2.0}
     lengths = [{name: options.get(name) for name in ("prune", "retrain") if name in options} for options in found]
     assert lengths == [{}, {}, {"prune": 1.0, "retrain": 1.0}, {"prune": 1.75, "retrain": 0.25}]
@@ -229,6 +229,6 @@ def test_another_seed_has_other_experiments(tmp_path):
         data = make_data()
         data.order_by(seed)
         experiments = Experiments(setup, data, cache=ExperimentCache(tmp_path))
-        keys.add(experiments.dense_is["weights"])
-        assert experiments.dense_is["seed"] == experiments.seed == seed
+        keys.add(experiments.dense_key["weights"])
+        assert experiments.dense_key["seed"] == experiments.seed == seed
     assert len(keys) == 2

@@ -114,7 +114,7 @@ def test_other_settings_of_training_are_part_of_the_key():
 def test_swaps_are_no_option_of_gates_but_a_method():
     options = make_setup(swaps=40.0).model
     assert options_of_gates(options) == options_of_gates(replace(options, swaps=0.0))
-    assert options_of_gates(options) != options_of_gates(replace(options, start_apart=1.0))
+    assert options_of_gates(options) != options_of_gates(replace(options, init_spread=1.0))
 
 
 def test_the_shape_of_a_model_is_what_makes_another_like_it():

@@ -108,7 +108,7 @@ def test_statistics_scores_and_gates_over_time_are_the_same_too(full_run, compar
 def swapped(tmp_path_factory):
     """A run with a search by swaps, and the comparison's learned+swap."""
     folder = tmp_path_factory.mktemp("swapped")
-    common = ["--config", write_config(folder), "--model.start_apart", "0", "--model.learning_rate", "0.01"]
+    common = ["--config", write_config(folder), "--model.init_spread", "0", "--model.learning_rate", "0.01"]
     own = ["--model.swaps", "12", "--compare", "posthoc", "--curve", "[]"]
     assert fit.main([*common, *own, "--run_dir", str(folder / "fit")]) == 0
     theirs = ["--methods", "learned+swap", "--swap.passes", "12", "--budgets", "3", "--seeds", "0"]
@@ -135,7 +135,7 @@ FAMILIES = {
     "dsp(pipelined=true)": ["--model.gate", "relaxed-top-k", "--model.pipelined", "true"],
     "straight-through": ["--model.gate", "straight-through-top-k"],
     "linear-l1": ["--model.gate", "clamped-linear"],
-    "learned(start=obs)": ["--model.start_apart", "1", "--model.start_by", "obs"],
+    "learned(start=obs)": ["--model.init_spread", "1", "--model.init_score", "obs"],
     "learned(pipelined=false)": ["--model.pipelined", "false"],
 }
 

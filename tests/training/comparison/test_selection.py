@@ -36,7 +36,7 @@ class GivenExperiments:
         self.options = self.pruner.options
 
     def learn(self, changes, restart=0):
-        self.learned.append((restart, changes.get("start_apart"), changes.get("start_by")))
+        self.learned.append((restart, changes.get("init_spread"), changes.get("init_score")))
         price = changes.get("price", 0.01)
         price = price["encoder"] if isinstance(price, dict) else price
         log_alpha = torch.tensor(LOG_ALPHA).roll(restart).tolist()

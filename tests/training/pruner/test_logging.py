@@ -40,7 +40,7 @@ def test_open_expected_and_target_heads_are_logged(settings):
             assert logged[f"heads/{name}/encoder.1"] == pytest.approx(float(counts[4:].sum()))
         assert ("heads/target" in logged) == (settings.get("budget", 3) is not None)
     if settings == {}:
-        assert log.logged[4]["heads/target"] == pytest.approx(pruner.steering.held.schedule.goals(0.0)[0])
+        assert log.logged[4]["heads/target"] == pytest.approx(pruner.steering.budget_controller.schedule.goals(0.0)[0])
         assert log.logged[3 * n]["heads/target"] == log.logged[3 * n]["heads/open"] == 3
 
 
@@ -55,7 +55,7 @@ def test_the_table_has_a_column_for_each_gate_and_goes_on_after_a_stop():
         assert list(row[3:]) == pytest.approx(log.seen[row.step][0].tolist())
     assert table["expected"].tolist() == pytest.approx([logged["heads/expected"] for logged in log.logged.values()])
     assert table["price"].iloc[[0, 1, 4, 5]].tolist() == [0] * 4  # nothing is paid outside the prune phase
-    assert table["price"].iloc[3] == pytest.approx(pruner.steering.held.price[0])
+    assert table["price"].iloc[3] == pytest.approx(pruner.steering.budget_controller.price[0])
     again = GateLog()
     again.load_state_dict(log.state_dict())
     assert again.table(pruner).equals(table)

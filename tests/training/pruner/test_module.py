@@ -14,7 +14,7 @@ from gates.options import GateFamily
 from tests.training.runs import MODEL, STEPS_PER_EPOCH, make_data, make_options, make_pruner, make_trainer
 from training.pruner.module import HeadPruner
 from training.scoring.scorers import Scores
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 FAMILIES = get_args(GateFamily)
 SAVED = (5, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH + 3)
@@ -304,7 +304,7 @@ def test_phases_modes_and_learning_rates(trained):
 def test_the_price_holds_the_expectation_to_its_course(trained):
     found, n = trained(gate="hard-concrete"), STEPS_PER_EPOCH
     prune = found.watch.open[n : 2 * n - 1]
-    final = found.pruner.steering.held.schedule.goals(1.0)[0]
+    final = found.pruner.steering.budget_controller.schedule.goals(1.0)[0]
     assert all(later <= earlier + 1e-4 for earlier, later in itertools.pairwise(prune))
     assert prune[-1] == pytest.approx(final, abs=1e-3)
     assert 3 < final < 3.2
@@ -322,12 +322,12 @@ def test_gates_start_apart_as_a_score_ranks_them(score):
         def on_before_zero_grad(self, trainer, pl_module, optimizer):
             if trainer.global_step == STEPS_PER_EPOCH and self.spread not in starts:
                 starts[self.spread] = pl_module.gates.log_alpha.detach().clone()
-                scores = Scores(Subject(pl_module, trainer.datamodule, trainer), {})
+                scores = Scores(ScoringContext(pl_module, trainer.datamodule, trainer), {})
                 starts["scores"] = scores.ranking(score, seed=0)
 
     for spread in (0.0, 0.3):
         fit(
-            make_pruner(start_apart=spread, start_by=score),
+            make_pruner(init_spread=spread, init_score=score),
             make_trainer(callbacks=[AtStart(spread)], max_steps=STEPS_PER_EPOCH + 1),
         )
     assert torch.equal(starts[0.0], torch.full((8,), 2.5))
@@ -337,7 +337,7 @@ def test_gates_start_apart_as_a_score_ranks_them(score):
     for gate, mean, spread in (("relaxed-top-k", 0.0, 0.3), ("clamped-linear", 1.0, 0.0)):
         starts.clear()
         first_step = make_trainer(callbacks=[AtStart("here")], max_steps=STEPS_PER_EPOCH + 1)
-        fit(make_pruner(start_apart=0.3, start_by=score, gate=gate), first_step)
+        fit(make_pruner(init_spread=0.3, init_score=score, gate=gate), first_step)
         assert starts["here"].mean() == pytest.approx(mean, abs=1e-5)
         assert starts["here"].std() == pytest.approx(spread, abs=1e-3)
 
@@ -477,14 +477,14 @@ def test_bf16_mixed_keeps_gates_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("start_apart", "said"),
+    ("init_spread", "said"),
     [
         (0.0, r"the loss is nan at step 0.*--ckpt_path"),
         (1.0, r"the loss of example 0 is nan, so no head has a score; .*a learning rate that was too high"),
     ],
 )
-def test_nan_loss_stops_with_advice(start_apart, said):
-    pruner = make_pruner(finetune=0.0, start_apart=start_apart)
+def test_nan_loss_stops_with_advice(init_spread, said):
+    pruner = make_pruner(finetune=0.0, init_spread=init_spread)
     with torch.no_grad():
         pruner.backbone.classifier.bias.fill_(float("nan"))
     with pytest.raises(GateError, match=said):

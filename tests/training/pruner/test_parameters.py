@@ -11,7 +11,7 @@ from training.pruner.module import (
     learning_rate_of,
     matching_parameters,
     parameter_groups,
-    use_rates_,
+    restore_learning_rates_,
 )
 
 
@@ -63,6 +63,6 @@ def test_other_rates_take_the_place_of_a_checkpoints_from_a_step_on():
     first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     optimizer = torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 2.0}])
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1 / (step + 1), lambda step: 1.0])
-    use_rates_(optimizer.param_groups, scheduler, [3.0, 4.0], step=2)
+    restore_learning_rates_(optimizer.param_groups, scheduler, [3.0, 4.0], step=2)
     assert [group["lr"] for group in optimizer.param_groups] == [1.0, 4.0]
     assert [group["initial_lr"] for group in optimizer.param_groups] == scheduler.base_lrs == [3.0, 4.0]

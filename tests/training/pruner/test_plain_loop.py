@@ -35,8 +35,8 @@ class PlainLoop:
         return gated
 
 
-@pytest.mark.parametrize(("budget", "start_apart", "retrain"), [(3, 1.0, 0.5), (0.5, 0.0, 0.0), ({"encoder": 2}, 1.0, 0.0)])
-def test_a_plain_loop_does_what_fit_does(monkeypatch, budget, start_apart, retrain):
+@pytest.mark.parametrize(("budget", "init_spread", "retrain"), [(3, 1.0, 0.5), (0.5, 0.0, 0.0), ({"encoder": 2}, 1.0, 0.0)])
+def test_a_plain_loop_does_what_fit_does(monkeypatch, budget, init_spread, retrain):
     batches, rates, importance = [], [], []
 
     def recorded(subject, name):
@@ -52,12 +52,12 @@ def test_a_plain_loop_does_what_fit_does(monkeypatch, budget, start_apart, retra
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     phases = {"finetune": 0.0, "prune": 1.0, "retrain": retrain}
-    pruner = make_pruner(seed=5, budget=budget, start_apart=start_apart, weight_decay=0.0, pipelined=False, **phases)
-    twin = make_pruner(seed=5, budget=budget, start_apart=start_apart, weight_decay=0.0, pipelined=False, **phases)
+    pruner = make_pruner(seed=5, budget=budget, init_spread=init_spread, weight_decay=0.0, pipelined=False, **phases)
+    twin = make_pruner(seed=5, budget=budget, init_spread=init_spread, weight_decay=0.0, pipelined=False, **phases)
     twin.gates.detach()
     make_trainer(callbacks=[Record()]).fit(pruner, make_data())
 
-    his = importance[0].his if start_apart else None
+    his = importance[0].his if init_spread else None
     loop = PlainLoop(twin.backbone, budget=budget, seed=5, rates=rates, batches=batches, his=his)
     gated = loop.run(pruner.schedule.prune)
     torch.testing.assert_close(gated.gates.log_alpha, pruner.gates.log_alpha, atol=1e-6, rtol=0)

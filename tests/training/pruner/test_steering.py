@@ -1,4 +1,4 @@
-"""Steering of gates on a model without training: against the formulas, for every way to a number of open gates."""
+"""GateController of gates on a model without training: against the formulas, for every way to a number of open gates."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from gates.gating.budget import Budget
 from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
 from tests.models import build
 from tests.training.runs import make_options
-from training.pruner.steering import Steering, kinds_to_prune, new_gates
+from training.pruner.steering import GateController, kinds_to_prune, new_gates
 
 
 def make_steering(family="bert", **settings):
     options, model = make_options(**settings), build(family)
     kinds = kinds_to_prune(options, ["encoder"] if family == "bert" else KINDS)
-    return Steering(options, new_gates(options, model, kinds), kinds)
+    return GateController(options, new_gates(options, model, kinds), kinds)
 
 
 def spread_(steering, low=-3.0, high=3.0):
@@ -60,17 +60,17 @@ def test_what_the_model_cannot_have_is_refused(settings, message):
     ("settings", "holds", "apart"),
     [
         ({}, True, False),
-        ({"start_apart": 1.0}, True, True),
+        ({"init_spread": 1.0}, True, True),
         ({"budget": None}, False, False),
-        ({"gate": "relaxed-top-k", "start_apart": 1.0}, False, True),
-        ({"gate": "straight-through-top-k", "start_apart": 0.0}, False, False),
+        ({"gate": "relaxed-top-k", "init_spread": 1.0}, False, True),
+        ({"gate": "straight-through-top-k", "init_spread": 0.0}, False, False),
         ({"gate": "clamped-linear"}, False, False),
     ],
 )
 def test_who_steers(settings, holds, apart):
     steering = make_steering(**settings)
-    assert (steering.holds, steering.starts_apart) == (holds, apart)
-    assert (steering.held is None) == (settings.get("budget", 3) is None)
+    assert (steering.is_enforced, steering.starts_apart) == (holds, apart)
+    assert (steering.budget_controller is None) == (settings.get("budget", 3) is None)
 
 
 # -- while gates are trained -----------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_who_steers(settings, holds, apart):
 @pytest.mark.parametrize("spread", [0.3, 1.0])
 def test_scores_set_gates_apart_by_standard_deviations_of_their_logarithm(spread):
     scores = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
-    steering = make_steering(start_apart=spread)
+    steering = make_steering(init_spread=spread)
     steering.set_apart_(scores)
     logarithm = scores.log()
     expected = 2.5 + spread * (logarithm - logarithm.mean()) / logarithm.std()
@@ -87,7 +87,7 @@ def test_scores_set_gates_apart_by_standard_deviations_of_their_logarithm(spread
 
 
 def test_gates_set_apart_stay_within_their_limits():
-    steering = make_steering(start_apart=100.0)
+    steering = make_steering(init_spread=100.0)
     steering.set_apart_(torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7]))
     limited = steering.gates.log_alpha.detach().clone()
     steering.gates.learned.clamp_()
@@ -143,7 +143,7 @@ def test_what_gates_feel_is_the_gradient_of_the_task_loss_plus_the_price(budget)
     optimizer.step()
     middle = log_alpha.detach().clone().requires_grad_()
     torch.testing.assert_close(middle, before - 0.05 * log_alpha.grad)
-    steering.hold_(1.0, optimizer)
+    steering.enforce_(1.0, optimizer)
     paid = steering.price_by_kind(1.0)
     assert all(price > 0 for kind, price in paid.items() if kind != "decoder" or budget == 5)  # whole, it pays nothing
     penalty = sum(
@@ -169,21 +169,21 @@ def test_with_adam_gates_keep_the_proportions_of_their_gradients_and_the_price_i
         optimizer.step()
         moved = parameter.detach() - before
         middle = parameter.detach().clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-        steering.hold_(0.5, optimizer)
+        steering.enforce_(0.5, optimizer)
     assert float(moved[7] / moved[6]) == pytest.approx(float(size[7] / size[6]), rel=0.05)
     second = optimizer.state[parameter]["exp_avg_sq"]
     assert torch.equal(second, second[:1].expand(8))
     rate = 0.05 / float(size.square().mean().sqrt())  # how far Adam with one second moment goes for a gradient of 1
     probability = open_probability(middle, Stretch(0.33))
-    assert steering.held.price[0] > 0
-    expected = middle - rate * steering.held.price[0] * probability * (1 - probability)
+    assert steering.budget_controller.price[0] > 0
+    expected = middle - rate * steering.budget_controller.price[0] * probability * (1 - probability)
     torch.testing.assert_close(parameter.detach(), expected, atol=1e-3, rtol=1e-3)
 
 
 def test_an_optimiser_without_the_gates_is_refused():
     steering = make_steering(budget=3)
     with pytest.raises(GateError, match="the optimiser does not train the gates"):
-        steering.hold_(0.5, torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
+        steering.enforce_(0.5, torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]))
 
 
 def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_the_budget_closes():
@@ -194,7 +194,7 @@ def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_t
         steering.gates.log_alpha.copy_(torch.tensor([4.0, 4, 4, 2, 0, -3, -3, -3]))
     optimizer = optimizer_of(steering, torch.optim.SGD)
     for _ in range(2):
-        steering.hold_(1.0, optimizer)
+        steering.enforce_(1.0, optimizer)
     assert steering.learned()["price"] == [pytest.approx(sum(each[0] for each in steering.paid) / 2)]
     with torch.no_grad():
         steering.gates.log_alpha.copy_(torch.tensor([4.0, 4, 4, 2, 0, -3, -3, -3]))
@@ -208,7 +208,7 @@ def test_what_is_learned_tells_gates_that_closed_by_themselves_from_those_that_t
 def test_no_price_is_taken_elsewhere(settings, ramp):
     steering = make_steering(**settings)
     before = spread_(steering).clone()
-    steering.hold_(ramp, optimizer_of(steering))
+    steering.enforce_(ramp, optimizer_of(steering))
     assert torch.equal(steering.gates.log_alpha.detach(), before)
 
 

@@ -9,7 +9,7 @@ import pytest
 from training.config.comparison import STAGES
 from training.plotting import COLOURS, method_styles, spread
 from training.report.captions import STAGE_WORDS
-from training.report.contents import Contents
+from training.report.contents import ReportData
 from training.report.figures import STAGE_TITLES, curve_of_run, quality_against_heads
 
 NAMES = ("learned", "learned+swap", "his", "hies", "dsp", "entropy-low-first", "random")
@@ -28,7 +28,7 @@ def contents_of(methods, seeds=3, budgets=(36, 18, 9)):
     table = pd.DataFrame(rows)
     means = table.groupby(["stage", "method", "budget"], sort=False, as_index=False)["test_accuracy"].mean()
     summary = means.rename(columns={"test_accuracy": "mean"}).assign(seeds=seeds)
-    return Contents(Path("a"), "comparison", comparison=table, summary=summary)
+    return ReportData(Path("a"), "comparison", comparison=table, summary=summary)
 
 
 def test_no_two_methods_share_a_colour_or_a_marker():

@@ -25,7 +25,7 @@ from training.commands.table import run_command
 from training.plotting import line_style, mask_agreement
 from training.report import captions, figures
 from training.report import figures as quality
-from training.report.contents import Contents, Course, Site, Values
+from training.report.contents import Course, ReportData, Site, Values
 from training.report.page import gate_player
 from training.report.pictures import figures_for, frames_of, pictures_of
 from training.report.reading import read_contents
@@ -228,7 +228,7 @@ def test_the_page_opens_with_one_sentence_and_its_picture(comparison, report):
 def test_the_opening_names_our_own_method_where_another_is_best():
     rows = [("retrained", "dense", 8, 0.9), ("retrained", "his", 4, 0.8), ("retrained", "learned", 4, 0.7)]
     summary = pd.DataFrame(rows, columns=["stage", "method", "budget", "mean"]).assign(seeds=1)
-    contents = Contents(Path("a"), "comparison", summary=summary, comparison=summary)
+    contents = ReportData(Path("a"), "comparison", summary=summary, comparison=summary)
     said = (
         "Retrained with the mask, 4 heads of 8: his has the highest test accuracy, 80.00 %; learned has 70.00 % and the dense "
     )
@@ -403,7 +403,7 @@ def test_the_caption_of_agreement_counts_every_pair_once():
         ("a", "a", 0.9),
     ]
     rows = pd.DataFrame(both, columns=["method", "other", "jaccard"]).assign(budget=3, chance_jaccard=0.2)
-    contents = Contents(Path("a"), "comparison", metrics={"heads": 16, "gates": 8, "unit": "group"})
+    contents = ReportData(Path("a"), "comparison", metrics={"heads": 16, "gates": 8, "unit": "group"})
     said = captions.agreement(contents, rows, 3)
     assert said.startswith("Masks of 3 of 8 groups. ")
     assert "Most alike are a and b (Jaccard index 0.50), least a and c (0.10)." in said
@@ -434,7 +434,7 @@ def test_open_heads_are_counted_before_seeds_are_averaged():
     is_open = np.array([[1, 1, 1, 1, 1], [1, 0.5, 0, 1, 0], [0.5, 0.5, 0, 1, 0]])
     course = Course(sites, np.array([0, 10, 20]), is_open / 2, is_open, seeds=2)
     assert course.by_site().tolist() == [[2, 3], [1.5, 1], [1, 1]]
-    said = captions.training(Contents(Path("a"), "comparison"), course, "learned", 2)
+    said = captions.training(ReportData(Path("a"), "comparison"), course, "learned", 2)
     assert said.startswith("learned, 2 heads: 5 open at step 0, 2 at step 20. ")
     assert "Half of those that close have closed by step 10" in said
 
@@ -446,7 +446,7 @@ def test_a_course_ends_in_the_mask_that_is_made_of_it():
     ended = course.ending_in(np.array([0.0, 0, 1, 1]))
     assert ended.steps.tolist() == [10, 20, 30]
     assert ended.by_site().tolist() == [[2, 2], [1, 2], [0, 2]]
-    said = captions.training(Contents(Path("a"), "comparison"), ended, "learned", 2)
+    said = captions.training(ReportData(Path("a"), "comparison"), ended, "learned", 2)
     assert "4 open at step 10, 3 at step 20, then the 2 of the mask" in said
 
 
@@ -713,7 +713,7 @@ def of_encoder_heads(**more):
     """Budgets of 2 and 1 of 4 encoder heads; the 2 across stay whole."""
     kept = {("learned", 4): [[1, 0, 1, 0, 1, 1]], ("his", 4): [[1, 1, 0, 0, 1, 1]], ("learned", 3): [[0, 0, 0, 1, 1, 1]]}
     masks = {key: (PRUNED, np.array(mask)) for key, mask in kept.items()}
-    return Contents(Path("a"), "comparison", kinds={4: {"encoder": 2}, 3: {"encoder": 1}}, masks=masks, **more)
+    return ReportData(Path("a"), "comparison", kinds={4: {"encoder": 2}, 3: {"encoder": 1}}, masks=masks, **more)
 
 
 def test_heads_that_cannot_go_are_no_result():
@@ -744,7 +744,7 @@ def test_heads_that_cannot_go_are_no_result():
 def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
     rows = [("retrained", name, budget, 0.8) for name, budget in (("dense", 6), ("his", 4), ("his", 3))]
     summary = pd.DataFrame(rows, columns=["stage", "method", "budget", "mean"]).assign(seeds=1)
-    contents = Contents(Path("a"), "comparison", kinds=kinds, summary=summary, comparison=summary)
+    contents = ReportData(Path("a"), "comparison", kinds=kinds, summary=summary, comparison=summary)
     axes = quality.quality_against_heads(contents, "retrained").axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ticks
     assert axes.get_xlabel() == title
@@ -753,7 +753,7 @@ def test_budgets_are_named_by_the_kind_that_they_prune(kinds, ticks, title):
 def test_the_best_result_is_that_of_models_that_were_trained_on():
     rows = [("post hoc", 0.9), ("post hoc with means", 0.95), ("retrained", 0.7)]
     summary = pd.DataFrame(rows, columns=["stage", "mean"]).assign(method="his", budget=4, seeds=1)
-    contents = Contents(Path("a"), "comparison", summary=summary, comparison=summary)
+    contents = ReportData(Path("a"), "comparison", summary=summary, comparison=summary)
     assert "Highest after training: his at 4 heads, retrained, with 70.00 %." in captions.results(contents)
     assert contents.stages_by_weight == ["retrained", "post hoc", "post hoc with means"]
     contents.summary = summary[summary["stage"] != "retrained"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.training.runs import MODEL, make_data, make_pruner, make_trainer
 from training.scoring.passes import PASSES
 from training.scoring.scorers import Scores
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 GROUPED = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -19,20 +19,20 @@ RAWS = [name for one in PASSES.values() for name in one.raws]
 ROWS = 12
 
 
-def make_subject(kind: str = "bert", **settings: object) -> Subject:
+def make_subject(kind: str = "bert", **settings: object) -> ScoringContext:
     unit = {"unit": "group"} if kind == "llama-groups" else {}
     pruner = make_pruner(from_scratch=MODEL if kind == "bert" else GROUPED, **unit, **settings)
     for parameter in pruner.backbone.parameters():  # so large that every head matters
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
-    return Subject(pruner, make_data(score_rows=ROWS, batch_size=5), make_trainer())
+    return ScoringContext(pruner, make_data(score_rows=ROWS, batch_size=5), make_trainer())
 
 
 def make_scores(kind: str = "bert", known: dict[str, Tensor] | None = None, **settings: object) -> Scores:
     return Scores(make_subject(kind, **settings), known)
 
 
-def examples(subject: Subject):
+def examples(subject: ScoringContext):
     """The scoring data one by one, in the loader's order."""
     for batch in subject.data.score_dataloader():
         for row in range(len(batch["labels"])):
@@ -43,7 +43,7 @@ def examples(subject: Subject):
             }
 
 
-def loss_of(subject: Subject, batch: dict[str, Tensor], values: Tensor | None = None) -> Tensor:
+def loss_of(subject: ScoringContext, batch: dict[str, Tensor], values: Tensor | None = None) -> Tensor:
     """Per-example losses with gate values, all open by default."""
     with subject.gates.use(torch.ones(subject.gates.size) if values is None else values):
         return subject.losses(batch)

@@ -13,7 +13,7 @@ from gates.search.sampled_masks import draw_masks
 from tests.training.runs import make_data, make_pruner, make_trainer
 from training.config import DrawSearch, SwapSearch
 from training.scoring.mask_search import calibration, draw, losses_of, refine, refined_by_swaps
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def trained():
     """A tiny model after some ordinary training, so that heads differ."""
     pruner, data = make_pruner(finetune=4.0), make_data(train_rows=512)
     make_trainer(max_steps=48).fit(pruner, data)
-    return Subject(pruner, data, make_trainer())
+    return ScoringContext(pruner, data, make_trainer())
 
 
 def state(pruner):
@@ -167,7 +167,7 @@ def test_a_run_can_end_its_prune_phase_with_swaps(retrain):
     options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
     plain, data = make_pruner(**options), make_data()
     make_trainer(max_steps=48).fit(plain, data)  # the end of the prune phase
-    steering, subject = plain.steering, Subject(plain, data, make_trainer())
+    steering, subject = plain.steering, ScoringContext(plain, data, make_trainer())
     expected = refine(subject, steering.learned_mask(), SwapSearch(passes=20), budget=steering.budget)
     swapping = make_pruner(**options, swaps=20)
     make_trainer().fit(swapping, make_data())
@@ -191,7 +191,7 @@ def decide_on_a_share(rank, world, folder):
         reduce=reduce, root_device=trainer.strategy.root_device, precision_plugin=trainer.strategy.precision_plugin
     )
     data.trainer = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=None, strategy=strategy)
-    subject = Subject(pruner, data, SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy))
+    subject = ScoringContext(pruner, data, SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy))
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0, 0, 0])
     with calibration(subject, 26) as found:
         mean = found.loss(mask, 1.0, found.proposing)

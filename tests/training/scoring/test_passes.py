@@ -20,7 +20,7 @@ from training.scoring.passes import (
     pass_of,
     rescale,
 )
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,7 @@ def score_a_share(rank, world, folder):
     data.trainer = SimpleNamespace(
         global_rank=rank, world_size=world, lightning_module=None, strategy=scores.subject.trainer.strategy
     )
-    scores.subject = Subject(scores.subject.module, data, scores.subject.trainer)
+    scores.subject = ScoringContext(scores.subject.module, data, scores.subject.trainer)
     found = {name: scores.raw(name) for name in RAWS}
     found["rescaled"] = rescale(scores.subject, torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0]), rows=1000)
     found["means"] = torch.cat(mean_outputs(scores.subject))

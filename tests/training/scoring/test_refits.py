@@ -12,7 +12,7 @@ from training.config import RefitSearch
 from training.pruner.module import evaluate
 from training.scoring import refits
 from training.scoring.refits import best_refit_, best_refits_, quality, refitted_to_best_
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
 
@@ -156,10 +156,10 @@ def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain)
     options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
     plain, data = make_pruner(**options), make_data()
     make_trainer(limit_val_batches=1.0, max_steps=32).fit(plain, data)  # the end of fine-tuning
-    kept = parameters_of(Subject(plain, data, make_trainer(limit_val_batches=1.0)))
+    kept = parameters_of(ScoringContext(plain, data, make_trainer(limit_val_batches=1.0)))
     pruned = make_pruner(**options)
     make_trainer(limit_val_batches=1.0, max_steps=48).fit(pruned, make_data())  # the end of the prune phase
-    by_hand = Subject(pruned, data, make_trainer(limit_val_batches=1.0))
+    by_hand = ScoringContext(pruned, data, make_trainer(limit_val_batches=1.0))
     expected = best_refit_(by_hand, pruned.steering.learned_mask(), RefitSearch(), kept)
     refitting = make_pruner(**options, refit=True)
     make_trainer(limit_val_batches=1.0).fit(refitting, make_data())

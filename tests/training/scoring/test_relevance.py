@@ -7,7 +7,7 @@ from gates.relevance.heads import head_relevance
 from tests.training.runs import make_trainer
 from tests.training.translation_runs import make_data, make_pruner
 from training.scoring.passes import relevance_shares
-from training.scoring.subject import Subject
+from training.scoring.subject import ScoringContext
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def subject():
     for parameter in pruner.backbone.parameters():
         if parameter.dim() >= 2 and parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
-    return Subject(pruner, data, make_trainer())
+    return ScoringContext(pruner, data, make_trainer())
 
 
 def test_all_kinds_of_heads_have_their_shares(subject):

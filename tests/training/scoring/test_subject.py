@@ -7,7 +7,7 @@ from torch import nn
 from tests.training.runs import make_data
 from tests.training.scoring.subjects import make_subject
 from training.runs import progress
-from training.scoring.subject import Subject, at_rest
+from training.scoring.subject import ScoringContext, at_rest
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_passes_are_stages_unless_many_would_be_told(bar, told, subject, capsys)
     data = make_data(score_rows=4)
     capsys.readouterr()
     with progress.displayed():
-        list(Subject(subject.module, data, subject.trainer).batches(bar=bar))
+        list(ScoringContext(subject.module, data, subject.trainer).batches(bar=bar))
     assert capsys.readouterr().err == told
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from training.stats.tables import summarise
-from training.stats.verdict import said_of_closed, verdict
+from training.stats.verdict import closed_by_gates_sentence, verdict
 
 ROWS = [
     ("learned", 9, 0, 0.96), ("learned", 9, 1, 1.0), ("learned", 4, 0, 1.0), ("learned", 4, 1, 1.0),
@@ -20,7 +20,7 @@ def summary_of(rows):
 
 
 def test_methods_of_the_same_gates_are_said_together_once():
-    assert said_of_closed(summary_of(ROWS)) == (
+    assert closed_by_gates_sentence(summary_of(ROWS)) == (
         "Of the heads that are closed, this share had closed by themselves at the end of the prune phase, and the rest was "
         "closed by their rank, in the mean of the seeds whose mask gates chose: "
         "learned and learned+swap 98 % at 9 heads and 100 % at 4 heads."
@@ -28,15 +28,15 @@ def test_methods_of_the_same_gates_are_said_together_once():
 
 
 def test_methods_of_other_gates_are_told_apart_and_a_low_share_has_a_hint():
-    said = said_of_closed(summary_of([*ROWS, ("learned(once=true)", 9, 0, 0.5)]), "group")
+    said = closed_by_gates_sentence(summary_of([*ROWS, ("learned(once=true)", 9, 0, 0.5)]), "group")
     assert said.startswith("Of the groups ")
     assert "4 groups; learned(once=true) 50 % at 9 groups." in said
     assert said.endswith("Where it is under 90 %, a longer prune phase (a larger --model.prune) leaves less to the rank.")
 
 
 def test_tables_that_say_nothing_of_it_are_read_all_the_same():
-    assert said_of_closed(summary_of(ROWS[-2:])) == ""
-    assert said_of_closed(summary_of(ROWS).drop(columns="closed_by_gates")) == ""
+    assert closed_by_gates_sentence(summary_of(ROWS[-2:])) == ""
+    assert closed_by_gates_sentence(summary_of(ROWS).drop(columns="closed_by_gates")) == ""
 
 
 def test_the_verdict_says_it_before_its_stages():

@@ -21,7 +21,7 @@ def questions(name, rows=128):
     return ids, torch.tensor([int(program.answer(text)) for text in texts])
 
 
-class Subject:
+class ScoringContext:
     """A compiled model with gates on it."""
 
     def __init__(self, name, seed=0):

@@ -7,7 +7,7 @@ import torch
 from transformers import BertForSequenceClassification
 
 from gates.attention.sites import find_attention
-from tests.training.truth.models import Subject
+from tests.training.truth.models import ScoringContext
 from training.truth.compiler import compiled, directions
 from training.truth.program import PROGRAMS, Layer, Program
 from training.truth.tables import judged
@@ -16,7 +16,7 @@ from training.truth.tables import judged
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_any_one_head_of_each_necessary_function_is_enough_and_none_can_be_spared(name, seed):
-    subject = Subject(name, seed)
+    subject = ScoringContext(name, seed)
     assert subject.accuracy() >= 0.99
     for chosen in itertools.product(*subject.functions):
         assert subject.accuracy(kept=chosen) == 1.0
@@ -28,7 +28,7 @@ def test_any_one_head_of_each_necessary_function_is_enough_and_none_can_be_spare
 
 @pytest.mark.parametrize("name", ["has", "same-ends", pytest.param("has-copies", marks=pytest.mark.slow)])
 def test_of_all_masks_those_answer_that_keep_every_necessary_function(name):
-    subject = Subject(name)
+    subject = ScoringContext(name)
     for bits in itertools.product([0, 1], repeat=subject.gates.size):
         mask = torch.tensor(bits)
         has_all = judged(mask, subject.functions).recall == 1
@@ -36,13 +36,13 @@ def test_of_all_masks_those_answer_that_keep_every_necessary_function(name):
 
 
 def test_it_is_a_stock_model_that_the_hook_knows():
-    subject = Subject("jumps-8")
+    subject = ScoringContext("jumps-8")
     assert type(subject.model) is BertForSequenceClassification
     assert [site.heads for site in find_attention(subject.model)] == [6] * 8
 
 
 def test_seeds_rotate_the_stream_and_shuffle_heads():
-    first, second = Subject("induction", 0), Subject("induction", 1)
+    first, second = ScoringContext("induction", 0), ScoringContext("induction", 1)
     assert first.functions != second.functions
     words = [subject.model.bert.embeddings.word_embeddings.weight for subject in (first, second)]
     assert not torch.allclose(*words, atol=0.1)
@@ -59,7 +59,7 @@ def test_a_local_gradient_sees_no_head_that_has_a_copy():
     """With copies the gates' gradient is that of what leaks, far below that of the same head alone."""
     sizes = {}
     for name in ("has", "has-copies", "has-backup"):
-        subject = Subject(name)
+        subject = ScoringContext(name)
         values = torch.ones(len(subject.ids), subject.gates.size, requires_grad=True)
         with subject.gates.use(values):
             loss = torch.nn.functional.cross_entropy(subject.model(subject.ids).logits, subject.answers, reduction="sum")
@@ -70,7 +70,7 @@ def test_a_local_gradient_sees_no_head_that_has_a_copy():
 
 
 def test_loud_heads_that_undo_each_other_are_harmless_only_together():
-    subject = Subject("bigram-undone")
+    subject = ScoringContext("bigram-undone")
     needed = [heads[0] for heads in subject.functions]
     assert subject.accuracy(kept=needed) == 1.0
     alone = [subject.accuracy(closed=[head]) for head in range(subject.gates.size) if head not in needed]
