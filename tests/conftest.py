@@ -55,22 +55,25 @@ _failed: dict[Exception, str] = {}
 """What a fixture raised, with the test that it failed first."""
 
 
-def _missing_model(error):
-    """Return the class or type that Transformers lacks, if this is why a test failed and the tested version has it."""
-    name = re.search(r"^(?:module transformers.* has no attribute |its configuration has no defaults: ')(\w+)'?$", str(error))
+def _missing(error):
+    """Return what an older Transformers lacks, if this is why a test failed and the tested version has it; else None."""
+    lacks = r"has no attribute (\w+)$|its configuration has no defaults: '(\w+)'$|(.*); .* use a newer version of Transformers$"
+    found = re.search(lacks, str(error))
     tested = re.search(r"^transformers==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    return name[1] if name and Version(version("transformers")) < Version(tested[1]) else None
+    is_older = Version(version("transformers")) < Version(tested[1])
+    is_theirs = found and (found[1] is None or str(error).startswith("module transformers"))
+    return next(filter(None, found.groups())) if is_older and is_theirs else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Skip the tests of models that an older Transformers does not have."""
+    """Skip the tests of what an older Transformers does not have."""
     try:
         return (yield)
     except Exception as error:
-        if (missing := _missing_model(error)) is None:
+        if (missing := _missing(error)) is None:
             raise
-        pytest.skip(f"Transformers {version('transformers')} has no {missing}")
+        pytest.skip(f"Transformers {version('transformers')} lacks it: {missing}")
 
 
 @pytest.hookimpl(wrapper=True)
