@@ -194,7 +194,7 @@ def test_every_page_is_in_the_menu():
     assert sorted(menu) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")

@@ -76,7 +76,7 @@ def test_an_own_task_has_its_own_loss(ran):
     assert smoothed.loc[("dense", "post hoc", 8), "test_loss"] != plain.loc[("dense", "post hoc", 8), "test_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_run_has_an_own_score_and_a_given_mask_among_its_rivals(ran):
     asked = ["--compare", "full", "--retrained", "[learned, my_scores:gain, mask:mask.json]", "--curve", "[0.5]"]
     run(ran, "head-gates", "fit", "--config", "small.yaml", "--run_dir", "runs/fit", *asked)

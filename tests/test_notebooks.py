@@ -59,7 +59,7 @@ def test_the_gates_over_time_are_gates_alone(tmp_path):
     assert known["axes"].get_title() == "1 of 2 gates end closed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of the Jupyter client itself
 def test_prune_your_model(tmp_path, monkeypatch):
     done = run_fit("--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--compare", "full", cwd=tmp_path)
@@ -69,7 +69,7 @@ def test_prune_your_model(tmp_path, monkeypatch):
     assert any("between masked and removed" in output.get("text", "") for output in outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_compare_methods(tmp_path, monkeypatch):
     arguments = ["--config", write_config(tmp_path), "--methods", "learned,his", "--budgets", "4,2", "--seeds", "0,1"]
@@ -79,7 +79,7 @@ def test_compare_methods(tmp_path, monkeypatch):
     assert any("Verdict" in str(output.get("data", {}).get("text/markdown", "")) for output in outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_what_heads_do(monkeypatch):
     outputs = execute("03_what_heads_do.ipynb", monkeypatch, COMPARISON=NOTEBOOKS / "results" / "agreement_seeds")
@@ -89,7 +89,7 @@ def test_what_heads_do(monkeypatch):
     assert "entropy(keep=high)" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_levers_are_judged_on_the_selection_split(tmp_path, capsys):
     levers = script("levers")
     further = ["--", "--config", write_config(tmp_path), "--budgets", "2", "--seeds", "0,1"]

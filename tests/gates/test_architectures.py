@@ -33,7 +33,9 @@ FAST = (
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n not in FAST else []) for n in zoo.BY_NAME])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.integration] if n not in FAST else []) for n in zoo.BY_NAME]
+)
 def test_an_architecture(name, subtests):
     with (ROOT / "docs" / "data" / "architectures.csv").open(encoding="utf-8", newline="") as file:
         (published,) = (row for row in csv.DictReader(file) if row["architecture"] == name)
@@ -43,7 +45,7 @@ def test_an_architecture(name, subtests):
             assert checks.run(column) == published[column]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["Llama", "DistilBert"])
 def test_onnx(name):
     assert ArchitectureChecks(zoo.BY_NAME[name]).run("onnx") == "yes"

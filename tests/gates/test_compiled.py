@@ -10,7 +10,7 @@ from gates.modeling_pruned import Headless
 from gates.surgery.remove import remove_heads_
 from tools.coverage import architectures as zoo
 
-ALL = pytest.mark.parametrize("name", ["Bert", "Llama", "Bart", pytest.param("T5", marks=pytest.mark.slow)])
+ALL = pytest.mark.parametrize("name", ["Bert", "Llama", "Bart", pytest.param("T5", marks=pytest.mark.integration)])
 
 
 def pruned(name):
@@ -50,7 +50,10 @@ def test_torch_export_equals_eager_at_another_size(name):
         "aot_eager",
         pytest.param(
             "inductor",
-            marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")],
+            marks=[
+                pytest.mark.integration,
+                pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler"),
+            ],
         ),
     ],
 )

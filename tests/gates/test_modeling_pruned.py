@@ -34,7 +34,7 @@ def half_of_the_layers(model):
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.slow])
+        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.integration])
         for row in zoo.ARCHITECTURES
         if not row.gate_only
     ],
@@ -126,7 +126,7 @@ def no_heads_in(model, sites):
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.slow])
+        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.integration])
         for row in zoo.ARCHITECTURES
         if not row.gate_only
     ],

@@ -564,7 +564,7 @@ torch.save([gated.gates.log_alpha.detach(), gated.classifier.weight.detach(), no
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_stay_in_step(tmp_path):
     (tmp_path / "process.py").write_text(PROCESS)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "process.py")]

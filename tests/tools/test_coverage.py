@@ -31,8 +31,8 @@ USED = (
         ("convnext", "no attention", "the tiny model made of its defaults has no attention"),
         ("decision_transformer", "no inputs", "DecisionTransformerModel"),
         ("sam_mask_decoder", "not built", "no class of models"),
-        *(pytest.param(name, REMOVED, "", marks=pytest.mark.slow) for name in USED),
-        *(pytest.param(name, "gated", "heads of ", marks=pytest.mark.slow) for name in ("convbert", "wavlm")),
+        *(pytest.param(name, REMOVED, "", marks=pytest.mark.integration) for name in USED),
+        *(pytest.param(name, "gated", "heads of ", marks=pytest.mark.integration) for name in ("convbert", "wavlm")),
     ],
 )
 def test_every_outcome(name, outcome, reason):
@@ -64,7 +64,7 @@ def test_a_failed_check_is_shown_and_fails_the_program(monkeypatch, capsys):
         coverage.main(["Bort"])
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_types_run_in_processes_that_end_in_time():
     (row,) = coverage.check_types(["sam_mask_decoder"])
     assert row.outcome == "not built"

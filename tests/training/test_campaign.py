@@ -46,7 +46,7 @@ from training.config.yaml_text import read_yaml
 from training.data.files import read_table
 from training.report.reading import read_contents
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 CASES = 1000
 """At least so many."""
 MEASURED = ["seconds", "peak_memory_mb"]

@@ -262,7 +262,7 @@ def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
     pd.testing.assert_series_equal(post_hoc, again, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = write_config(tmp_path)
@@ -429,7 +429,7 @@ def two_processes(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_end_with_complete_tables(two_processes):
     table = pd.read_csv(two_processes / "comparison.csv")
     assert set(zip(table["method"], table["stage"], strict=True)) == {
@@ -442,7 +442,7 @@ def test_two_processes_end_with_complete_tables(two_processes):
     assert not list((two_processes / "experiments").glob(".*"))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_predictions_of_two_processes_are_those_of_one_in_their_order(two_processes):
     """Of the same checkpoint, which one process evaluates here."""
     data = make_data(select_rows=45, test_rows=51)
@@ -461,7 +461,7 @@ def test_predictions_of_two_processes_are_those_of_one_in_their_order(two_proces
         assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_equal_one(tmp_path):
     config = write_config(tmp_path)
     text = (
@@ -721,7 +721,7 @@ QUICK = {"default", "sst2_minilm_local", "multi30k_scratch", "opus_mt_en_ru", "s
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.integration)
         for path in sorted(CONFIGS.glob("*.yaml"))
         if "methods" not in yaml.safe_load(path.read_text())  # those that say what is compared are for the command compare
     ],

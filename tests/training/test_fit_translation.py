@@ -310,7 +310,7 @@ def test_runs_start_from_a_dense_model_that_was_trained_alone(tmp_path):
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_equal_one(tmp_path):
     """Also where one has many more tokens of a batch than the other: six pairs, which are one batch."""
     rows = ["--data.train_rows", "6", "--data.select_rows", "25"]

@@ -100,7 +100,7 @@ def run_in(folder, given):
     sys.exit(run_command("fit", given))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a disk")
 @pytest.mark.parametrize("size", [330])
 def test_a_run_on_a_full_disk_ends_with_a_sentence_and_goes_on(size, unbroken, tmp_path):

@@ -136,7 +136,7 @@ def test_every_command_that_writes_there_ends_with_one_sentence(name, hold, full
         assert [path.name for path in (tmp_path / "new").iterdir()] == [LOCK]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_was_killed_is_resumed_at_once(tmp_path):
     given = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.finetune", "3000"]
     process = subprocess.Popen([sys.executable, *given], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -110,7 +110,7 @@ def test_predictions_of_one_process_are_in_the_order_of_evaluation():
     assert found["select_prediction"].dtype == np.int32
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_of_a_run_that_dies_ends_it_with_one_sentence(tmp_path):
     """Nobody waits for it, and what is said is one sentence."""
     two = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--model.finetune", "40", "--run_dir", "run"]

@@ -113,7 +113,7 @@ def test_inputs_of_a_run_are_noted_when_it_begins_and_compared_when_it_goes_on(t
     assert json.loads((tmp_path / RUN_INPUTS).read_text()) == {"data": "another"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path):
     """Files may change under the same name."""
     build_tokenizer().save_pretrained(tmp_path / "tokenizer")

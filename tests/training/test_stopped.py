@@ -76,7 +76,7 @@ def stop_each_time(given, folder, moments, sign=signal.SIGKILL):
     assert fit([*given, *more], folder) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
 def test_a_run_that_is_stopped_again_and_again_ends_as_an_unbroken_one(sign, unbroken, tmp_path):
     """The advice after Ctrl+C is followed each time, and true each time."""
@@ -102,7 +102,7 @@ OTHERS = {
 """Other kinds of runs, and the calls of functions before which they are stopped."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_kind_of_run_ends_as_an_unbroken_one(name, tmp_path):
     own, calls = OTHERS[name]
@@ -122,7 +122,7 @@ def test_every_kind_of_run_ends_as_an_unbroken_one(name, tmp_path):
     pd.testing.assert_frame_equal(*map(logged, runs), check_exact=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_finished_run_is_not_touched(unbroken, tmp_path, capsys):
     run = shutil.copytree(unbroken, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -131,7 +131,7 @@ def test_a_finished_run_is_not_touched(unbroken, tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
     """Which would not be the default one a second time."""
     (tmp_path / "runs" / "tiny").mkdir(parents=True)
@@ -145,7 +145,7 @@ def test_the_advice_names_a_directory_that_nobody_has_named(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_overwritten_is_never_half_of_two(unbroken, tmp_path):
     """Stopped while the old one is removed, it can be started again; nothing of the old one goes into it."""
     shutil.copytree(unbroken, tmp_path / "run")

@@ -121,7 +121,7 @@ def write_sweep(folder):
     return str(folder / "sweep.yaml")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_offline(no_network, tmp_path, capfd):
     given = ["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), "--wandb.mode", "auto"]
     assert run_command("fit", given) == 0
@@ -130,7 +130,7 @@ def test_a_run_goes_on_offline(no_network, tmp_path, capfd):
     assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_goes_away_later_costs_one_line(no_network, tmp_path, capfd):
     run = tracking.start(WandbOptions(mode="online"), tmp_path, config={}, id="first")
     assert run.offline
@@ -169,7 +169,7 @@ class Proxy(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_offline_run_asks_for_no_server(tmp_path):
     """W&B's client does for reports on itself, unless it is told not to. Its own process asks through the proxy too, and what
     follows the run shows that the proxy and this process's look-ups are watched."""

@@ -26,7 +26,7 @@ def fit(*arguments, start=("-m", "training.fit"), cwd="/proc"):
     return subprocess.run([sys.executable, *start, *arguments], capture_output=True, text=True, env=environment, cwd=cwd)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PROC
 def test_a_run_ends_with_its_tables_where_only_its_directory_can_be_written_to(tmp_path):
     run = tmp_path / "run"

@@ -111,7 +111,7 @@ def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "heads"),
-    [pytest.param(*row, id=row[0], marks=[] if row[0] == "Bert" else [pytest.mark.slow]) for row in HEADS],
+    [pytest.param(*row, id=row[0], marks=[] if row[0] == "Bert" else [pytest.mark.integration]) for row in HEADS],
 )
 def test_every_head_reloads_through_every_auto_class(tmp_path, family, heads):
     """In a fresh process the own Auto class gives the same outputs (and text), the others the same base model."""

@@ -117,7 +117,7 @@ def compare_with_stock(architecture, saved_class, folder):
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.slow])
+        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.integration])
         for row in zoo.ARCHITECTURES
         if not row.gate_only and row.name not in FULL_SIZE
     ],

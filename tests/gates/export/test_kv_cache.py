@@ -76,7 +76,7 @@ FAST = ("Falcon (new decoder)", "Olmo2", "DeepseekV3", "GptOss", "Bart", "T5")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow])
+        pytest.param(name, marks=[] if name in FAST else [pytest.mark.integration])
         for name, one in zoo.BY_NAME.items()
         if one.generates and one.input != "audio-to-text"
     ],
@@ -97,7 +97,9 @@ TYPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if fast else [pytest.mark.slow]) for n, fast in TYPES.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if fast else [pytest.mark.integration]) for n, fast in TYPES.items()]
+)
 def test_it_is_that_of_types_with_caches_of_their_own(name):
     model = next(model for model in tiny_models(name) if generates(model))
     check(model, example_inputs(model, batch=1, length=8))

@@ -95,7 +95,7 @@ def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
         "T5EncoderModel",
     ],
 )
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)
@@ -106,7 +106,7 @@ def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_
 
 
 @pytest.mark.parametrize(
-    "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.slow)]
+    "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.integration)]
 )
 def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     model, mask = build(class_name)

@@ -486,7 +486,7 @@ distributed.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_share_out_the_state_of_adam_have_one_price(tmp_path):
     (tmp_path / "process.py").write_text(PROCESS)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "process.py")]

@@ -336,7 +336,7 @@ def _in_one_of_two(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_with_unequal_shares_end_as_one(tmp_path):
     torch.multiprocessing.spawn(_in_one_of_two, args=(str(tmp_path),), nprocs=2)
     one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

@@ -27,7 +27,7 @@ def _in_one_of_two(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_find_the_roles_that_one_finds(tmp_path):
     torch.multiprocessing.spawn(_in_one_of_two, args=(str(tmp_path),), nprocs=2)
     names, numbers = found(Measured(built_model()).read(sentences()))

@@ -29,7 +29,7 @@ def write_long_trees(path):
     return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_times_the_sentences_take_no_more_memory(tmp_path):
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 32}

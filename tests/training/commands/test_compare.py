@@ -157,7 +157,7 @@ def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_
             }
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     run, config = finished
     arguments = command(tmp_path / "run", config, "--methods", "learned,his+swap", "--budgets", "4,2", "--seeds", "0,1")
@@ -178,7 +178,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "learned+restarts", "his+rescale", "dense+distil"]
 )
@@ -196,7 +196,7 @@ def test_every_method_has_all_its_rows(method, finished, tmp_path):
     assert np.isfinite(table["test_loss"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_end_with_complete_tables(finished, tmp_path):
     """Of splits that they cannot share equally, with searches; and the same command again finds all of it."""
     _, config = finished
@@ -232,7 +232,7 @@ def test_two_processes_end_with_complete_tables(finished, tmp_path):
     pd.testing.assert_frame_equal(again, table)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_score_by_every_pass(finished, tmp_path):
     _, config = finished
     methods = [name for name in SCORERS if not name.startswith("his(")] + ["his(order=best-of-layer)"]

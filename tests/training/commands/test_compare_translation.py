@@ -15,7 +15,7 @@ from training.tasks.translation import signatures
 
 main = partial(run_command, "compare")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 """One comparison and one run of translators, half a minute."""
 
 

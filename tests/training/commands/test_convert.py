@@ -68,7 +68,7 @@ def test_every_layout_loads_again_in_a_process_without_this_project(tmp_path, ca
         torch.testing.assert_close(found, expected[directory], msg=lambda text, name=directory: f"{name}: {text}")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {*LAYOUTS}))
 def test_their_relatives_are_converted(name, tmp_path):
     expected = version4.write(tmp_path / "old", FAMILIES[name], SOME)

@@ -51,7 +51,7 @@ def compare(folder, *more):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tables_are_those_of_one_process_though_a_worker_dies(cluster, tmp_path):
     """Shared by all nodes is the folder; the user's own score kills the first worker that comes to it."""
     (tmp_path / "deadly.py").write_text(DEADLY)

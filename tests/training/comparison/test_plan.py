@@ -140,7 +140,9 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("method", ["dsp", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "dsp")])
+@pytest.mark.parametrize(
+    "method", ["dsp", *(pytest.param(name, marks=pytest.mark.integration) for name in FAMILIES if name != "dsp")]
+)
 def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
     common = ["--config", write_config(tmp_path)]
     own = [*FAMILIES[method], "--compare", "posthoc", "--curve", "[]", "--run_dir", str(tmp_path / "fit")]
@@ -152,7 +154,7 @@ def test_every_family_of_gates_is_the_method_of_its_name(method, tmp_path):
 
 @pytest.mark.parametrize(
     ("draw_per", "price", "method"),
-    [("example", "1e-3", "lambda(noise=configured)"), pytest.param("batch", "1e-4", "lambda", marks=pytest.mark.slow)],
+    [("example", "1e-3", "lambda(noise=configured)"), pytest.param("batch", "1e-4", "lambda", marks=pytest.mark.integration)],
 )
 def test_a_run_with_a_price_is_the_method_of_its_name(draw_per, price, method, tmp_path):
     """A comparison at just that budget finds the same; here a price that leaves some heads, not all and not none."""

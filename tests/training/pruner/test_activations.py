@@ -98,7 +98,7 @@ def test_by_transformers_itself_and_never_reentrant():
     assert {layer._gradient_checkpointing_func.keywords["use_reentrant"] for layer in backbone.bert.encoder.layer} == {False}
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_in_two_processes(tmp_path):
     """Masks and metrics of a whole run, with DistributedDataParallel."""
     two = ["--config", write_config(tmp_path), "--trainer.devices", "2", "--trainer.strategy", "ddp"]

@@ -97,7 +97,7 @@ def trained(tmp_path_factory):
 
 
 def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=pytest.mark.integration)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def decide_on_a_share(rank, world, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_decide_on_the_same_losses_as_one(tmp_path):
     """13 examples in two unequal shares: the same losses everywhere, those of one process in another order."""
     (tmp_path / "one").mkdir()

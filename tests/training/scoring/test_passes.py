@@ -294,7 +294,7 @@ def score_a_share(rank, world, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_find_what_one_finds(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

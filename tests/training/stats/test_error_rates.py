@@ -26,7 +26,7 @@ def test_equal_methods_are_seldom_called_different(seeds, name):
     assert rates.alone <= 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("seeds", [5, 10])
 def test_equal_methods_are_seldom_called_different_in_many_families(seeds, name):
@@ -39,7 +39,7 @@ def test_of_one_seed_equal_models_are_seldom_called_different():
     assert simulate(World(1, 800, example_spread=0.3, hits=True), 150, resamples=10_000).wrong <= 0.06
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("examples", "hits"), [(500, False), (800, True)])
 def test_of_one_seed_equal_models_are_seldom_called_different_in_many_families(examples, hits):
     """500 families: a Monte Carlo error of 1 point at 5 %."""

@@ -575,7 +575,7 @@ def real_sweep(tmp_path_factory):
     return folder / "tiny"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
     table = pd.read_csv(real_sweep / "sweep.csv")
     assert list(table["state"]) == ["complete"] * 2
@@ -595,7 +595,7 @@ def test_trials_are_runs_of_one_wandb_group_with_their_options(real_sweep):
     assert not gates[0].equals(gates[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path):
     table = pd.read_csv(real_sweep / "sweep.csv")
     arguments = ["--config", str(real_sweep / "best.yaml"), "--run_dir", str(tmp_path / "again"), "--wandb.mode=disabled"]
@@ -604,9 +604,9 @@ def test_the_best_configuration_gives_the_best_result_again(real_sweep, tmp_path
     assert again["select_loss"] == pytest.approx(table["select_loss"].min(), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_proc
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monkeypatch, capfd):
     """SIGKILL while two trials train: their processes live on, are ended by the sweep that goes on, and go on themselves;
     a third follows."""
@@ -633,7 +633,7 @@ def test_a_sweep_that_was_killed_gives_the_same_table(real_sweep, tmp_path, monk
     pd.testing.assert_frame_equal(table[:2], whole, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_agents_trial_is_an_offline_run_of_the_sweep(tmp_path, monkeypatch):
     """W&B's own agent starts training.fit with its own command and environment; their server alone is left out."""
     one_thread(monkeypatch)

@@ -14,7 +14,9 @@ from training.truth.tables import judged
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.integration), pytest.param(2, marks=pytest.mark.integration)]
+)
 def test_any_one_head_of_each_necessary_function_is_enough_and_none_can_be_spared(name, seed):
     subject = ScoringContext(name, seed)
     assert subject.accuracy() >= 0.99
@@ -26,7 +28,7 @@ def test_any_one_head_of_each_necessary_function_is_enough_and_none_can_be_spare
         assert subject.accuracy(closed=heads) < 0.7
 
 
-@pytest.mark.parametrize("name", ["has", "same-ends", pytest.param("has-copies", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["has", "same-ends", pytest.param("has-copies", marks=pytest.mark.integration)])
 def test_of_all_masks_those_answer_that_keep_every_necessary_function(name):
     subject = ScoringContext(name)
     for bits in itertools.product([0, 1], repeat=subject.gates.size):
