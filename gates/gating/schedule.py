@@ -25,8 +25,8 @@ from gates.errors import GateError
 from gates.gating.budget import Budget
 from gates.gating.hard_concrete import DEFAULT_STRETCH, LOG_ALPHA_LIMIT, HardConcrete, Stretch, open_probability
 from gates.gating.head_gates import HeadGates
-from gates.gating.latency import RelaxedTime, TimeLimit
-from gates.gating.price import solve_price, step_by_price
+from gates.gating.latency import TimeLimit
+from gates.gating.price import RelaxedTime, solve_price, step_by_price
 
 
 class BudgetSchedule:

@@ -30,7 +30,7 @@ from tools.benchmark.steps import measure_job, measure_precision, measure_steps
 from tools.benchmark.tables import markdown
 from training.runs import progress
 from training.runs.directory import only_writer
-from training.runs.hashing import folders_fingerprint
+from training.runs.own_code import folders_fingerprint
 from training.runs.tracking import versions
 from training.setup import quiet_libraries
 

@@ -41,8 +41,8 @@ from training.commands import options as parsers
 from training.config.data import KINDS
 from training.config.run import LatencyOptions
 from training.runs import progress
-from training.runs.hashing import import_from_here
 from training.runs.launched import check_alone
+from training.runs.own_code import import_from_here
 
 AGAIN = "the same command goes on where it was"
 NOTHING = "nothing was written"

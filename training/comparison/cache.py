@@ -26,7 +26,8 @@ from training.data.base import TaskData
 from training.pruner.module import HeadPruner
 from training.runs import processes
 from training.runs.directory import remove_partials
-from training.runs.hashing import checkpoint_fingerprint, code_fingerprint, file_fingerprint, key_of, weights_fingerprint
+from training.runs.hashing import checkpoint_fingerprint, file_fingerprint, key_of, weights_fingerprint
+from training.runs.own_code import code_fingerprint
 from training.runs.resume import FORMAT, OPTIONS
 from training.runs.stored import damaged, read_json
 

@@ -25,8 +25,8 @@ from training.comparison.selection import MaskSelector
 from training.config import LauncherOptions
 from training.config.comparison import AT_TOTAL_COST, is_of_dense
 from training.runs import progress
-from training.runs.hashing import folders_fingerprint, import_from_here
 from training.runs.launched import VARIABLES
+from training.runs.own_code import folders_fingerprint, import_from_here
 from training.runs.ray_cluster import gpus_per_task
 from training.runs.tracking import versions
 from training.setup import quiet_libraries

@@ -17,7 +17,7 @@ from conllu.exceptions import ParseException
 from gates.errors import GateError, first_line
 from training.data import translation as parallel_text
 from training.data.files import check_text, check_there
-from training.runs.hashing import own_function
+from training.runs.own_code import own_function
 
 COLUMNS = 10
 UNCOUNTED = ("root", "punct", "dep", "list", "parataxis", "orphan", "goeswith", "reparandum")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import json
 import os
-import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,6 @@ import pyarrow.compute as pc
 import torch
 import xxhash
 from datasets import Dataset
-
-from gates.errors import GateError, first_line
 
 
 def weights_fingerprint(model: torch.nn.Module) -> str:
@@ -120,88 +115,3 @@ def cache_of(dataset: str) -> str | None:
     stated = [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     digest = xxhash.xxh3_64(json.dumps([str(folder.resolve()), stated]).encode()).hexdigest()
     return os.path.join(datasets.config.HF_DATASETS_CACHE, f"folder-{digest}")
-
-
-# Code that results depend on: a user's own, found from the working directory, and this project's, known by their files.
-
-
-def import_from_here() -> None:
-    """From now on modules in the working directory can be imported, as under ``python -m``."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
-
-
-def code_fingerprint(modules: Iterable[str]) -> str:
-    """A hash of the files of some modules that are imported, by their names; what they import in turn is not part of it."""
-    digest = xxhash.xxh3_128()
-    for name in dict.fromkeys(modules):
-        file = getattr(sys.modules.get(name), "__file__", None)  # those of Python itself have none
-        digest.update(f"{name} ".encode() + (Path(file).read_bytes() if file else b""))
-    return digest.hexdigest()
-
-
-def folders_fingerprint(*folders: Path) -> str:
-    """A hash of all Python modules in some folders, by their places there and whatever folders they lie in."""
-    digest = xxhash.xxh3_128()
-    for folder in folders:
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(f"{folder.name}/{file.relative_to(folder).as_posix()} ".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def own_function(name: str, what: str, takes: str) -> Callable[..., Any]:
-    """The function behind ``module:function``.
-
-    Args:
-        name: as it was given.
-        what: what it is, such as a score.
-        takes: its one argument, in words.
-
-    Raises:
-        GateError: if there is no such module or function, its import fails, or it does not take one argument.
-    """
-    module_name, _, attribute = name.partition(":")
-    if module_name.endswith(".py"):
-        dotted = ".".join(Path(module_name).with_suffix("").parts)
-        raise GateError(f"the {what} {name!r} names a file; name its module, as an import does: {dotted}:{attribute}")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise GateError(f"the {what} {name!r} is no module:function; expected a name such as my_package.my_module:my_{what}")
-    module = _imported(module_name, name, what)
-    function = getattr(module, attribute, None)
-    if function is None:
-        package = module_name.split(".")[0]
-        functions = {other: value for other, value in vars(module).items() if inspect.isfunction(value)}
-        known = [other for other, value in functions.items() if value.__module__.split(".")[0] == package and other[0] != "_"]
-        raise GateError(f"the module {module_name!r} has no {attribute!r}; it has {', '.join(known) or 'no function'}")
-    if not callable(function):
-        raise GateError(f"the {what} {name!r} is {function!r}; expected a function that takes {takes}")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise GateError(
-            f"the {what} {name!r} cannot be called with {_one(takes)} ({error}); have it take one argument"
-        ) from error
-    except ValueError:
-        pass  # some callables that are not written in Python do not say what they take
-    return function
-
-
-def _one(takes: str) -> str:
-    return takes.replace("a ", "one ", 1) if takes.startswith("a ") else takes
-
-
-def _imported(module_name: str, name: str, what: str) -> Any:
-    """The module, from the working directory or the installed packages."""
-    import_from_here()
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise GateError(
-                f"there is no module {error.name!r} for the {what} {name!r} in {os.getcwd()!r} or among the installed "
-                "packages; check its name, or start the command in its folder"
-            ) from error
-        raise GateError(
-            f"the module of the {what} {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        ) from error

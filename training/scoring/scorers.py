@@ -25,7 +25,8 @@ from gates.scores.importance import normalise_by_layer
 from gates.scores.ranking import hies, layer_leaders_first, ranking_scores, ranks
 from training.runs import processes
 from training.runs.cost import NO_COST, Cost, measured
-from training.runs.hashing import code_fingerprint, own_function, weights_fingerprint
+from training.runs.hashing import weights_fingerprint
+from training.runs.own_code import code_fingerprint, own_function
 from training.scoring.passes import PASSES, VARIANTS, pass_of
 from training.scoring.subject import ScoringContext
 

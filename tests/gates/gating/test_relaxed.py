@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probability
-from gates.gating.latency import LatencyTable, RelaxedTime, SiteTimes, TimeLimit, convex_minorant
+from gates.gating.latency import LatencyTable, SiteTimes, TimeLimit, convex_minorant
+from gates.gating.price import RelaxedTime
 from tests.gates.latency_tables import all_masks, drawn_table
 
 STRETCH = Stretch()
