@@ -1,6 +1,6 @@
 """``python docs/pictures.py``: draw the pictures of the documentation from ``notebooks/results``.
 
-They are SVGs with colours for light and for dark screens, and one GIF.
+They are SVGs with colours for light and for dark screens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gates.roles.roles import RULES
 from training.plotting import COLOURS, INK, legend_beside, method_styles, styled
 from training.report.contents import Course, ReportData
 from training.report.figures import DENSE, STAGE_TITLES, draw_quality, masks_by_method, recoveries, ticks, what_is_drawn
-from training.report.pictures import film_strip, gate_animation, pictures_of, role_map
+from training.report.pictures import film_strip, pictures_of, role_map
 from training.report.reading import read_contents, read_roles
 
 ROOT = Path(__file__).parents[1]
@@ -117,8 +117,6 @@ def write_pages(folder: Path = ASSETS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in of_pages():
         (folder / f"{name}.svg").write_text(svg(figure), encoding="utf-8")
-    _, course, title = of_gates()
-    (folder / "gates.gif").write_bytes(gate_animation(course, title))
 
 
 if __name__ == "__main__":

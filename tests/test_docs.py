@@ -170,7 +170,7 @@ def test_pictures_are_those_of_the_files(tmp_path):
 
 @pytest.mark.parametrize("picture", sorted((DOCS / "assets").iterdir()), ids=lambda path: path.name)
 def test_pictures_are_small_and_shown(picture):
-    assert picture.stat().st_size < (150_000 if picture.suffix == ".gif" else 100_000)
+    assert picture.stat().st_size < 100_000
     assert any(target.endswith(f"assets/{picture.name}") for page in PAGES for target in targets(page))
 
 

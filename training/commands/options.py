@@ -21,7 +21,7 @@ EXPERIMENTS = (
 def report_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m training report",
-        description="One self-contained HTML page about runs and comparisons, and its pictures as PNG, SVG and GIF beside it.",
+        description="One self-contained HTML page about runs and comparisons, and its pictures as PNG and SVG beside it.",
     )
     parser.add_argument("runs", type=LocalPath, nargs="+", metavar="RUN", help="Directories that fit or compare wrote.")
     parser.add_argument("--output", type=LocalPath, default="report.html", help="The page; pictures go to figures/ beside it.")

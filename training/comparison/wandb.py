@@ -129,7 +129,7 @@ def send_comparison(run: RunDirectory, options: WandbOptions, config: Mapping[st
     summary = read_table(run.path / "summary.csv")
     for stage, chart in charts(summary, main_metric):
         whole.log({f"quality/{stage}": chart})
-    for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix in (".png", ".gif")):
+    for picture in sorted(path for path in (run.path / "figures").iterdir() if path.suffix == ".png"):
         whole.log({f"figures/{picture.stem}": wandb.Image(str(picture))})
     whole.notes = (run.path / "verdict.md").read_text(encoding="utf-8")
     whole.summary.update(summary_of_comparison(summary, main_metric))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 from collections.abc import Mapping
@@ -351,11 +350,6 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     size = f' style="max-width: {float(width[1]) * 1.5:.0f}px"' if width else ""
     svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg))
     return svg.replace("<svg", f'<svg class="chart" role="img" aria-label="{label}"{size}', 1)
-
-
-def data_uri(content: bytes, kind: str) -> str:
-    """Content inside a page, such as a picture of kind ``image/gif``."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 # Pictures of quality: the main metric against the heads that are kept, and by method.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,71 +11,15 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
-from matplotlib.figure import Figure
-from PIL import Image
 
 from gates.files import replacing
-from training.plotting import MAP, styled
 from training.report import captions, tables
 from training.report import tables as translations
-from training.report.contents import Course, ReportData, Values
-from training.report.figures import data_uri, inline_svg, label_heads, label_layers, picture_files, write_pictures
-from training.report.pictures import focus_course, frames_of, gate_animation, pictures_of, step_label
+from training.report.contents import ReportData
+from training.report.figures import inline_svg, picture_files, write_pictures
+from training.report.pictures import pictures_of
 from training.report.tables import Table
 from training.stats.numbers import counted, slug, unit
-
-# The gates over training as pictures that the reader plays, stops and steps through; without a script, the last of them.
-
-CONTROLS = Markup(
-    '<div class="controls" hidden>'
-    '<button type="button" data-move="-1" title="One step back">&#9664;&#65038;</button>'
-    '<button type="button" data-play>Play</button>'
-    '<button type="button" data-move="1" title="One step on">&#9654;&#65038;</button>'
-    '<input type="range" min="0" max="{last}" value="{last}" title="Step of training">'
-    "<output>{label}</output></div>"
-)
-
-
-def gate_player(course: Course, title: str, *, name: str, label: str) -> Markup:
-    """The heat map of gates over training with its controls, as an element of a page.
-
-    Axes are drawn once, as part of the page, in the colours of its text; of every step there is one picture of a pixel per
-    gate, which the page's script puts into them.
-
-    Args:
-        course: the gates.
-        title: of the picture.
-        name: unique in the page.
-        label: text in place of the picture.
-    """
-    steps = frames_of(course)
-    figure = _heat_map(course, steps[-1], title)
-    (image,) = figure.axes[0].images
-    pixels = [Image.fromarray(image.to_rgba(Values(course.sites, course.values[step]).grid(), bytes=True)) for step in steps]
-    frames = [[step_label(course, step), data_uri(_png(one), "image/png")] for step, one in zip(steps, pixels, strict=True)]
-    content = Markup(inline_svg(figure, name, str(escape(label))))
-    controls = CONTROLS.format(last=len(steps) - 1, label=frames[-1][0])
-    return Markup('<div class="player" data-frames="{}">{}{}</div>').format(json.dumps(frames), content, controls)
-
-
-@styled
-def _heat_map(course: Course, step: int, title: str) -> Figure:
-    grid = Values(course.sites, course.values[step]).grid()
-    figure = Figure(figsize=(1.6 + 0.26 * max(8, grid.shape[1]), 1.1 + 0.26 * max(4, grid.shape[0])), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(grid, cmap=MAP, vmin=0, vmax=1, aspect="auto", interpolation="none")
-    axes.set_title(title)
-    label_layers(axes, course.sites)
-    label_heads(axes, course.sites)
-    figure.colorbar(image, ax=axes, label="gate")
-    return figure
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format="png")
-    return buffer.getvalue()
-
 
 FIGURES = "figures"
 """Folder beside the page for its pictures."""
@@ -140,7 +82,7 @@ class Section:
 
 
 def write_report(found: Sequence[ReportData], out: Path) -> None:
-    """Write the page and, in ``figures/`` beside it, its pictures as PNG, SVG and GIF (in a folder each, if several)."""
+    """Write the page and, in ``figures/`` beside it, its pictures as PNG and SVG (in a folder each, if several)."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ids = unique_ids(found)
     sections, pictures = [], dict[Path, bytes]()
@@ -184,9 +126,6 @@ def make_section(contents: ReportData, identifier: str) -> tuple[Section, dict[s
         lead = replace(first, caption=opening)
         said = Markup("<p>{}</p>{}").format(first.caption, said)
         pictures = {name: held for name, held in pictures.items() if held}
-    animated = _animation(contents, identifier, files)
-    if animated is not None:
-        pictures.setdefault("training", []).insert(0, animated)
     section = Section(
         id=identifier,
         contents=contents,
@@ -220,19 +159,6 @@ def render(sections: Sequence[Section]) -> str:
     return environment.get_template("page.html").render(
         sections=sections, style=Markup(style), script=Markup(script), policy=POLICY.format(digest=digest)
     )
-
-
-def _animation(contents: ReportData, identifier: str, files: dict[str, bytes]) -> Drawn | None:
-    """The player of the gates' course; the same as an animated picture is put to the files."""
-    focus = focus_course(contents)
-    if focus is None or len(focus[2].steps) < 2:
-        return None
-    method, budget, course = focus
-    title, name = f"gates of {method}, {contents.label(budget)}", f"gates_{slug(method)}_{budget}"
-    files[f"{name}.gif"] = gate_animation(course, title)
-    alt = f"Heat map of the gates of {method}, layers by heads, from step {course.steps[0]} to {course.steps[-1]} of training."
-    content = gate_player(course, title, name=f"{identifier}-{name}", label=alt)
-    return Drawn(name, content, captions.gates(contents, course, method, budget))
 
 
 def _verdict(contents: ReportData) -> Markup:

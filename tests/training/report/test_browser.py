@@ -12,7 +12,6 @@ from training.commands.table import run_command
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.wait import WebDriverWait
 
 main = partial(run_command, "report")
 
@@ -151,36 +150,6 @@ def test_nothing_is_wider_than_the_screen(page, width):
         """
     )
     assert wide == []
-
-
-def test_gates_are_played_stopped_and_stepped_through(page):
-    player = page.find_element("css selector", ".player")
-    back, play, on = player.find_elements("css selector", "button")
-    said, slider = player.find_element("css selector", "output"), player.find_element("css selector", "input")
-
-    def picture():
-        return page.execute_script("return document.querySelector('.player svg image').href.baseVal").replace("\n", "")
-
-    last = picture()
-    assert (said.text, play.text) == ("the mask", "Play")
-    back.click()
-    assert said.text == "step 120"
-    slider.send_keys(Keys.HOME)
-    first = picture()
-    assert said.text == "step 0"
-    assert first != last
-    play.click()
-    assert play.text == "Pause"
-    WebDriverWait(page, 30).until(lambda _: said.text not in ("step 0", "the mask"))
-    play.click()
-    assert play.text == "Play"
-    stopped = said.text
-    on.click()
-    assert said.text != stopped
-    slider.send_keys(Keys.HOME)
-    play.click()
-    WebDriverWait(page, 30).until(lambda _: play.text == "Play")  # at the end it stops by itself
-    assert (said.text, picture()) == ("the mask", last)
 
 
 def test_tables_of_a_run_fit_a_desktop(browser, tmp_path):

@@ -1,18 +1,16 @@
 """The gates over time as a film strip and as an animation, with the price where it is known; masks by method."""
 
-import io
 import json
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from tests.training.report.fixture import write_run
 from training.report.contents import Course, Site, Values, by_kind
 from training.report.figures import masks_by_method
-from training.report.pictures import film_strip, gate_animation
+from training.report.pictures import film_strip
 from training.report.reading import read_contents
 
 SITES = (Site("encoder.0", 2), Site("encoder.1", 3))
@@ -46,14 +44,6 @@ def test_a_film_strip_shows_moments_with_open_and_expected_heads_and_the_price()
     boxes = [axes.get_tightbbox() for axes in panels]
     assert not any(one.overlaps(other) for one, other in pairwise(boxes))
     assert film_strip(course(), "title").axes[0].get_xlabel() == "5 open"
-
-
-def test_an_animation_has_a_frame_per_step_and_ends_in_the_mask():
-    kinds = {"encoder": np.linspace(0, 0.02, 11), "cross": np.linspace(0, 0.5, 11)}
-    with Image.open(io.BytesIO(gate_animation(course(prices=kinds), "title"))) as picture:
-        assert picture.n_frames == 12
-        picture.seek(11)
-        assert picture.info["duration"] > 1000
 
 
 @pytest.mark.parametrize("where", ["metrics.csv", "gates_over_time.csv"])

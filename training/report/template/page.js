@@ -23,33 +23,3 @@ for (const table of document.querySelectorAll("table[id]")) {
     table.tBodies[0].append(...rows.map(([, row]) => row));
   }));
 }
-// Gates over training: play, stop, one step back or on, or drag. Nothing moves unasked.
-for (const player of document.querySelectorAll(".player")) {
-  const frames = JSON.parse(player.dataset.frames), image = player.querySelector("svg image");
-  const slider = player.querySelector("input"), said = player.querySelector("output"), play = player.querySelector("[data-play]");
-  let timer = null;
-  const show = (index) => {
-    const [label, source] = frames[index];
-    image.setAttributeNS("http://www.w3.org/1999/xlink", "href", source);
-    slider.value = index;
-    slider.setAttribute("aria-valuetext", said.textContent = label);
-  };
-  const stop = () => {
-    clearInterval(timer);
-    timer = null;
-    play.textContent = "Play";
-  };
-  const advance = () => Number(slider.value) < frames.length - 1 ? show(Number(slider.value) + 1) : stop();
-  play.addEventListener("click", () => {
-    if (timer) return stop();
-    if (Number(slider.value) === frames.length - 1) show(0);
-    timer = setInterval(advance, 250);
-    play.textContent = "Pause";
-  });
-  slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
-  for (const button of player.querySelectorAll("[data-move]")) button.addEventListener("click", () => {
-    stop();
-    show(Math.min(frames.length - 1, Math.max(0, Number(slider.value) + Number(button.dataset.move))));
-  });
-  player.querySelector(".controls").hidden = false;
-}
