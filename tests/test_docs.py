@@ -157,6 +157,7 @@ def test_tables_are_those_of_the_files(page, tmp_path):
     assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 
+@pytest.mark.integration
 def test_pictures_are_those_of_the_files(tmp_path):
     spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
     pictures = importlib.util.module_from_spec(spec)

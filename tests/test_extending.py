@@ -53,6 +53,7 @@ def test_the_page_has_files_and_commands():
     assert len(COMMANDS) == 3
 
 
+@pytest.mark.nightly
 def test_an_own_score_decides_at_every_budget(ran):
     scores, found = pd.read_csv(ran / "runs" / "scores" / "scores.csv"), masks(ran, "scores")
     best = scores["ranking:my_scores:gain"].sort_values(ascending=False, kind="stable").index

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "library.md"
 
@@ -48,6 +50,7 @@ def test_the_page_is_short_and_begins_with_a_program_of_at_most_25_lines():
     assert len(snippets()[0].splitlines()) <= 25
 
 
+@pytest.mark.integration
 def test_its_snippets_run(tmp_path):
     (tmp_path / "snippets.py").write_text("\n".join([BEFORE, *snippets(), AFTER]), encoding="utf-8")
     home = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

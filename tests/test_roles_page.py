@@ -71,6 +71,7 @@ def test_the_best_heads_are_those_of_the_relations():
         assert f"| {row['relation']} | {row['head']} | {share} ({low} to {high}) | {baseline} | {there} |" in PAGE
 
 
+@pytest.mark.integration
 def test_what_survives_is_that_of_the_comparisons():
     kept = pd.read_csv(RESULTS / "survival.csv")
     pd.testing.assert_frame_equal(kept, script("tables").survival_table().reset_index(drop=True))
@@ -85,6 +86,7 @@ def test_what_survives_is_that_of_the_comparisons():
     assert f"above 1 in {(kept['first_seed_low'] > 1).sum()} of the {len(kept)} masks" in PAGE
 
 
+@pytest.mark.integration
 def test_what_is_said_of_survival():
     kept = pd.read_csv(RESULTS / "survival.csv").set_index(["comparison", "method", "budget"])
     for method in ("learned", "his"):

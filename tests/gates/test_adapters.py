@@ -174,6 +174,7 @@ def test_adapters_may_come_and_go_after_the_gates(name):
     assert not any(vars(part).get("_head_gates") or part._forward_pre_hooks for part in plain.modules())
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")  # peft's calls of Transformers
 def test_adapters_of_peft_put_on_later_are_gated_and_compiled():
     peft, batch, mask = pytest.importorskip("peft"), inputs("bert"), random_mask("bert")

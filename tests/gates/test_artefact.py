@@ -350,6 +350,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.integration
 def test_the_gates_alone_in_a_fresh_process(tmp_path):
     gated = trained().eval()
     expected = logits(gated, inputs("bert"))

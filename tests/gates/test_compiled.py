@@ -29,6 +29,7 @@ def inputs(name, **sizes):
     return zoo.inputs(zoo.BY_NAME[name], padding=False, **sizes)
 
 
+@pytest.mark.integration
 @ALL
 def test_torch_export_equals_eager_at_another_size(name):
     model, given = pruned(name), inputs(name)
@@ -42,6 +43,7 @@ def test_torch_export_equals_eager_at_another_size(name):
         torch.testing.assert_close(found, output(model, other), atol=5e-6, rtol=2e-5)
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
 @ALL
 @pytest.mark.parametrize(

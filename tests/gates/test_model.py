@@ -106,6 +106,7 @@ def test_a_copy_is_independent():
     assert torch.equal(logits(gated, batch), before)
 
 
+@pytest.mark.integration
 def test_compiled_equals_eager():
     gated, batch = gated_model("bert"), inputs("bert")
     torch.testing.assert_close(logits(torch.compile(gated, backend="aot_eager"), batch), logits(gated, batch))

@@ -31,6 +31,7 @@ def half_of_the_layers(model):
     return torch.cat(parts)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -123,10 +124,11 @@ def no_heads_in(model, sites):
     return torch.cat([torch.full((count,), float(place not in sites)) for place, count in enumerate(heads)])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.integration])
+        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.nightly])
         for row in zoo.ARCHITECTURES
         if not row.gate_only
     ],

@@ -577,6 +577,7 @@ def test_two_processes_stay_in_step(tmp_path):
         assert not torch.allclose(tensor, fresh, atol=1e-4)
 
 
+@pytest.mark.integration
 def test_importing_needs_no_accelerate():
     code = "import sys; sys.modules['accelerate'] = sys.modules['peft'] = None; import gates.trainer, gates.model"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

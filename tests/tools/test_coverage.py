@@ -18,6 +18,7 @@ USED = (
 """Families with a row in the table of layouts, all of whose heads can be removed."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "outcome", "reason"),
     [

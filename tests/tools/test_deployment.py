@@ -67,6 +67,7 @@ def pruned():
     return runtimes.subjects()
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in runtimes.RUNTIMES if not any(part in name for part in COSTLY)])
 def test_runtimes(pruned, name):
@@ -110,6 +111,7 @@ def test_vllm_in_another_interpreter(tmp_path, monkeypatch):
     assert list(heads_by_layer({"10.x": {"heads": 3, "kv_heads": 1}})["per_layer_config"]) == [10]
 
 
+@pytest.mark.integration
 def test_speed(tmp_path, monkeypatch):
     """Medians of calls in turn by a clock that only the writers move; a writer that fails is not called again."""
     heads = {name: [site.heads for site in find_attention(load_pruned(one))] for name, one in speed.exports(tmp_path).items()}

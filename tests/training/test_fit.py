@@ -237,6 +237,7 @@ def test_the_final_table_and_paths_are_printed(full_run):
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.integration
 def test_the_saved_configuration_repeats_the_run(full_run, tmp_path):
     run, _ = full_run
     assert (
@@ -328,6 +329,7 @@ def assert_same_tables(run, other):
     assert (run / "masks.json").read_text() == (other / "masks.json").read_text()
 
 
+@pytest.mark.nightly
 def test_killed_in_its_comparison_it_goes_on_there(tmp_path, full_run, monkeypatch):
     """The fourth training, that of the second ranking, is killed after 13 of its 32 steps: the first three are not made again,
     and it goes on from its last checkpoint to the tables of a run that nobody killed."""
@@ -387,6 +389,7 @@ def test_limits_of_batches_hold_from_one_end_of_a_run_to_the_other(tmp_path, cap
         assert right == pytest.approx(round(right), abs=1e-4), split
 
 
+@pytest.mark.integration
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     arguments = ["-m", "training.fit", "--config", write_config(tmp_path), "--run_dir", "run", "--model.finetune", "3000"]
     process = subprocess.Popen(
@@ -406,6 +409,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     assert "Traceback" not in errors
 
 
+@pytest.mark.integration
 def test_another_budget_from_the_dense_checkpoint_of_a_run(full_run, tmp_path):
     run, _ = full_run
     dense = str(run / "checkpoints" / "dense.ckpt")
@@ -461,7 +465,7 @@ def test_predictions_of_two_processes_are_those_of_one_in_their_order(two_proces
         assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_two_processes_equal_one(tmp_path):
     config = write_config(tmp_path)
     text = (
@@ -575,6 +579,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("case", NAMES)
 def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, full_run, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -615,6 +620,7 @@ def test_without_a_directory_runs_are_numbered(tmp_path, monkeypatch):
     assert RunDirectory.claim(None, "x", "refuse").path == Path("runs/x-2")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("compare", ["none", "full"])
 def test_a_dense_model_alone_has_one_row(tmp_path, compare, monkeypatch):
     started = count_trainings(monkeypatch)
@@ -718,10 +724,11 @@ QUICK = {"default", "sst2_minilm_local", "multi30k_scratch", "opus_mt_en_ru", "s
 """One of each kind: new weights, local files, new translators, models on the hub."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.integration)
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.nightly)
         for path in sorted(CONFIGS.glob("*.yaml"))
         if "methods" not in yaml.safe_load(path.read_text())  # those that say what is compared are for the command compare
     ],

@@ -31,6 +31,7 @@ def run_of(folder, model, *more):
     return folder / "run"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", [{"model_type": "bart", **STACKS}, {"model_type": "t5", **T5}], ids=["bart", "t5"])
 def test_a_classifier_with_encoder_and_decoder(model, tmp_path):
     run = run_of(tmp_path, model, "--compare", "posthoc")

@@ -124,6 +124,7 @@ def reached(model, inputs):
     return found, {site.name for site in sites}, output
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", architectures.BY_NAME)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_every_architecture_of_the_coverage(name, padded):

@@ -152,6 +152,7 @@ def test_hooks_tell_of_every_call_and_put_in_what_they_are_given():
     assert calls == []
 
 
+@pytest.mark.integration
 def test_a_model_that_was_compiled_and_called_before_has_its_gates_in_force():
     model, batch = build("bert"), inputs("bert")
     compiled = torch.compile(model, backend="eager")

@@ -81,6 +81,7 @@ def run(folder, directories):
     return json.loads((folder / "said.json").read_text())
 
 
+@pytest.mark.integration
 def test_the_snippet_of_every_form_and_task_runs_to_a_prediction(tmp_path, tokenizer):
     exports, folder = {}, tmp_path / "snippets"
     folder.mkdir()
@@ -117,7 +118,7 @@ def test_the_snippet_of_every_form_and_task_runs_to_a_prediction(tmp_path, token
     assert said["stock"] == tokenizer.decode(generated[0], skip_special_tokens=True) + "\n"
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_the_snippet_of_an_onnx_export_predicts_what_the_model_predicts(tmp_path, tokenizer):
     exports, models, folder = {}, {}, tmp_path / "snippets"
     folder.mkdir()
@@ -158,6 +159,7 @@ MORE = (
 """Families whose code depends on what the model reads, generates or returns."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.integration) for name in MORE)])
 def test_the_code_runs_for_every_class_of_a_family(name):
     for model in tiny_models(name):

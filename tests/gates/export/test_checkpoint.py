@@ -84,6 +84,7 @@ def save(name, directory, **more):
     return model, mask, save_pruned(model, directory, mask, check_batch=inputs(name), **more, tokenizer=None)
 
 
+@pytest.mark.integration
 def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
     """In pruned form with its own code, in masked and stock form without any."""
     cases, expected = [], {}
@@ -109,9 +110,10 @@ def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
         torch.testing.assert_close(found[name], reference, atol=5e-6, rtol=1e-5, msg=name)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("family", "heads"),
-    [pytest.param(*row, id=row[0], marks=[] if row[0] == "Bert" else [pytest.mark.integration]) for row in HEADS],
+    [pytest.param(*row, id=row[0], marks=[] if row[0] == "Bert" else [pytest.mark.nightly]) for row in HEADS],
 )
 def test_every_head_reloads_through_every_auto_class(tmp_path, family, heads):
     """In a fresh process the own Auto class gives the same outputs (and text), the others the same base model."""
@@ -370,6 +372,7 @@ def pruned_anew(name, tmp_path):
         pytest.skip(str(error))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PICKLED)
 def test_a_loaded_model_can_be_pickled_copied_and_saved_by_pytorch(tmp_path, name):
     model, batch = pruned_anew(name, tmp_path), inputs(name)
@@ -388,6 +391,7 @@ def test_a_loaded_model_can_be_pickled_copied_and_saved_by_pytorch(tmp_path, nam
         torch.testing.assert_close(first_output(load_pruned(tmp_path / str(number)), batch), expected)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["bert", "marian"])
 def test_a_pickle_is_read_in_a_fresh_process(tmp_path, name):
     model, batch = pruned_anew(name, tmp_path), inputs(name)

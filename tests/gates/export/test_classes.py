@@ -114,10 +114,11 @@ def compare_with_stock(architecture, saved_class, folder):
     return loaded, refused
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.integration])
+        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.nightly])
         for row in zoo.ARCHITECTURES
         if not row.gate_only and row.name not in FULL_SIZE
     ],

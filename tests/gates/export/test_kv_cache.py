@@ -73,6 +73,7 @@ def test_it_is_what_the_cache_holds_of_a_token(name, dtype):
 FAST = ("Falcon (new decoder)", "Olmo2", "DeepseekV3", "GptOss", "Bart", "T5")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "name",
     [

@@ -105,6 +105,7 @@ def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.integration)]
 )
@@ -117,6 +118,7 @@ def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     check(dense, mask, path, batches, lambda model: model.get_encoder())
 
 
+@pytest.mark.integration
 def test_pictures_have_a_dynamic_batch(tmp_path):
     model, mask = build("ViTForImageClassification")
     dense, _ = build("ViTForImageClassification")
@@ -124,6 +126,7 @@ def test_pictures_have_a_dynamic_batch(tmp_path):
     check(dense, mask, path, [{"pixel_values": torch.randn(batch, 3, 8, 8)} for batch in (1, 4)], lambda model: model)
 
 
+@pytest.mark.integration
 def test_weights_of_another_dtype_are_written_as_float32_and_the_model_stays_as_it_was(tmp_path):
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**ONE_LAYER))
     remove_heads_(zoo.randomise_(model), torch.tensor([0.0, 1, 1, 0])).to(torch.bfloat16).train()
@@ -136,6 +139,7 @@ def test_weights_of_another_dtype_are_written_as_float32_and_the_model_stays_as_
     torch.testing.assert_close(run(onnxruntime.InferenceSession(path), batch)["logits"], expected, **CLOSE)
 
 
+@pytest.mark.integration
 def test_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
     monkeypatch.setattr("gates.export.onnx.LARGEST_FILE", 0)
     model, mask = build("ViTForImageClassification")
@@ -157,6 +161,7 @@ class Counting(transformers.BertForSequenceClassification):
         return output
 
 
+@pytest.mark.integration
 def test_nothing_is_kept_of_an_export_that_differs(tmp_path):
     model = Counting(transformers.BertConfig(**ONE_LAYER)).eval()
     with pytest.raises(GateError, match=r"differs from torch by .* nothing was kept"):
@@ -174,6 +179,7 @@ class Branching(transformers.BertForSequenceClassification):
         return output
 
 
+@pytest.mark.integration
 def test_what_the_exporter_does_not_take_is_refused_in_one_sentence(tmp_path):
     model = Branching(transformers.BertConfig(**ONE_LAYER)).eval()
     with pytest.raises(GateError, match=r"torch.onnx.export does not take Branching: \w+") as caught:

@@ -30,6 +30,7 @@ def greedy(step, first, cache, tokens):
     return ids
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("class_name", ["LlamaForCausalLM", pytest.param("GPT2LMHeadModel", marks=pytest.mark.integration)])
 def test_a_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
     model, mask = build(class_name)
@@ -50,7 +51,7 @@ def test_a_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
         assert widths == {"past_key_values.0.key": [1, 1], "past_key_values.1.key": [3, 8]}
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("class_name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
 def test_an_encoder_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
     model, mask = build(class_name)

@@ -99,6 +99,7 @@ def in_one_of_two(rank, folder, kind, shard_first, checkpointed):
     distributed.destroy_process_group()
 
 
+@pytest.mark.integration
 @AVERAGES
 @pytest.mark.filterwarnings(FORKED)
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_values_of_another_shape_are_refused():
         gates.set_mask_(torch.ones(9))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("mode", ["masked", "stochastic"])
 def test_compiled_equals_eager(mode):
     model, batch = build("bert"), inputs("bert")
@@ -143,6 +144,7 @@ def test_compiled_equals_eager(mode):
     torch._dynamo.reset()
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised within dynamo
 def test_compiled_training_reaches_the_gates():
     model, batch = build("bert"), inputs("bert")

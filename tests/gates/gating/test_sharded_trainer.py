@@ -127,6 +127,7 @@ CASES = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_a_sharded_run_is_that_of_one_process(tmp_path, case):
     kind, more = CASES[case]
@@ -150,6 +151,7 @@ def resumed(folder, kind, form):
     return [whole, *(train(f"{folder}/{at}", kind, 2, resume=f"{folder}/checkpoint-{at}", **more) for at in (2, 4))]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 def test_a_sharded_run_resumes(tmp_path, form):
     for whole, *again in in_two(tmp_path, resumed, str(tmp_path), "bert", form):
@@ -184,6 +186,7 @@ def best(folder):
     return {"found": torch.tensor(found), "loaded": torch.tensor(trainer.evaluate()["eval_loss"])}
 
 
+@pytest.mark.integration
 def test_the_best_checkpoint_of_a_sharded_run_comes_back(tmp_path):
     for run in in_two(tmp_path, best, str(tmp_path)):
         assert run["loaded"] == run["found"][1] != run["found"][2]

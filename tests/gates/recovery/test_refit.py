@@ -307,6 +307,7 @@ def test_sites_without_a_head_left_of_every_layout(name):
     assert distance(masked(name, model, mask), dense) < distance(before, dense)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("keep_states", "grows"), [(False, False), (True, True)])
 def test_memory_does_not_grow_with_the_data_unless_states_are_kept(keep_states, grows):
     """By the tensors alive whenever a batch is asked for."""
@@ -336,7 +337,7 @@ def _in_one_of_two(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_two_processes_with_unequal_shares_end_as_one(tmp_path):
     torch.multiprocessing.spawn(_in_one_of_two, args=(str(tmp_path),), nprocs=2)
     one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

@@ -65,6 +65,7 @@ def shapes():
     }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", shapes())

@@ -123,6 +123,7 @@ def test_losses_that_are_none_of_an_example_are_refused(changed, match):
         head_gradients(HeadGates(model).eval(), lambda: changed(layouts.losses_of(model, batch)))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("compiled", [lambda model: torch.compile(model, backend="eager"), None])
 def test_a_compiled_model_scores_as_it_does_uncompiled(compiled):
     model, batch = build("bert"), inputs("bert")

@@ -10,6 +10,7 @@ from tools.coverage import architectures as zoo
 HALF = (torch.float16, torch.bfloat16)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", ["pruned", "masked"])
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", ["Bert", "Llama", "Gemma2", "T5", "ViT", "Whisper"])

@@ -28,6 +28,7 @@ def generate(name, model, **more):
     return model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False, **more)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize("seed", [2, 3, 4])
 @pytest.mark.parametrize("name", FAMILIES)

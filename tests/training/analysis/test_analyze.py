@@ -208,6 +208,7 @@ def call(run, out, *arguments):
     return run_command("analyze", [str(run), "--run_dir", str(out), *arguments])
 
 
+@pytest.mark.integration
 def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, tmp_path, capsys):
     assert call(run, tmp_path / "out", "--experiments", "through-training") == 0
     table = pd.read_csv(tmp_path / "out" / "through_training.csv")
@@ -227,6 +228,7 @@ def test_the_finetune_is_repeated_to_the_last_bit_and_seen_at_every_epoch(run, t
     assert table.loc[table["pruned"].eq(0) & table["epoch"].eq(1.5), "loss"].item() == pytest.approx(whole.losses.mean())
 
 
+@pytest.mark.integration
 def test_experiments_add_up_in_one_directory(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert call(run, out, "--experiments", "one-per-layer") == 0

@@ -11,6 +11,7 @@ from training.data.synthetic import word_tokenizer
 PLACES = 65
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_command_names_the_heads_of_a_built_decoder_and_none_of_a_shuffled_one(tmp_path, shuffled):
     tokenizer = word_tokenizer(WORDS, max_length=PLACES)

@@ -28,6 +28,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(causal, "SEEDS", (0, 1))
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("quick")
 def test_each_gate_has_a_role_and_each_role_is_closed_at_once(dense):
     before = {name: tensor.clone() for name, tensor in dense.pruner.backbone.state_dict().items()}
@@ -50,6 +51,7 @@ def test_each_gate_has_a_role_and_each_role_is_closed_at_once(dense):
     assert all(torch.equal(tensor, before[name]) for name, tensor in dense.pruner.backbone.state_dict().items())
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("quick")
 def test_heads_without_effect_are_irrelevant():
     dense = make_dense()
@@ -75,6 +77,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("quick")
 def test_the_command_writes_roles_and_relevance(run, tmp_path, capsys):
     out = tmp_path / "out"

@@ -49,6 +49,7 @@ def test_other_data_of_another_task_are_refused():
         across_domains(make_dense(), causal_runs.make_data())
 
 
+@pytest.mark.integration
 def test_a_language_model_on_other_data_and_through_its_training(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     assert fit(["--config", causal_runs.write_config(tmp_path), "--run_dir", str(run), "--model.finetune", "1.5"]) == 0

@@ -14,6 +14,7 @@ from training.runs.directory import RunDirectory
 from training.runs.resume import FORMAT, check_same_data
 
 
+@pytest.mark.integration
 def test_data_that_changed_or_went_are_said_and_others_can_be_named(tmp_path):
     """Other texts leave the run its vocabulary, without which its weights mean nothing."""
     run, other = str(make_run(tmp_path)), write_texts(tmp_path, "other", "three three one two two")
@@ -45,6 +46,7 @@ def test_what_an_earlier_version_noted_of_its_data_is_not_compared(tmp_path, not
         check_same_data(RunDirectory(tmp_path), lambda: "now")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("task", [causal_runs, translation_runs])
 def test_unchanged_data_are_taken(tmp_path, task):
     assert fit(["--config", task.write_config(tmp_path), "--run_dir", str(tmp_path / "run")]) == 0

@@ -299,6 +299,7 @@ def test_folders_with_other_models(tmp_path, kind):
     assert table["positional_strength"].notna().all()
 
 
+@pytest.mark.integration
 def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     config = causal_runs.write_config(tmp_path)
     assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
@@ -315,6 +316,7 @@ def test_a_run_of_a_language_model_through_the_command(tmp_path, capsys):
     assert "removing one group alone raises test loss significantly" in capsys.readouterr().out
 
 
+@pytest.mark.integration
 def test_roles_and_survival_are_found_where_trees_are_given(tmp_path):
     config = write_config(tmp_path)
     assert fit(["--config", config, "--run_dir", str(tmp_path / "run")]) == 0
@@ -323,6 +325,7 @@ def test_roles_and_survival_are_found_where_trees_are_given(tmp_path):
     assert {"roles.csv", "survival.csv"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
+@pytest.mark.integration
 def test_survival_is_left_out_of_a_run_without_masks_unless_it_is_chosen(tmp_path, capsys):
     dense = ["--model.budget", "null", "--model.prune", "0", "--model.retrain", "0", "--compare", "none"]
     assert fit(["--config", write_config(tmp_path), "--run_dir", str(tmp_path / "run"), *dense]) == 0

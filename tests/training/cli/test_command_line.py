@@ -78,6 +78,7 @@ def test_a_configuration_that_is_not_utf_8_is_a_sentence(tmp_path, capsys):
     assert "not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_what_nobody_reads_any_more_is_no_mistake():
     """The reader of a pipe may go away; that is no error and nothing was stopped."""
     for arguments in ("fit --help-all", "compare --list_methods"):
@@ -119,6 +120,7 @@ def test_every_command_has_help_and_refuses_an_option_it_does_not_have(name, cap
     assert f"  {name:<10} {COMMANDS[name].purpose}" in usage()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["fit", "--budegt"]]
 )

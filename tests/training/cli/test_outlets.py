@@ -32,23 +32,27 @@ def ended(shell, tmp_path):
     return done.returncode, done.stderr, file.read_text()
 
 
+@pytest.mark.integration
 @FULL
 def test_a_full_disk_behind_standard_output_is_one_sentence_after_the_work(tmp_path):
     said = "said\nerror: standard output cannot be written: No space left on device\n"
     assert ended("> /dev/full", tmp_path) == (2, said, "done")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shell", ["| head -1; exit ${PIPESTATUS[0]}", ">&-", "> /dev/null <&-"])
 def test_output_that_nobody_reads_is_no_mistake(shell, tmp_path):
     assert ended(shell, tmp_path) == (0, "said\n", "done")
 
 
+@pytest.mark.integration
 @FULL
 @pytest.mark.parametrize("shell", ["2>&-", "2> /dev/full"])
 def test_nor_are_errors_that_nobody_reads(shell, tmp_path):
     assert ended(f"> /dev/null {shell}", tmp_path) == (0, "", "done")
 
 
+@pytest.mark.integration
 @FULL
 @pytest.mark.parametrize("arguments", ["--help", "--version", "fit --help", "summary --help"])
 def test_help_that_cannot_be_written_is_one_sentence(arguments):

@@ -45,6 +45,7 @@ def finished(tmp_path_factory):
     return run, config
 
 
+@pytest.mark.integration
 def test_every_combination_has_a_row_at_exactly_its_budget_and_equal_cost(finished):
     run, _ = finished
     table = pd.read_csv(run / "comparison.csv")
@@ -83,6 +84,7 @@ def test_tables_agree_with_the_rows(finished):
     assert (run / "verdict.md").read_text().strip()
 
 
+@pytest.mark.integration
 def test_the_same_command_trains_nothing_again(finished, monkeypatch):
     run, config = finished
     before = pd.read_csv(run / "comparison.csv")
@@ -91,6 +93,7 @@ def test_the_same_command_trains_nothing_again(finished, monkeypatch):
     pd.testing.assert_frame_equal(pd.read_csv(run / "comparison.csv"), before)
 
 
+@pytest.mark.nightly
 def test_each_is_trained_once(compared, tmp_path, monkeypatch):
     """Where two methods keep the same heads, and where nothing but a stage or a budget is new."""
     run, config = compared
@@ -110,6 +113,7 @@ def test_each_is_trained_once(compared, tmp_path, monkeypatch):
     pd.testing.assert_series_equal(again[both], whole[both], check_exact=True)
 
 
+@pytest.mark.integration
 def test_what_changes_rivals_changes_their_experiments(finished, tmp_path):
     """Options that act after fine-tuning reuse the dense model and nothing that was trained on from it; the control with
     distillation is one row per seed."""
@@ -123,6 +127,7 @@ def test_what_changes_rivals_changes_their_experiments(finished, tmp_path):
     assert table.loc[table["method"].isin(["dense", "dense+distil"]), "budget"].eq(8).all()
 
 
+@pytest.mark.nightly
 def test_a_mask_without_training_is_searched_on_the_dense_weights(finished, tmp_path):
     """And one that training goes on with on weights that were trained with the gates; masks.json has both where they differ."""
     run, config = finished
@@ -178,7 +183,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(finished, tmp_path):
     pd.testing.assert_frame_equal(got.drop(columns=drop), expected.drop(columns=drop))
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "method", [*LEARNED, *SCORERS, "learned+distil+draws+swap", "learned+restarts", "his+rescale", "dense+distil"]
 )

@@ -76,6 +76,7 @@ def test_a_parquet_file_that_holds_far_more_than_its_size(tmp_path, monkeypatch)
     assert len(read_table(str(tmp_path / "b.parquet"))) == 50_000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("line", [b"\0" * 1_000_000, b"a text\t1\n" * 10_000], ids=["without lines", "of lines"])
 def test_a_packed_file_that_holds_a_hundred_times_more_than_text_would(tmp_path, line):
     """A gigabyte in a megabyte; not all of it is unpacked."""

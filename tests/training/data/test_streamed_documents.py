@@ -201,6 +201,7 @@ def arguments(files, tmp_path_factory):
     return ["--config", str(folder / "stream.yaml"), "--retrained", "[dense]", "--curve", "[]"]
 
 
+@pytest.mark.integration
 def test_a_run_trains_compares_and_exports(arguments, files, tmp_path, capsys):
     run, more = tmp_path / "run", {"again": files["test_file"], "other": files["select_file"]}
     assert fit([*arguments, "--data.more_tests", json.dumps(more), "--run_dir", str(run)]) == 0
@@ -243,6 +244,7 @@ def test_a_stopped_run_ends_as_an_unbroken_one(arguments, tmp_path, monkeypatch)
             assert torch.equal(value, other[name]), name
 
 
+@pytest.mark.integration
 def test_a_stream_that_has_changed_is_not_gone_on_with(arguments, files, tmp_path, capsys):
     train = tmp_path / "train.jsonl"
     shutil.copy(files["train_file"], train)

@@ -39,6 +39,7 @@ def trained(**settings):
     return dict(pruner.named_parameters()), torch.stack(losses), runs[0] / len(losses)
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", [{"draw_per": "example"}, {"draw_per": "batch", "pipelined": False}])
 def test_the_same_to_the_bit(settings):
@@ -98,7 +99,7 @@ def test_by_transformers_itself_and_never_reentrant():
     assert {layer._gradient_checkpointing_func.keywords["use_reentrant"] for layer in backbone.bert.encoder.layer} == {False}
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_in_two_processes(tmp_path):
     """Masks and metrics of a whole run, with DistributedDataParallel."""
     two = ["--config", write_config(tmp_path), "--trainer.devices", "2", "--trainer.strategy", "ddp"]

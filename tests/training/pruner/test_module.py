@@ -118,6 +118,7 @@ def test_the_run_ends_with_exactly_the_budget(budget, expected, retrain):
     assert set(pruner.gates.mask.tolist()) <= {0.0, 1.0}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("gate", "settings", "expected"),
     [

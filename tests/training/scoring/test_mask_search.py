@@ -161,6 +161,7 @@ def test_draws_that_can_do_nothing_are_refused(options):
         DrawSearch(**options)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("retrain", [1.0, 0.0])
 def test_a_run_can_end_its_prune_phase_with_swaps(retrain):
     """The final mask is what a search finds from the gates' mask on the weights of that moment, retrained or not."""

@@ -309,6 +309,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
                 torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.integration
 def test_the_subject_is_left_as_it_was_even_with_frozen_weights(scores_of):
     subject = make_subject(freeze=[".*"])
     pruner, scores = subject.module, type(scores_of("bert"))(subject)

@@ -150,6 +150,7 @@ def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, low
     assert "stay as they were" not in capsys.readouterr().out
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("retrain", [1.0, 0.0])
 def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain):
     """As by hand on the weights of that moment, towards those at the end of fine-tuning."""

@@ -17,6 +17,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("seeds", [5, 10])
 def test_equal_methods_are_seldom_called_different(seeds, name):

@@ -378,6 +378,7 @@ def test_a_trial_that_takes_too_long_is_ended_and_recorded(tmp_path, quick, monk
     assert table.loc[1_000_000, "error"] == "not done after 2 minutes"
 
 
+@pytest.mark.integration
 def test_bayes_comes_closer_than_random(tmp_path, quick):
     """16 trials on a parabola: TPE gathers at its minimum, which random draws do not."""
     found = {}
@@ -388,6 +389,7 @@ def test_bayes_comes_closer_than_random(tmp_path, quick):
     assert found["bayes"] < 0.5 * found["random"]
 
 
+@pytest.mark.integration
 def test_another_seed_draws_other_trials(tmp_path, quick):
     found = set()
     for seed in range(3):

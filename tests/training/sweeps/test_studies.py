@@ -41,6 +41,7 @@ def trials_of(file, storage, count, worker, described=None):
     return Trials(study, sweep, count, 0, worker)
 
 
+@pytest.mark.nightly
 def test_two_machines_do_every_trial_once(tmp_path):
     """They wait for each other to have begun; then each has a share, and both write the table and the best of all."""
     gate, places = tmp_path / "go", [tmp_path / "one", tmp_path / "two"]
@@ -70,6 +71,7 @@ def test_two_machines_do_every_trial_once(tmp_path):
     assert best == {"tiny-best"}
 
 
+@pytest.mark.integration
 def test_trials_of_one_directory_in_a_database_are_those_in_a_file(tmp_path, quick):  # noqa: F811
     file = quick_sweep(tmp_path, run_cap=5)
     assert main([file, "--run_dir", str(tmp_path / "file")]) == 0
