@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,7 +14,6 @@ from selenium.webdriver.common.keys import Keys
 
 main = partial(run_command, "report")
 
-DEFAULT = Path(__file__).parents[3] / "notebooks" / "results" / "default"
 TABLE = "fixture-table-results"
 
 
@@ -152,8 +150,8 @@ def test_nothing_is_wider_than_the_screen(page, width):
     assert wide == []
 
 
-def test_tables_of_a_run_fit_a_desktop(browser, tmp_path):
-    assert main([str(DEFAULT), "--output", str(tmp_path / "report.html")]) == 0
+def test_tables_of_a_run_fit_a_desktop(browser, full_run, tmp_path):
+    assert main([str(full_run[0]), "--output", str(tmp_path / "report.html")]) == 0
     show(browser, width=1200)
     browser.get((tmp_path / "report.html").as_uri())
     open_all(browser)
