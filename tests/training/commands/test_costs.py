@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.training.commands.test_summary import run
-from training.commands.summary import COLUMNS, split_costs
+from training.commands.summary import COST_COLUMNS, split_costs
 from training.commands.table import run_command
 
 main = partial(run_command, "summary")
@@ -78,5 +78,5 @@ def test_a_comparison_writes_them_and_tables_of_earlier_versions_come_to_the_sam
     earlier = split_costs(rows.drop(columns=[name for name in rows if name.startswith("selection_")]))
     pd.testing.assert_frame_equal(written, earlier)
     his, dense = ((rows["method"] == name) & (rows["stage"] == "retrained") for name in ("his", "dense"))
-    assert (written.loc[his, COLUMNS[:2]] > 0).all(axis=None)
-    assert written.loc[his, COLUMNS[2:]].to_numpy() == pytest.approx(written.loc[dense, COLUMNS[2:]].to_numpy())
+    assert (written.loc[his, COST_COLUMNS[:2]] > 0).all(axis=None)
+    assert written.loc[his, COST_COLUMNS[2:]].to_numpy() == pytest.approx(written.loc[dense, COST_COLUMNS[2:]].to_numpy())
