@@ -28,7 +28,7 @@ def score(subject):
     return [gate % 3 for gate in range(subject.gates.size)]
 """
 MEASURED = ["seconds", "peak_memory_mb"]
-TASK = Task(0, DENSE, 1, None, (True,), ())
+TASK = Task(0, DENSE, None, None, (True,), ())
 
 
 @pytest.fixture
