@@ -80,7 +80,9 @@ class ComparisonOptions:
     all_prices: list[PriceOption] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        names = split_methods(self.methods) if isinstance(self.methods, str) else split(self.methods)
+        # A list in YAML has cut a name at the commas between its parameters.
+        text = self.methods if isinstance(self.methods, str) else ",".join(map(str, split(self.methods)))
+        names = split_methods(text)
         self.all_methods.extend(str(name).strip() for name in names if str(name).strip())
         self.all_seeds.extend(parse_seeds(split(self.seeds)))
         self.all_stages.extend(parse_stages(split(self.stages)))

@@ -8,6 +8,7 @@ import pytest
 from gates.errors import GateError
 from tests.training.runs import make_setup
 from training.comparison.methods import BASES, LEARNED, NAMES, RENAMED, Method, file_name, own_method, parse_methods
+from training.config.comparison import ComparisonOptions
 from training.scoring.scorers import SCORERS
 
 
@@ -140,6 +141,9 @@ def test_parameters_are_read_in_any_order_and_defaults_are_left_out():
     ):
         assert Method.parse(text).name == name
         assert Method.parse(name) == Method.parse(text)
+    for methods in ("his(granularity=token, steps=10),random", ["his(granularity=token", " steps=10)", "random"]):
+        names = ComparisonOptions(methods=methods).all_methods  # a list in YAML cuts at every comma
+        assert [method.name for method in parse_methods(names)] == ["his(granularity=token, steps=10)", "random"]
     assert set(RENAMED.values()) <= set(BASES)
     assert not set(RENAMED) & set(BASES)
     assert len(NAMES) <= 20
