@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 
-from gates.scores.ranking import RANKINGS
 from tests.training.runs import make_data
 from tests.training.translation_runs import make_data as make_translation_data
+from training.comparison.methods import RIVALS
 from training.comparison.tables import Results, sample_translations
 
 
@@ -18,7 +18,7 @@ def test_scores_of_gates_stand_beside_the_rankings_made_of_them(compared):
     assert scores["site"].tolist() == ["encoder.0"] * 4 + ["encoder.1"] * 4
     assert scores["head"].tolist() == [0, 1, 2, 3] * 2
     assert {"his", "entropy", "fisher"} <= set(scores)
-    assert {f"ranking:{name}" for name in ("learned", *RANKINGS)} == {name for name in scores if name.startswith("ranking:")}
+    assert {f"ranking:{name}" for name in ("learned", *RIVALS)} == {name for name in scores if name.startswith("ranking:")}
     order = (-scores["entropy"]).argsort(kind="stable").tolist()
     assert (-scores["ranking:entropy"]).argsort(kind="stable").tolist() == order[::-1]
 
@@ -28,7 +28,7 @@ def test_sites_and_metrics_say_what_rows_are_of(compared):
     sites = json.loads((run / "sites.json").read_text())
     assert [(site["label"], site["heads"], site["gates"]) for site in sites] == [("encoder.0", 4, 4), ("encoder.1", 4, 4)]
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["methods"] == ["learned", *RANKINGS]
+    assert metrics["methods"] == ["learned", *RIVALS]
     assert metrics["ours"] == ["learned"]
     assert (metrics["main_metric"], metrics["budgets"], metrics["seeds"]) == ("accuracy", [3], [0])
     assert "run" not in metrics
