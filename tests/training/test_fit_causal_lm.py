@@ -107,7 +107,7 @@ def test_a_run_goes_on_from_the_export(run, tmp_path):
     assert sum(site.kv_heads for site in find_attention(load_pruned(tmp_path / "next" / "export"))) == 2
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_every_method_is_compared(tmp_path):
     """All that have a name, and the ones with something added."""
     methods = ["dense+distil", *LEARNED, *SCORERS, "his+swap", "his+refit", "his+rescale", "his+draws", "learned+distil"]
