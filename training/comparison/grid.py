@@ -29,7 +29,7 @@ from training.comparison.cache import DETERMINED_BY
 from training.comparison.latency import keep_table, limits_of
 from training.comparison.methods import LEARNED, MODIFIERS, OUTSIDE, PARAMETERS, Learned, Method, Outside, parse_methods
 from training.comparison.on_ray import do_on_ray
-from training.comparison.plan import Comparison, check_rows, plan_of_comparison, run_seed
+from training.comparison.plan import Comparison, check_rows, run_seed
 from training.comparison.tables import Results, carried_rows, price_rows, score_columns, truth_rows, without_facts, write_tables
 from training.comparison.wandb import send_comparison
 from training.config import (
@@ -301,8 +301,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
     """
     processes.start(make_trainer(comparison.setup))
     results = Results()
-    entries = plan_of_comparison(comparison.methods, [Budget(1, {})] * len(comparison.budgets), comparison.stages)
-    pieces = sum(len(planned.stages) for planned in entries)
+    pieces = sum(len(planned.stages) for planned in comparison.plan([Budget(1, {})] * len(comparison.budgets)))
     with progress.stage("comparison", len(comparison.seeds) * pieces) as shown:
         for seed in comparison.seeds:
             experiments, selector = comparison.of_seed(seed)

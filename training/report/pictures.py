@@ -34,18 +34,18 @@ PANEL = 1.12
 OPEN, EXPECTED, PRICE = "open", "expected", "price"
 
 
-def frames_of(course: Course, count: int = MOMENTS) -> list[int]:
+def frames_of(course: Course) -> list[int]:
     """Indices of the steps that are shown, equally far apart, from the last one before the gates begin to move to the end."""
     moved = (course.values != course.values[0]).any(axis=1)
     first, last = max(0, int(moved.argmax()) - 1), len(course.steps) - 1
-    return sorted({round(first + i * (last - first) / max(1, count - 1)) for i in range(count)})
+    return sorted({round(first + i * (last - first) / (MOMENTS - 1)) for i in range(MOMENTS)})
 
 
 def step_label(course: Course, index: int) -> str:
-    """What a step is called, with its price where that is known; the mask, made of the gates, has no step of its own."""
+    """Return what a step is called; the mask, made of the gates, has no step of its own."""
     if course.ends_in_mask and index == len(course.steps) - 1:
         return "the mask"
-    return ", ".join([f"step {course.steps[index]}", *price_labels(course, index)])
+    return f"step {course.steps[index]}"
 
 
 def price_labels(course: Course, index: int) -> list[str]:
@@ -76,7 +76,7 @@ def film_strip(course: Course, title: str) -> Figure:
         )
         label_layers(axes, course.sites)
         label_heads(axes, course.sites)
-        axes.set_title(step_label(course, at).split(",")[0], fontsize=8)
+        axes.set_title(step_label(course, at), fontsize=8)
         axes.set_xlabel("\n".join(text), fontsize=7.5)
         axes.set_ylabel("")
         if at != moments[0]:
@@ -405,14 +405,6 @@ def _nearest_courses(contents: ReportData) -> dict[str, Course]:
         if method not in nearest or away < nearest[method][0]:
             nearest[method] = (away, course)
     return {method: course for method, (_, course) in nearest.items()}
-
-
-def focus_course(contents: ReportData) -> tuple[str, int, Course] | None:
-    """The first learned method with gates over training, at the budget nearest to the middle one."""
-    for method, course in _nearest_courses(contents).items():
-        budget = next(at for (name, at), other in contents.courses.items() if other is course and name == method)
-        return method, budget, course
-    return None
 
 
 def _training(contents: ReportData) -> list[Picture]:
