@@ -192,6 +192,23 @@ def test_an_offline_run_asks_for_no_server(tmp_path):
     assert proxy.asked == ["http://the-end.invalid/"]
 
 
+BEGINS_A_RUN = """
+from pathlib import Path
+from training.config import WandbOptions
+from training.runs.tracking import start
+start(WandbOptions(mode="offline"), Path("run"), config={}, id="child").finish()
+"""
+
+
+def test_a_run_that_a_process_with_wandb_begins_elsewhere_has_its_files(tmp_path):
+    """The child uses the service of its parent's client, whose working directory is another."""
+    parent = tracking.start(WandbOptions(mode="offline"), tmp_path / "parent", config={}, id="parent")
+    (tmp_path / "elsewhere").mkdir()
+    subprocess.run([sys.executable, "-c", BEGINS_A_RUN], check=True, cwd=tmp_path / "elsewhere", env=os.environ)
+    parent.finish()
+    assert len(list((tmp_path / "elsewhere" / "run" / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
 @pytest.mark.parametrize("home", ["file", "missing"])
 def test_without_a_home_directory_folders_of_wandb_are_in_the_run(home, tmp_path, monkeypatch):
     (tmp_path / "file").touch()

@@ -194,7 +194,7 @@ def start(options: WandbOptions, run_path: Path, *, config: Mapping[str, Any], *
 
         def begin(mode: Literal["online", "offline"]) -> wandb.Run:
             return wandb.init(
-                dir=str(run_path),
+                dir=str(run_path.absolute()),  # the client's service may be that of a parent process elsewhere
                 project=options.project,
                 tags=options.tags,
                 config={**config, "code": code_version()},
