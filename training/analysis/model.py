@@ -266,7 +266,7 @@ def _load(path: str, overrides: Sequence[str], name: str) -> tuple[DenseModel, d
     run = RunDirectory.finished(path)
     setup = setup_of(run, overrides)
     checkpoint = read_checkpoint(run.checkpoint(name))
-    check_identity(checkpoint, run.checkpoint(name), noted_identity(run), f"the run in {path!r}")
+    check_identity(checkpoint, run.checkpoint(name), noted_identity(run, name), f"the run in {path!r}")
     data = _open_data(run, setup, overrides, str(run.checkpoint(name)))
     pruner = make_pruner(setup, data)
     state = {name.removeprefix("backbone."): v for name, v in checkpoint["state_dict"].items() if name.startswith("backbone.")}

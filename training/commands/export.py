@@ -135,9 +135,10 @@ def load_trained(path: str) -> TrainedModel:
     run = RunDirectory.finished(run_of(path))
     final = read_checkpoint(run.checkpoint("final"))
     content = read_checkpoint(path) if is_checkpoint else final
-    identity, of = noted_identity(run), f"the run in {str(run.path)!r}"
-    check_identity(final, run.checkpoint("final"), identity, of)
-    check_identity(content, path, identity, of)
+    of = f"the run in {str(run.path)!r}"
+    check_identity(final, run.checkpoint("final"), noted_identity(run, "final"), of)
+    if is_checkpoint:
+        check_identity(content, path, noted_identity(run, Path(path).stem), of)
     model = _dense_model(run, content, path)
     options, state = options_of(final, path), final["state_dict"]
     config = GateConfig(

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import Logger
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,9 +43,9 @@ from training.comparison.cache import (
 )
 from training.config import DrawSearch, PrunerOptions, RefitSearch, RestartSearch, ScratchTraining, SwapSearch
 from training.data.base import TaskData
-from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions
+from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, LastGoodCheckpoint, Predictions, StopEarly
 from training.pruner.checkpoints import check_whole, read_checkpoint, write_checkpoint
-from training.pruner.logging import GateLog
+from training.pruner.logging import CourseLog, GateLog
 from training.pruner.module import SPLITS, HeadPruner, evaluate, noise_of
 from training.runs import processes, progress
 from training.runs.cost import NO_COST, measured
@@ -152,13 +154,10 @@ def weights_of(experiment: Experiment) -> Path:
     """The checkpoint that an experiment left.
 
     Raises:
-        GateError: if it kept none, as the prune phase within a run of training.fit does not.
+        GateError: if they are gone.
     """
     if not (experiment.path / WEIGHTS).is_file():
-        raise GateError(
-            f"{str(experiment.path)!r} holds no weights: a run does not keep those of the end of its prune phase; give the "
-            "comparison another --experiments"
-        )
+        raise GateError(f"{str(experiment.path)!r} holds no weights; {mend_of(experiment.path / WEIGHTS)}")
     return experiment.path / WEIGHTS
 
 
@@ -198,18 +197,36 @@ class Experiments:
         self.pruner = pruner or make_pruner(setup, data, self.options)
         self._built: tuple[PrunerOptions, HeadPruner] = (self.options, self.pruner)
         self.replacements = Replacements()
+        self._loggers: list[Logger] = []
         self.dense_key = identity_of_dense(setup, self.pruner, data, processes=self.trainer().world_size)
 
     def trainer(self, *callbacks: pl.Callback, **overrides: Any) -> pl.Trainer:
         """A trainer with the run's settings, without loggers, checkpoints and bars."""
         return make_trainer(self.setup, *callbacks, **overrides)
 
+    @contextmanager
+    def logged_to(self, loggers: Sequence[Logger]) -> Iterator[None]:
+        """Log all training of a ``with`` block, and validate as often as the setup says."""
+        self._loggers = list(loggers)
+        try:
+            yield
+        finally:
+            self._loggers = []
+
     def dense(self) -> Experiment:
-        """The dense model at the end of fine-tuning, in ``weights.ckpt``."""
+        """Return the dense model at the end of fine-tuning, in ``weights.ckpt``.
+
+        Raises:
+            GateError: If the checkpoint to start from is past fine-tuning.
+        """
 
         def make(folder: Path) -> dict[str, Any]:
-            pruner = make_pruner(self.setup, self.data, self.options)
-            return self._train(pruner, folder, EndOfPhase(folder / WEIGHTS, "finetune"))
+            # The module has its first weights: every other experiment starts from this one.
+            pl.seed_everything(self.seed, workers=True, verbose=False)
+            start, patience = self.setup.run.ckpt_path, self.setup.weights.patience
+            early = [] if patience is None else [StopEarly(self.pruner.task, patience)]
+            end = EndOfPhase(folder / WEIGHTS, "finetune")
+            return self._train(self.pruner, folder, *early, end, start=None if start is None else Path(start))
 
         return self._experiment("finetune", self.dense_key, make)
 
@@ -375,14 +392,23 @@ class Experiments:
         after = options_after_finetuning(replace(self.options, **changes), averages=self.setup.weights.average_last > 1)
         return {"experiment": "retrain", "start": start.key, "values": values.tolist(), "options": after}
 
-    def retrain(self, values: Tensor, *, start: Experiment, changes: Mapping[str, Any], steps: int | None = None) -> Experiment:
-        """Metrics and predictions after training on with fixed gate values to the end of the schedule.
+    def retrain(
+        self,
+        values: Tensor,
+        *,
+        start: Experiment,
+        changes: Mapping[str, Any],
+        steps: int | None = None,
+        keeps_weights: bool = False,
+    ) -> Experiment:
+        """Return metrics and predictions after training on with fixed gate values to the end of the schedule.
 
         Args:
-            values: ``[gates]``, mostly a mask.
-            start: the dense experiment, or a learned one.
-            changes: of the options.
-            steps: after which it ends before the schedule does; learning rates fall over as many.
+            values: The gate values ``[gates]``, mostly a mask.
+            start: The dense experiment, or a learned one.
+            changes: Changes of the options.
+            steps: The steps after which it ends before the schedule does; learning rates fall over as many.
+            keeps_weights: Whether ``weights.ckpt`` is left too, with the mask and without the optimiser.
         """
 
         def make(folder: Path) -> dict[str, Any]:
@@ -390,7 +416,7 @@ class Experiments:
             ends = None if steps is None else (read_checkpoint(weights_of(start))["global_step"], steps)
             limit = {} if ends is None else {"max_steps": sum(ends)}
             with pruner.fixed_to(values, ends):
-                cost = self._train(pruner, folder, start=weights_of(start), **limit)
+                cost = self._train(pruner, folder, start=weights_of(start), keeps=values if keeps_weights else None, **limit)
                 return self._evaluate(pruner, folder, values, SPLITS) | cost
 
         determined_by = self.retrain_key(values, start=start, changes=changes) | ({} if steps is None else {"steps": steps})
@@ -442,19 +468,44 @@ class Experiments:
         return ScoringContext(self.with_weights(start, changes), self.data, self.trainer())
 
     def _train(
-        self, pruner: HeadPruner, folder: Path, *callbacks: pl.Callback, start: Path | None = None, **limit: int
+        self,
+        pruner: HeadPruner,
+        folder: Path,
+        *callbacks: pl.Callback,
+        start: Path | None = None,
+        keeps: Tensor | None = None,
+        **limit: int,
     ) -> dict[str, Any]:
-        """Train from a checkpoint, or from where an earlier process was stopped, perhaps within a limit of the trainer, and say
-        what it cost in all; steps that are made twice, since they were after the last checkpoint, count once."""
+        """Train from a checkpoint, or from where an earlier process was stopped, and return what it cost in all.
+
+        Steps after the last checkpoint, which are made twice, count once.
+
+        Args:
+            pruner: The module.
+            folder: The folder of the experiment.
+            callbacks: The callbacks of this training.
+            start: The checkpoint to start from.
+            keeps: Gate values ``[gates]`` to leave with the final weights in ``weights.ckpt``.
+            limit: Settings of the trainer that end the training earlier.
+        """
         gc.collect()  # earlier trainers and modules refer to each other, and their optimisers hold much memory
         last, key = folder / "last.ckpt", folder.name.removeprefix(".")
         goes_on = processes.in_first(last.is_file)
         pruner.train()  # Lightning keeps the mode it finds
-        kept = (CostInCheckpoints(lambda: cost.cost), LastGoodCheckpoint(last, every=self.setup.run.save_every))
-        trainer = self.trainer(*callbacks, *kept, identity=key, limit_val_batches=0, val_check_interval=None, **limit)
+        kept = (CostInCheckpoints(lambda: cost), LastGoodCheckpoint(last, every=self.setup.run.save_every))
+        watch: dict[str, Any] = {"limit_val_batches": 0, "val_check_interval": None}
+        logs: list[pl.Callback] = []
+        if self._loggers:
+            interval = self.setup.trainer.val_check_interval or self.data.validation_interval(pruner.epochs)
+            watch = {"logger": self._loggers, "val_check_interval": interval}
+            logs = [CourseLog()] if any(isinstance(one, GateLog) for one in callbacks) else [GateLog(), CourseLog()]
+        trainer = self.trainer(*callbacks, *logs, *kept, identity=key, **watch, **limit)
         before = CostInCheckpoints.read(last, key) if goes_on else NO_COST
         with measured(trainer.strategy.root_device, pruner.gates, before) as cost:
             trainer.fit(pruner, self.data, ckpt_path=last if goes_on else checked(start), weights_only=True)
+        if keeps is not None:
+            pruner.gates.set_mask_(keeps.to(pruner.device))  # no step may have been left to do so
+            trainer.save_checkpoint(folder / WEIGHTS, weights_only=True)
         if processes.is_first():
             last.unlink(missing_ok=True)
         first = 0 if start is None else read_checkpoint(start)["global_step"]

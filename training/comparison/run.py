@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytorch_lightning as pl
 import torch
 import yaml
 from pytorch_lightning.loggers import CSVLogger
@@ -29,143 +27,78 @@ from gates.surgery.masks import save_mask
 from gates.surgery.remove import why_not_removable
 from training.cli.command_line import CommandLine
 from training.cli.exit import advised, stdout
-from training.comparison.cache import ExperimentCache, identity_of_dense, run_inputs
-from training.comparison.experiments import GATES_OVER_TIME, WEIGHTS, Experiments, learned_result, write_predictions
+from training.comparison.cache import Experiment, ExperimentCache, run_inputs
+from training.comparison.experiments import Experiments, weights_of
 from training.comparison.latency import achieved, keep_table, timed, told_of_latency
 from training.comparison.methods import Method, check_given_masks, file_name, own_method
 from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, run_seed
-from training.comparison.selection import MaskSelector
+from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results, save_translations, score_columns, write_tables
 from training.comparison.wandb import send_run
-from training.config import RefitSearch, Setup, SwapSearch
+from training.config import Setup, SwapSearch
 from training.config.comparison import POST_HOC, RETRAINED, STAGES
 from training.config.data_base import MORE
 from training.data.base import TaskData
 from training.plotting import gate_heat_map, mask_agreement, quality_by_budget
-from training.pruner.callbacks import DenseCheckpoint, LastGoodCheckpoint, PhaseCosts, Predictions, StopEarly
-from training.pruner.checkpoints import check_checkpoint, check_identity, read_checkpoint
-from training.pruner.logging import CourseLog, GateLog
-from training.pruner.module import HeadPruner, evaluate
-from training.pruner.schedule import Phase
+from training.pruner.checkpoints import IDENTITY, check_checkpoint, read_checkpoint, write_checkpoint
+from training.pruner.module import HeadPruner
 from training.runs import processes, progress
-from training.runs.cost import NO_COST, Cost
 from training.runs.directory import RunDirectory, is_finished, locked_directory, mark_finished, unmark_finished
 from training.runs.resume import check_same_inputs, check_same_options, checkpoint_of, identity_of, note_inputs
 from training.runs.tracking import lost_in_wandb, make_logger, reachable, versions
-from training.setup import make_pruner, make_trainer, open_data, quiet_libraries, start_launched
+from training.setup import make_pruner, open_data, quiet_libraries, start_launched
 from training.stats.numbers import CACHE, shown, unit
 from training.stats.verdict import ENOUGH, HINT, is_dense, nothing_learned
 from training.tasks import base_model_name
 
-# A run's own training as experiments, so that its comparison trains nothing again.
+# The training of a run: one method, one budget and one seed of what a comparison runs, with loggers.
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """What one training through all phases has left, beside the module in its final state.
+def train(experiments: Experiments, selector: MaskSelector, own: Method, budget: Budget | None) -> tuple[Selection, Experiment]:
+    """Return the heads that the run's method keeps, and the experiment whose weights the run ends with.
 
     Args:
-        dense: checkpoint at the end of fine-tuning.
-        costs: of the phases.
-        steps: optimiser steps of each phase.
-        gates: their course in the prune phase, one row per recorded step.
-        metrics: of the final model, as ``select_accuracy`` and so on.
-        predictions: of the final model.
+        experiments: The experiments of the run.
+        selector: What chooses masks by them.
+        own: The run's method.
+        budget: The budget; None for the dense model.
     """
-
-    dense: Path
-    costs: Mapping[Phase, Cost]
-    steps: Mapping[Phase, int]
-    gates: pd.DataFrame
-    metrics: Mapping[str, float]
-    predictions: Predictions
+    selection = selector.select(own, budget)
+    if own.base == "dense":
+        return selection, selection.start
+    start = selection.refit or selection.start
+    return selection, experiments.retrain(selection.values, start=start, changes=selection.changes, keeps_weights=True)
 
 
-def adopt(experiments: Experiments, pruner: HeadPruner, run: TrainedRun) -> None:
-    """Keep what a run has trained as finished experiments: the dense model, the gates, the search, refits, and the retrained
-    model; of a run that prunes nothing the dense model and its evaluation."""
-
-    def cost(phase: Phase, *counted_apart: Mapping[str, Any]) -> dict[str, Any]:
-        spent = reduce(Cost.without, map(Cost.of, counted_apart), run.costs.get(phase, NO_COST))
-        taught = pruner.options.distils and phase != "finetune"
-        return (spent.with_teacher() if taught else spent).as_row() | {"steps": run.steps[phase]}
-
-    def dense(folder: Path) -> dict[str, Any]:
-        if processes.is_first():
-            _link(run.dense, folder / WEIGHTS)
-        return cost("finetune")
-
-    def learn(folder: Path) -> dict[str, Any]:
-        if processes.is_first():
-            run.gates.to_csv(folder / GATES_OVER_TIME, index=False)
-        return cost("prune") | learned_result(pruner)
-
-    def swap(folder: Path) -> dict[str, Any]:
-        assert pruner.search is not None
-        return {name: value for name, value in pruner.search.items() if name != "search"}
-
-    def refit(mask: list[float], folder: Path) -> dict[str, Any]:
-        assert pruner.refitted is not None
-        done = next(one for one in (pruner.refitted, *pruner.refitted["others"]) if one["mask"] == mask)
-        return {name: value for name, value in done.items() if name not in ("search", "mask", "others")}
-
-    def evaluated(folder: Path) -> dict[str, Any]:
-        write_predictions(folder, run.predictions)
-        if pruner.options.prune == 0:
-            return dict(run.metrics) | NO_COST.as_row()
-        searched = [] if pruner.search is None else [pruner.search]
-        refits = [] if pruner.refitted is None else [pruner.refitted, *pruner.refitted["others"]]
-        began_it = [*searched, *refits] if run.steps["retrain"] > 0 else []  # the retrain phase; they are counted by themselves
-        return dict(run.metrics) | cost("retrain", *began_it)
-
-    makers = {"dense": dense, "learn": learn, "swap": swap, "retrain": evaluated, "post hoc": evaluated}
-    for determined_by in _identities(experiments, pruner):
-        what = determined_by["experiment"]
-        make = partial(refit, determined_by["mask"]) if what == "refit" else makers[what]
-        experiments.cache.get_or_make(determined_by, make)
+def budget_of(experiments: Experiments, own: Method) -> Budget:
+    """Return the budget of the run: the one that is given, what a price leaves open, or all heads of a dense model."""
+    steering, options = experiments.pruner.steering, experiments.options
+    if steering.budget is not None:
+        return steering.budget
+    if own.base == "dense":
+        return steering.budget_of(torch.ones(experiments.pruner.gates.size))
+    return steering.budget_of(torch.tensor(experiments.learn({"price": options.price}).result["mask"]))
 
 
-def is_adopted(experiments: Experiments, pruner: HeadPruner) -> bool:
-    """Whether all that :func:`adopt` keeps of a run in this final state is there."""
-    if experiments.cache.get(experiments.dense_key) is None:
-        return False  # the other identities build on the dense model
-    return all(experiments.cache.get(determined_by) is not None for determined_by in _identities(experiments, pruner))
+def keep_checkpoints(run: RunDirectory, experiments: Experiments, final: Experiment, mask: torch.Tensor) -> HeadPruner:
+    """Write ``dense.ckpt`` and ``final.ckpt``, and return the module in its final state.
 
-
-def seconds_of(experiments: Experiments, pruner: HeadPruner) -> float:
-    """How long an adopted run has trained, in all its processes one after another."""
-    found = [experiments.cache.get(determined_by) for determined_by in _identities(experiments, pruner)]
-    return float(sum(one.result["seconds"] for one in found if one is not None))
-
-
-def _identities(experiments: Experiments, pruner: HeadPruner) -> Iterator[dict[str, Any]]:
-    """What is adopted, in the order in which one builds on the other."""
-    yield experiments.dense_key
-    final = pruner.gates.mask.detach().cpu()
-    if pruner.options.prune == 0:
-        yield experiments.post_hoc_key(torch.ones(pruner.gates.size))
-        return
-    learned = learned_result(pruner)
-    learn_key = experiments.learn_key({})
-    yield learn_key
-    start = experiments.cache.get(learn_key)
-    if start is None:
-        return
-    if pruner.options.swaps:
-        mask = torch.tensor(learned["mask"])
-        budget, search = pruner.steering.budget_of(mask), SwapSearch(passes=pruner.options.swaps)
-        weights = experiments.dense() if experiments.rests({}) else start
-        yield experiments.swap_key(mask, budget, search, start=weights)
-    if pruner.options.refit:
-        for other in (pruner.refitted or {}).get("others", []):
-            yield experiments.refit_key(torch.tensor(other["mask"]), RefitSearch(), start=start)
-        refit_key = experiments.refit_key(final, RefitSearch(), start=start)
-        yield refit_key
-        refitted = experiments.cache.get(refit_key)
-        if refitted is None:
-            return
-        start = refitted
-    yield experiments.retrain_key(final, start=start, changes={})
+    Args:
+        run: The directory to write into.
+        experiments: The experiments of the run.
+        final: The experiment whose weights the run ends with.
+        mask: The gate values ``[gates]`` that it ends with.
+    """
+    pruner = experiments.with_weights(final, {})
+    pruner.gates.set_mask_(mask.to(pruner.device))
+    if processes.is_first():
+        _link(weights_of(experiments.dense()), run.checkpoint("dense"))
+        content = read_checkpoint(weights_of(final))
+        for part in ("optimizer_states", "lr_schedulers", "callbacks"):
+            content.pop(part, None)
+        identity = identity_of(run_inputs(experiments.setup, experiments.dense_key))
+        write_checkpoint(content | {"state_dict": pruner.state_dict(), IDENTITY: identity}, run.checkpoint("final"))
+    return pruner
 
 
 def _link(source: Path, target: Path) -> None:
@@ -248,20 +181,19 @@ def metrics_on_test(row: dict[str, Any]) -> dict[str, float]:
 
 
 def describe_run(
-    results: Results, own: Method, mask: torch.Tensor, learned: Mapping[str, Any], *, seconds: float, wandb_mode: str
+    results: Results, own: Method, selection: Selection, *, dense_seconds: float, wandb_mode: str
 ) -> dict[str, Any]:
-    """What ``metrics.json`` says of the run itself.
+    """Return what ``metrics.json`` says of the run itself.
 
     Args:
-        results: of its comparison.
-        own: the run's method.
-        mask: that it ended with, ``[gates]``.
-        learned: what its gates have learned; see :meth:`training.pruner.steering.GateController.learned`.
-        seconds: of its training.
-        wandb_mode: how it was logged.
+        results: The results of its comparison.
+        own: The run's method.
+        selection: The heads that it keeps.
+        dense_seconds: The time that the dense model was trained for.
+        wandb_mode: How it was logged.
     """
     assert results.pruner is not None
-    gates = results.pruner.gates
+    gates, mask, learned = results.pruner.gates, selection.mask, selection.start.result
     kept = gates.to_heads(mask).split([site.heads for site in gates.sites])
 
     def rows_of(method: str) -> dict[str, dict[str, Any]]:
@@ -269,17 +201,17 @@ def describe_run(
         own_rows = [row for row in results.rows if row["method"] == method]
         return {row["stage"]: {name: value for name, value in row.items() if name not in left_out} for row in own_rows}
 
-    stage = POST_HOC if own.base == "dense" else RETRAINED
+    result = rows_of(own.name)[POST_HOC if own.base == "dense" else RETRAINED]
     return {
         "method": own.name,
         "gates": {name: learned[name] for name in ("closed", "closed_by_gates", "price")} if own.is_learned else {},
         "kept": gates.open_heads(mask),
         "data": source_of(results.data) if results.data is not None else {},
         "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), kept, strict=True)},
-        "result": rows_of(own.name)[stage],
+        "result": result,
         "dense": rows_of("dense"),
         "hies_alpha": next(iter(results.alphas.values()), None),
-        "train_seconds": round(seconds, 2),
+        "train_seconds": round(dense_seconds + (0.0 if own.base == "dense" else result["seconds"]), 2),
         "wandb_mode": wandb_mode,
     }
 
@@ -388,58 +320,7 @@ def gates_sentence(learned: Mapping[str, Any], priced: str = "an open one") -> s
     return f"{text}{rest}; price of {priced} at the end: {', '.join(f'{each:.3g}' for each in learned['price'])}"
 
 
-# One training of a run through all its phases, and what it leaves.
-
-
-def train(
-    setup: Setup,
-    run: RunDirectory,
-    pruner: HeadPruner,
-    data: TaskData,
-    loggers: list[Any],
-    checkpoint: str | None,
-    *,
-    identity: str,
-) -> TrainedRun:
-    """All phases in one go, and the evaluation of what they end with; checkpoints are of the run with this identity."""
-    weights, interval = setup.weights, setup.trainer.val_check_interval or data.validation_interval(pruner.epochs)
-    gate_log, costs, dense = GateLog(), PhaseCosts(), DenseCheckpoint(run.checkpoint("dense"), checkpoint)
-    callbacks: list[pl.Callback] = [gate_log, CourseLog(), costs, dense]
-    if weights.patience is not None:
-        callbacks.insert(0, StopEarly(pruner.task, weights.patience))
-    callbacks.append(LastGoodCheckpoint(run.checkpoint("last"), every=setup.run.save_every))
-    trainer = make_trainer(setup, *callbacks, logger=loggers, identity=identity, val_check_interval=interval)
-    trainer.fit(pruner, data, ckpt_path=checkpoint, weights_only=True)
-    trainer.save_checkpoint(run.checkpoint("final"), weights_only=True)
-    finetune, prune, end = pruner.boundaries
-    predictions = Predictions()
-    metrics = evaluate(make_trainer(setup, predictions), pruner, data)
-    return TrainedRun(
-        dense=run.checkpoint("dense"),
-        costs=costs.costs,
-        steps={"finetune": min(finetune, trainer.global_step), "prune": prune - finetune, "retrain": end - prune},
-        gates=gate_log.of_pruning(pruner),
-        metrics=metrics,
-        predictions=predictions,
-    )
-
-
-def check_own_checkpoints(run: RunDirectory, identity: str) -> None:
-    """Raises :class:`GateError` for a checkpoint in a run's directory that is another run's, or damaged."""
-    for name in ("last", "dense", "final"):
-        if (path := run.checkpoint(name)).is_file():
-            check_identity(read_checkpoint(path), path, identity, f"the run in {str(run.path)!r}")
-
-
-def restore(run: RunDirectory, pruner: HeadPruner) -> bool:
-    """Bring the module into the final state of a run whose training has ended; False if it has not."""
-    final = run.checkpoint("final")
-    if not final.is_file():
-        return False
-    content = read_checkpoint(final)
-    pruner.on_load_checkpoint(content)
-    pruner.load_state_dict(content["state_dict"])
-    return True
+# The command.
 
 
 def fit(line: CommandLine) -> RunDirectory:
@@ -477,81 +358,45 @@ def fit(line: CommandLine) -> RunDirectory:
     return run
 
 
-def prepare(
-    setup: Setup, run: RunDirectory, pruner: HeadPruner, data: TaskData, resolved: str, *, world_size: int, first: bool
-) -> None:
-    """Check what a resumed run finds in its directory, or create the directory.
-
-    Args:
-        setup: The options of the run.
-        run: The directory.
-        pruner: The built module.
-        data: The built data.
-        resolved: All options, as YAML.
-        world_size: The number of processes that train.
-        first: Whether this is the first of the processes that share the directory.
-    """
-    if run.resumes:
-        began = run_inputs(setup, identity_of_dense(setup, pruner, data, processes=world_size))
-        check_same_inputs(run, began)
-        check_own_checkpoints(run, identity_of(began))
-    processes.wait_for_all()  # the others may still read what lies there
-    if first:
-        unmark_finished(run)
-        run.create(resolved)
-        keep_table([setup.model.budget], run)
-        data.write_files(run.path)
-
-
 def train_and_compare(
     line: CommandLine, setup: Setup, own: Method, asked: Sequence[PlanEntry], run: RunDirectory, resolved: str, *, first: bool
 ) -> None:
-    """The run in its directory.
+    """Do all that a run does in its directory.
 
     Args:
-        line: that asks for it.
-        setup: of the run.
-        own: its method.
-        asked: what it is compared with.
-        run: to write into.
-        resolved: its whole configuration, as YAML.
-        first: whether this is the first of the processes that share the directory.
+        line: The command line.
+        setup: The options of the run.
+        own: The run's method.
+        asked: What the run is compared with.
+        run: The directory to write into.
+        resolved: All options, as YAML.
+        first: Whether this is the first of the processes that share the directory.
     """
     checkpoint = checkpoint_of(setup.run, run, first)
     data = open_data(setup, checkpoint)
     setup = timed(setup, run, data)
     pruner = make_pruner(setup, data)
-    budget = pruner.steering.budget
-    if budget is not None:  # 0.25 and 18 of 72 heads are the same budget
-        canonical: dict[str, Any] = {"budget": budget.option(pruner.gates.kind_sizes())}
+    given = pruner.steering.budget
+    if given is not None:  # 0.25 and 18 of 72 heads are the same budget
+        canonical: dict[str, Any] = {"budget": given.option(pruner.gates.kind_sizes())}
         setup = replace(setup, model=replace(setup.model, **canonical))
-    check_given_masks([planned.method for planned in asked], pruner.gates, [budget or Budget(1, {})])
-    if checkpoint is not None:
-        check_checkpoint(checkpoint, pruner)
-    trainer = make_trainer(setup)  # raises for its settings before anything is written
-    prepare(setup, run, pruner, data, resolved, world_size=trainer.world_size, first=first)
-    processes.start(trainer)
-    # Now, since experiments are known by the weights that training starts from.
+    check_given_masks([planned.method for planned in asked], pruner.gates, [given or Budget(1, {})])
+    if setup.run.ckpt_path is not None:
+        check_checkpoint(setup.run.ckpt_path, pruner)
     experiments = Experiments(setup, data, cache=ExperimentCache(run.path / "experiments"), pruner=pruner)
-    began = run_inputs(setup, experiments.dense_key)
-    processes.in_first(lambda: note_inputs(run, began))
+    prepare(experiments, run, resolved, first=first)
     wandb_logger = make_logger(setup.wandb, run.path, yaml.safe_load(resolved))
-
-    if run.resumes and restore(run, pruner) and is_adopted(experiments, pruner):
-        metrics = evaluate(trainer, pruner, data)
-    else:
-        loggers = [CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]
-        trained = train(setup, run, pruner, data, loggers, checkpoint, identity=identity_of(began))
-        adopt(experiments, pruner, trained)
-        metrics = dict(trained.metrics)
-    seconds, learned = seconds_of(experiments, pruner), learned_result(pruner)  # now, while the module is in its final state
-    processes.in_first(lambda: export(run, pruner, data, metrics))
+    with experiments.logged_to([CSVLogger(run.path, name="", version=""), *([wandb_logger] if wandb_logger else [])]):
+        budget = budget_of(experiments, own)
+        swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
+        options = [budget.option(pruner.gates.kind_sizes())]
+        selector = MaskSelector(experiments, options, swaps=swaps, as_configured=own.base)
+        selection, final = train(experiments, selector, own, budget)
+    pruner = keep_checkpoints(run, experiments, final, selection.values)
+    metrics = final if own.base != "dense" else experiments.post_hoc(selection.values)
+    processes.in_first(lambda: export(run, pruner, data, metrics.result))
     latency = achieved(setup, pruner, data)
 
-    mask = pruner.gates.mask.detach().cpu().clone()
-    budget = pruner.steering.budget_of(mask)
-    swaps = SwapSearch(passes=setup.model.swaps) if setup.model.swaps else SwapSearch()
-    selector = MaskSelector(experiments, [budget.option(pruner.gates.kind_sizes())], swaps=swaps, as_configured=own.base)
     plan, results = list(plan_of_run(own, budget, setup.end)), Results(pruner=pruner, data=data, budgets=[budget])
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
@@ -561,7 +406,8 @@ def train_and_compare(
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))
     if processes.is_first():
-        described = describe_run(results, own, mask, learned, seconds=seconds, wandb_mode=setup.wandb.mode)
+        seconds = experiments.dense().result["seconds"]
+        described = describe_run(results, own, selection, dense_seconds=seconds, wandb_mode=setup.wandb.mode)
         described |= {} if latency is None else {"latency": latency}
         run.withdraw()
         run.join_logs()
@@ -574,3 +420,26 @@ def train_and_compare(
         if wandb_logger is not None:
             with lost_in_wandb():  # last, so that nothing else is lost
                 send_run(wandb_logger, run, results, described)
+
+
+def prepare(experiments: Experiments, run: RunDirectory, resolved: str, *, first: bool) -> None:
+    """Check what a resumed run finds in its directory, or create the directory.
+
+    Args:
+        experiments: The experiments of the run.
+        run: The directory.
+        resolved: All options, as YAML.
+        first: Whether this is the first of the processes that share the directory.
+    """
+    setup, trainer = experiments.setup, experiments.trainer()  # raises for its settings before anything is written
+    began = run_inputs(setup, experiments.dense_key)
+    if run.resumes:
+        check_same_inputs(run, began)
+    processes.wait_for_all()  # the others may still read what lies there
+    if first:
+        unmark_finished(run)
+        run.create(resolved)
+        keep_table([setup.model.budget], run)
+        experiments.data.write_files(run.path)
+        note_inputs(run, began)
+    processes.start(trainer)

@@ -18,50 +18,9 @@ from gates.files import bring_to_disk
 from training.pruner.checkpoints import check_identity, check_whole, read_archive
 from training.pruner.module import HeadPruner
 from training.pruner.schedule import Phase
-from training.runs.cost import NO_COST, Cost, Meter
+from training.runs.cost import Cost, Meter
 from training.runs.processes import gathered
 from training.tasks import Task
-
-
-class DenseCheckpoint(pl.Callback):
-    """Save the dense model, with its optimiser, at the end of the finetune phase: the start of every comparison.
-
-    Args:
-        path: where to.
-        resumed_from: checkpoint that the run goes on from; past fine-tuning, the dense checkpoint is itself or beside it.
-    """
-
-    def __init__(self, path: Path, resumed_from: str | None = None) -> None:
-        self.path = path
-        self.resumed_from = None if resumed_from is None else Path(resumed_from)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, HeadPruner)
-        step, finetune = trainer.global_step, pl_module.boundaries[0]
-        if step == finetune == 0:
-            trainer.save_checkpoint(self.path)
-        elif step >= finetune and trainer.is_global_zero and not self.path.is_file():
-            assert self.resumed_from is not None
-            source = self.resumed_from if step == finetune else self.resumed_from.with_name("dense.ckpt")
-            if not source.is_file():
-                raise GateError(
-                    f"the checkpoint {str(self.resumed_from)!r} is past fine-tuning (step {step} of {finetune}) and there is "
-                    "no dense.ckpt beside it, where the comparison would start; resume from an earlier checkpoint"
-                )
-            trainer.strategy.checkpoint_io.save_checkpoint(read_archive(source), self.path)  # as this run's own
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The end of a run that trained a dense model alone, perhaps before its time."""
-        assert isinstance(pl_module, HeadPruner)
-        finetune, _, end = pl_module.boundaries
-        if finetune == end:  # before its time, or with other weights than the last, such as the best
-            trainer.save_checkpoint(self.path)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
-        stepped = (args[2] + 1) % trainer.accumulate_grad_batches == 0
-        if stepped and trainer.global_step == pl_module.boundaries[0]:
-            trainer.save_checkpoint(self.path)
 
 
 class EndOfPhase(pl.Callback):
@@ -80,9 +39,20 @@ class EndOfPhase(pl.Callback):
         return pruner.boundaries[0 if self.phase == "finetune" else 1]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        end = self._end(pl_module)
+        end, step = self._end(pl_module), trainer.global_step
+        if step > end:
+            raise GateError(
+                f"the checkpoint to start from is of step {step}, but fine-tuning ends after {end}; give --ckpt_path one of "
+                "fine-tuning, such as dense.ckpt"
+            )
         trainer.fit_loop.epoch_loop.max_steps = max(1, end)  # Lightning has no limit of no steps at all
-        if trainer.global_step == end:
+        if step == end:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save a dense model that alone is trained, perhaps before its time, and with other weights than the last."""
+        assert isinstance(pl_module, HeadPruner)
+        if pl_module.boundaries[0] == pl_module.boundaries[2]:
             trainer.save_checkpoint(self.path)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
@@ -166,16 +136,22 @@ class CostInCheckpoints(pl.Callback):
     """Keep in every checkpoint what the work has cost so far, so that work which is stopped and goes on counts whole.
 
     Args:
-        so_far: says it.
+        meter: Returns what measures it. The validation of a run that is watched is no part of the work.
     """
 
     KEY = "cost"
 
-    def __init__(self, so_far: Callable[[], Cost]) -> None:
-        self.so_far = so_far
+    def __init__(self, meter: Callable[[], Meter]) -> None:
+        self.meter = meter
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.meter().pause(True)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.meter().pause(False)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[self.KEY] = asdict(self.so_far())
+        checkpoint[self.KEY] = asdict(self.meter().cost)
 
     @classmethod
     def read(cls, path: Path, identity: str) -> Cost:
@@ -247,64 +223,6 @@ class LastGoodCheckpoint(pl.Callback):
     def _drop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
             self.pending.unlink(missing_ok=True)
-
-
-class PhaseCosts(pl.Callback):
-    """Measure what every phase of a run costs; checkpoints keep it, so that a run which is stopped and goes on counts whole.
-
-    Attributes:
-        costs: by phase, of those that have begun.
-    """
-
-    def __init__(self) -> None:
-        self.costs: dict[Phase, Cost] = {}
-        self._meter: Meter | None = None
-        self._phase: Phase = "finetune"
-
-    def state_dict(self) -> dict[str, Any]:
-        self._read()
-        return {phase: asdict(cost) for phase, cost in self.costs.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.costs = {phase: Cost.of(cost) for phase, cost in state_dict.items()}  # type: ignore[misc]
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._enter(trainer, pl_module)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, HeadPruner)
-        if pl_module.phase(trainer.global_step) != self._phase:
-            self._leave()
-            self._enter(trainer, pl_module)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._meter is not None:  # what a run is watched by is no part of it
-            self._meter.pause(True)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._meter is not None:
-            self._meter.pause(False)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._leave()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._leave()
-
-    def _enter(self, trainer: pl.Trainer, pruner: pl.LightningModule) -> None:
-        assert isinstance(pruner, HeadPruner)
-        self._phase = pruner.phase(trainer.global_step)
-        self._meter = Meter(trainer.strategy.root_device, pruner.gates, self.costs.get(self._phase, NO_COST))
-
-    def _read(self) -> None:
-        if self._meter is not None:
-            self.costs[self._phase] = self._meter.cost
-
-    def _leave(self) -> None:
-        if self._meter is not None:
-            self._meter.stop()
-        self._read()
-        self._meter = None
 
 
 # Better weights than the last ones: the average of several checkpoints, or the best on the selection split.

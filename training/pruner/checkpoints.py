@@ -21,7 +21,7 @@ from gates.files import remove, replacing
 from gates.gating.head_gates import read_extra_state
 from training.pruner.module import HeadPruner
 
-MEND = "use another, or remove it (a run that is resumed goes on from its last.ckpt or dense.ckpt, or else from its beginning)"
+MEND = "use another, or remove it (a run that is resumed makes it anew)"
 IDENTITY = "identity"
 """Of a run, see :func:`training.runs.resume.identity_of`, or the key of an experiment."""
 
@@ -164,7 +164,7 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
     weights, loops = content["state_dict"], content["loops"]
     groups = [group.get("name") for state in content.get("optimizer_states", []) for group in state["param_groups"]]
     if not loops or not groups:
-        raise GateError(f"the checkpoint {path!r} holds weights only; resume from last.ckpt or dense.ckpt")
+        raise GateError(f"the checkpoint {path!r} holds weights only; give a run's dense.ckpt")
     own = pruner.state_dict()
     extra = "gates._extra_state"
     saved = read_extra_state(weights[extra]) if extra in weights else {}
@@ -178,10 +178,3 @@ def check_checkpoint(path: str, pruner: HeadPruner) -> None:
             f"the checkpoint {path!r} is from another model: {len(different)} weights differ, the first is {different[0]!r} "
             f"({found.get(different[0], 'missing')} there, {shapes.get(different[0], 'missing')} here)"
         )
-    mode = saved.get("mode")
-    for name, asked in (("refit", pruner.options.refit), ("swaps", bool(pruner.options.swaps))):
-        if mode == "masked" and asked and content.get({"swaps": "search"}.get(name, name)) is None:
-            raise GateError(
-                f"the mask in the checkpoint {path!r} is fixed already, so --model.{name} would come too late; go on from "
-                "dense.ckpt, or leave it out"
-            )

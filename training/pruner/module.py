@@ -32,9 +32,7 @@ from training.pruner.distillation import Teacher, taught_losses, without_teacher
 from training.pruner.schedule import Phase, Schedule
 from training.pruner.steering import GateController, kinds_to_prune, new_gates
 from training.runs.processes import share_of_batch
-from training.scoring.mask_search import swapped
 from training.scoring.passes import starting_scores
-from training.scoring.refits import refitted_to_best_
 from training.scoring.subject import ScoringContext
 from training.tasks import Task
 
@@ -105,7 +103,7 @@ def check_finite(loss: Tensor, trainer: pl.Trainer) -> None:
     if not finite:
         raise GateError(
             f"the loss is {float(loss.detach())} at step {trainer.global_step}; lower --model.learning_rate or set "
-            "--trainer.gradient_clip_val and start again, or go on in another --run_dir from last.ckpt (--ckpt_path)"
+            "--trainer.gradient_clip_val and start again, or continue from its dense.ckpt in another --run_dir (--ckpt_path)"
         )
 
 
@@ -285,7 +283,7 @@ def set_backbone_frozen_(backbone: PreTrainedModel, rests: bool, frozen: Iterabl
 PRUNED_BEFORE = "pruned_attention"
 TEACHER = "teacher"
 CLOSING_STEP = "closing_step"
-SEARCH, REFIT, PAID = "search", "refit", "paid"
+PAID = "paid"
 
 
 class HeadPruner(pl.LightningModule):
@@ -301,8 +299,6 @@ class HeadPruner(pl.LightningModule):
 
     Attributes:
         closing_step: ``[gates]``; after which optimiser step each gate closed for good, see :mod:`gates.gating.schedule`.
-        search: what a search by swaps did at the end of the prune phase, as plain data; None without one.
-        refitted: likewise, how weights were refitted then.
         outputs: what the model said of each split when it was last evaluated.
         tested: the split that tests are on, ``test`` or a further one.
     """
@@ -315,8 +311,6 @@ class HeadPruner(pl.LightningModule):
         self.save_hyperparameters({**asdict(options), "seed": seed})
         self.teacher: Teacher | None = None
         self.schedule = Schedule()
-        self.search: dict[str, Any] | None = None
-        self.refitted: dict[str, Any] | None = None
         self.outputs: dict[str, dict[str, list[str]]] = {}
         self.tested = "test"
         self._fixed: Tensor | None = None
@@ -376,12 +370,6 @@ class HeadPruner(pl.LightningModule):
         """Whether weights rest while gates are learned."""
         return bool(self.options.pipelined) and self._fixed is None
 
-    @property
-    def _needs_dense(self) -> bool:
-        """Whether the dense model, as it is at the end of fine-tuning, is of use from now on."""
-        refits = self.options.refit and self._fixed is None and self.gates.mode != "masked"
-        return self.options.distils or refits
-
     def _set_schedule(self) -> None:
         # Not the trainer's estimated_stepping_batches: it makes the training loader before a checkpoint's progress is
         # restored, and a resumed run would start at the first batch again.
@@ -411,7 +399,7 @@ class HeadPruner(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """A checkpoint brings the learning rates of the run it is from; this run's own settings count."""
-        if self._needs_dense and self.global_step > self.schedule.finetune and self.teacher is None:
+        if self.options.distils and self.global_step > self.schedule.finetune and self.teacher is None:
             raise without_teacher(self.global_step, self.schedule.finetune)
         if self.teacher is not None:
             self.teacher.model.to(self.device)
@@ -440,24 +428,12 @@ class HeadPruner(pl.LightningModule):
             self._fix_learned_mask()
 
     def _fix_learned_mask(self) -> None:
-        """From now on the gates are the mask that they learned, or the one that a search by swaps on training data made of it;
-        if the weights are refitted, the one of the two whose refit does better."""
-        mask = self.steering.learned_mask()
-        candidates = [mask]
-        subject = ScoringContext(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
-        if self.options.swaps:
-            self.search = swapped(subject, mask, self.steering.budget_of(mask), self.options)
-            mask = torch.tensor(self.search["mask"], device=self.device)
-            candidates.append(mask)
-        if self.options.refit:
-            assert self.teacher is not None
-            mask, self.refitted = refitted_to_best_(subject, candidates, self.teacher.weights)
-        self.gates.set_mask_(mask)
-        self.teacher = self.teacher if self.options.distils else None
+        """Fix the gates to the mask that they learned."""
+        self.gates.set_mask_(self.steering.learned_mask())
 
     def _start_pruning(self) -> None:
         """At the end of fine-tuning: the dense model becomes the teacher, and the gates start as their family does."""
-        if self._needs_dense:
+        if self.options.distils:
             self.teacher = Teacher(self.backbone, self.gates)
         if self._fixed is None:
             self.closing_step.fill_(NOT_CLOSED)
@@ -477,27 +453,25 @@ class HeadPruner(pl.LightningModule):
         self.teacher = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the backbone had lost before this run, without which its weights have no shape; when gates closed; what a search
-        found; and the teacher, where training can go on."""
+        """Keep the heads that the backbone had lost before, which its shapes depend on, and what training continues with."""
         checkpoint[PRUNED_BEFORE] = getattr(self.backbone.config, "pruned_attention", {})
         checkpoint[CLOSING_STEP] = self.closing_step.cpu()
-        checkpoint |= {SEARCH: self.search, REFIT: self.refitted, PAID: self.steering.prices_paid()}
+        checkpoint[PAID] = self.steering.prices_paid()
         if self.teacher is not None and "optimizer_states" in checkpoint:
             checkpoint[TEACHER] = self.teacher.model.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.search, self.refitted = checkpoint.get(SEARCH), checkpoint.get(REFIT)
         self.steering.restore_prices_(checkpoint.get(PAID, {}))
         if self._fixed is None and CLOSING_STEP in checkpoint:
             self.closing_step.copy_(checkpoint[CLOSING_STEP])
         self.teacher = None
-        if (self.options.distils or self.options.refit) and TEACHER in checkpoint:
+        if self.options.distils and TEACHER in checkpoint:
             self.teacher = Teacher(self.backbone, self.gates)
             self.teacher.model.load_state_dict(checkpoint[TEACHER])
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         seed_step_(self.gates, seed=self.seed, batch=batch_idx, rank=self.global_rank, device=self.device)
-        if self.teacher is None or not self.options.distils:
+        if self.teacher is None:
             losses, _ = self.task.losses(self.backbone, batch)
             task_loss = objective = self.task.batch_loss(losses, batch)
         else:

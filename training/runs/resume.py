@@ -164,22 +164,23 @@ def note_inputs(run: RunDirectory, determined_by: Mapping[str, Any]) -> None:
 
 
 def identity_of(determined_by: Mapping[str, Any]) -> str:
-    """The identity of a run that begins with this, which all its checkpoints have."""
+    """Return the identity of a run that begins with this, which its final checkpoint has."""
     return key_of(json.loads(json.dumps(determined_by)))  # as it is read from a file
 
 
-def noted_identity(run: RunDirectory) -> str | None:
-    """The identity of a run by what it has noted; None for one of an earlier version."""
+def noted_identity(run: RunDirectory, name: str) -> str | None:
+    """Return the identity of one of a run's checkpoints, ``dense`` or ``final``; None for a run that has noted nothing."""
     began = _began_with(run)
-    return identity_of(began) if began is not None and OPTIONS in began else None
+    if began is None:
+        return None
+    return identity_of({part: value for part, value in began.items() if part != OPTIONS} if name == "dense" else began)
 
 
 def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | None:
-    """The checkpoint that a run goes on from; None for one that begins, or that was stopped before its first. Where a run that
-    began with another's checkpoint is resumed, it is one of its own.
+    """Return the checkpoint in the folder of the run whose files the data need, such as a vocabulary; None where there is none.
 
     Raises:
-        GateError: for one that would be overwritten, and one that a run which is resumed did not begin with.
+        GateError: For one that would be overwritten, and one that a run which is resumed did not begin with.
     """
     if not run.resumes:
         if first and options.ckpt_path is not None and run.path.resolve() in Path(options.ckpt_path).resolve().parents:
@@ -190,11 +191,10 @@ def checkpoint_of(options: RunOptions, run: RunDirectory, first: bool) -> str | 
     began = _options_of(run).get("ckpt_path")
     if options.ckpt_path != began:
         raise GateError(
-            f"--existing resume goes on from the run's own last checkpoint, but ckpt_path was {began!r} and is "
-            f"{options.ckpt_path!r} now; leave it as it was, or give another --run_dir"
+            f"--existing resume continues the run's own training, but ckpt_path was {began!r} and is now "
+            f"{options.ckpt_path!r}; leave it as it was, or give another --run_dir"
         )
-    kept = [run.checkpoint(name) for name in ("last", "dense") if run.checkpoint(name).is_file()]
-    return str(kept[0]) if kept else began
+    return str(run.checkpoint("dense")) if (run.path / RUN_INPUTS).is_file() else began
 
 
 def _began_with(

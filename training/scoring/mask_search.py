@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from gates.gating.budget import Budget
 from gates.search.sampled_masks import BestDraw, best_draw, draw_masks
 from gates.search.successive_halving import Loss, passes_of
 from gates.search.swaps import Limits, Refinement, refine_by_swaps
-from training.config import DrawSearch, PrunerOptions, SwapSearch
+from training.config import DrawSearch, SwapSearch
 from training.runs import progress
-from training.runs.cost import measured
 from training.scoring.subject import Batch, ScoringContext, at_rest
 
 
@@ -62,14 +60,6 @@ def refined_by_swaps(
     """What :func:`refine` finds, as plain data: the new mask and how it was found."""
     found = refine(subject, mask, search, budget=budget, minimum_per_layer=minimum_per_layer)
     return vars(found) | {"mask": found.mask.tolist(), "gains": [gain._asdict() for gain in found.gains]}
-
-
-def swapped(subject: ScoringContext, mask: Tensor, budget: Budget, options: PrunerOptions) -> dict[str, Any]:
-    """A run's own search: what :func:`refined_by_swaps` finds, what was searched, and what it cost."""
-    search = SwapSearch(passes=options.swaps)
-    with measured(subject.device, subject.gates) as cost:
-        found = refined_by_swaps(subject, mask, search, budget=budget, minimum_per_layer=options.minimum_per_layer)
-    return {"search": asdict(search), **found, **cost.as_row()}
 
 
 def draw(

@@ -99,27 +99,6 @@ def best_refits_(
     return done
 
 
-def refitted_to_best_(
-    subject: ScoringContext, masks: Sequence[Tensor], dense: Mapping[str, Tensor]
-) -> tuple[Tensor, dict[str, Any]]:
-    """A run's own refit: weights are refitted to each of several masks, and those of the mask stay whose refit does best on the
-    selection split, the first of equals.
-
-    Args:
-        subject, dense: as for :func:`best_refit_`.
-        masks: 0/1 ``[gates]``.
-
-    Returns:
-        That mask; and as JSON how weights were refitted to it and, in ``others``, to the other masks.
-    """
-    search, different = RefitSearch(), list({tuple(mask.tolist()): mask for mask in masks}.values())
-    done = best_refits_(subject, different, search, dense)
-    gains = [subject.task.gain(one.reached) for one in done]
-    plain = [one.as_plain(search) | {"mask": mask.tolist()} for mask, one in zip(different, done, strict=True)]
-    own = plain.pop(taken := gains.index(max(gains)))
-    return different[taken], own | {"others": plain}
-
-
 def _say(notice: str) -> None:
     with progress.paused():
         rank_zero_only(Console().print)(notice, markup=False, highlight=False, soft_wrap=True)
