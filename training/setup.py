@@ -26,6 +26,7 @@ from training.pruner.checkpoints import WholeCheckpoints
 from training.pruner.logging import StageProgress
 from training.pruner.module import HeadPruner
 from training.runs import processes, progress
+from training.runs.directory import CONFIG
 from training.runs.launched import is_first_process, launched
 from training.tasks import read_config, stated_labels
 from training.tasks.classification import SentenceTask
@@ -54,7 +55,8 @@ def open_data(setup: Setup, checkpoint: str | None = None) -> TaskData:
     data: TaskData = getattr(importlib.import_module(module), name)(setup.data)
     data.order_by(setup.run.seed)
     if checkpoint is not None:
-        data.use_files_of(Path(checkpoint).resolve().parents[1])
+        runs = [folder for folder in Path(checkpoint).resolve().parents if (folder / CONFIG).is_file()]
+        data.use_files_of((runs or [Path(checkpoint).parent])[0])
     backbone, trusted = setup.model.backbone, setup.model.trust_remote_code
     if backbone is not None:
         data.check_backbone(read_config(backbone, trust_remote_code=trusted), backbone)

@@ -117,6 +117,11 @@ def run_fit(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
+def last_checkpoint(run: Path) -> Path | None:
+    """Return the last checkpoint of the piece of a run that is under way; None before its first."""
+    return next((run / "experiments").glob(".*/last.ckpt"), None)
+
+
 def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Return a folder that is made once for all tests that read it, in any file and worker.
 

@@ -105,6 +105,3 @@ def test_costs_add_up_and_what_nobody_counted_stays_unknown():
     assert first.then(old).as_row()["forward_examples"] is None
     assert Cost.of(first.as_row()) == first
     assert first.with_teacher() == Cost(1.0, 300.0, 2, 15.0, 5.0)
-    assert first.then(second).without(second) == Cost(1.0, 300.0, 5, 10.0, 5.0)
-    assert (second.without(first).seconds, second.without(first).forward_examples) == (1.0, 0.0)
-    assert first.without(old).forward_examples is None

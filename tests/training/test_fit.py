@@ -22,7 +22,7 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned
 from gates.surgery.masks import load_mask
 from tests.training.data.test_images import save_vit, write_images
-from tests.training.runs import make_data, make_pruner, make_setup, run_fit, write_config
+from tests.training.runs import last_checkpoint, make_data, make_pruner, make_setup, run_fit, write_config
 from training.cli.command_line import build_parser
 from training.comparison.methods import RIVALS
 from training.fit import main
@@ -59,7 +59,7 @@ def test_the_run_directory_has_the_documented_shape(full_run):
     assert {path.name for path in run.iterdir()} >= SHAPE | {"wandb"}
     assert {path.stem for path in (run / "masks").iterdir()} == {"dense", *METHODS}
     assert {path.name for path in (run / "plots").iterdir()} >= {"gates.png", "quality_by_budget.png", "agreement.png"}
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "last.ckpt", "final.ckpt"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"dense.ckpt", "final.ckpt"}
     assert not [path for path in run.rglob("*") if "partial" in path.name or path.name.startswith(".")]
     assert pd.read_csv(run / "comparison.csv").columns[:5].tolist() == ["seed", "method", "stage", "budget", "heads"]
     counted = ["forward_examples", "backward_examples", "selection_forward_examples", "selection_backward_examples"]
@@ -269,7 +269,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path, full_run, monkeypatch):
     config = write_config(tmp_path)
     arguments = ["-m", "training.fit", "--config", config, "--run_dir", "run", "--model.finetune", "3", "--wandb.mode", "auto"]
     process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+    while last_checkpoint(tmp_path / "run") is None:
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
@@ -395,7 +395,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
-    while not (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+    while last_checkpoint(tmp_path / "run") is None:
         assert process.poll() is None
         time.sleep(0.1)
     errors = ""
@@ -523,7 +523,7 @@ XLNET = "{model_type: xlnet, d_model: 16, n_head: 2, n_layer: 2}"
 
 def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
     corrupt = folder / "corrupt.ckpt"
-    corrupt.write_bytes((good_run / "checkpoints" / "last.ckpt").read_bytes()[:2000])
+    corrupt.write_bytes((good_run / "checkpoints" / "dense.ckpt").read_bytes()[:2000])
     text = folder / "text.ckpt"
     text.write_text("not a checkpoint")
     from_hub = ["--model.from_scratch", "null", "--model.backbone"]
@@ -554,7 +554,7 @@ def cases(folder: Path, good_run: Path) -> dict[str, tuple[list[str], str]]:
         "not a checkpoint": (["--ckpt_path", str(text)], "text.ckpt"),
         "weights only": (["--ckpt_path", str(good_run / "checkpoints" / "final.ckpt")], "weights only"),
         "checkpoint of another model": (
-            ["--ckpt_path", str(good_run / "checkpoints" / "last.ckpt"), "--model.from_scratch.num_hidden_layers", "1"],
+            ["--ckpt_path", str(good_run / "checkpoints" / "dense.ckpt"), "--model.from_scratch.num_hidden_layers", "1"],
             "8 gates",
         ),
         "trainer setting": (["--trainer.accelerator", "tpu"], "--trainer"),
@@ -663,11 +663,12 @@ def test_nan_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("training.pruner.module.check_finite", stop)
         assert main(arguments) == 2
-    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 5
-    begun = ["--run_dir", str(tmp_path / "ruined"), "--ckpt_path", str(tmp_path / "run" / "checkpoints" / "last.ckpt")]
+    last = last_checkpoint(tmp_path / "run")
+    assert torch.load(last)["global_step"] == 5
+    begun = ["--run_dir", str(tmp_path / "ruined"), "--ckpt_path", str(last)]
     assert main([*arguments, *begun, *ruinous]) == 2
     assert "the loss is nan" in capsys.readouterr().err
-    for saved in (tmp_path / "ruined" / "checkpoints").iterdir():
+    for saved in (tmp_path / "ruined" / "experiments").rglob("*.ckpt"):
         assert torch.load(saved)["state_dict"]["backbone.classifier.weight"].abs().max() < 10
     assert main([*arguments, "--existing", "resume"]) == 0
 

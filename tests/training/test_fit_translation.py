@@ -176,7 +176,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
         "--average_last=3", "--average_every=1",
     ]  # fmt: skip
     assert main([*common, "--run_dir", str(tmp_path / "whole")]) == 0
-    last = str(tmp_path / "whole" / "checkpoints" / "last.ckpt")
+    last = str(tmp_path / "whole" / "checkpoints" / "dense.ckpt")
     assert main([*common, "--run_dir", str(tmp_path / "resumed"), "--ckpt_path", last]) == 0
     ends = [
         torch.load(tmp_path / name / "checkpoints" / "final.ckpt", weights_only=True)["state_dict"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, write_config
+from tests.training.runs import STEPS_PER_EPOCH, last_checkpoint, make_data, make_pruner, write_config
 from training.pruner.callbacks import Predictions
 from training.pruner.checkpoints import read_checkpoint
 from training.runs import processes
@@ -118,7 +118,7 @@ def test_a_process_of_a_run_that_dies_ends_it_with_one_sentence(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as first:
         children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
-        while not (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file():
+        while last_checkpoint(tmp_path / "run") is None:
             assert first.poll() is None
             time.sleep(0.1)
         second = next(int(one) for one in children.read_text().split() if b"fit" in Path(f"/proc/{one}/cmdline").read_bytes())
@@ -129,5 +129,5 @@ def test_a_process_of_a_run_that_dies_ends_it_with_one_sentence(tmp_path):
         r"^error: another process of this job died \(.*\), .*; go on with .*--existing resume$", errors, re.MULTILINE
     )
     assert "Traceback" not in errors
-    steps = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"]
+    steps = read_checkpoint(last_checkpoint(tmp_path / "run"))["global_step"]
     assert 0 < steps < 40 * STEPS_PER_EPOCH // 2

@@ -79,10 +79,8 @@ def test_a_run_is_not_resumed_from_another_checkpoint(began, now, tmp_path):
     with pytest.raises(GateError, match=r"ckpt_path was .* now"):
         checkpoint_of(RunOptions(ckpt_path=now), run, True)
     assert checkpoint_of(RunOptions(ckpt_path=began), run, True) == began
-    (tmp_path / "checkpoints").mkdir()
-    for name in ("dense", "last"):  # the last one where there is one
-        run.checkpoint(name).touch()
-        assert checkpoint_of(RunOptions(ckpt_path=began), run, True) == str(run.checkpoint(name))
+    (tmp_path / RUN_INPUTS).touch()  # files of its data are in its own directory
+    assert checkpoint_of(RunOptions(ckpt_path=began), run, True) == str(run.checkpoint("dense"))
 
 
 def test_inputs_of_a_run_are_noted_when_it_begins_and_compared_when_it_goes_on(tmp_path):
@@ -199,9 +197,9 @@ def test_what_killed_processes_left_in_a_run_goes_when_it_goes_on(tmp_path):
     """Whatever number their process had, which another may have now: nobody else writes there."""
     run = RunDirectory(tmp_path)
     run.create("name: x\n")
-    lasting = tmp_path / "checkpoints" / "last.ckpt"
+    lasting = tmp_path / "checkpoints" / "dense.ckpt"
     lasting.touch()
-    for left in (".metrics.json.partial-1", "checkpoints/.last.ckpt.partial-1", "plots/.a.png.partial-1"):
+    for left in (".metrics.json.partial-1", "checkpoints/.dense.ckpt.partial-1", "plots/.a.png.partial-1"):
         (tmp_path / left).touch()
     (tmp_path / ".export.partial-1" / "more").mkdir(parents=True)
     RunDirectory(tmp_path, resumes=True).create("name: x\n")

@@ -315,7 +315,7 @@ def all_results(comparison: Comparison, run: RunDirectory, resolved: str, launch
             for row in run_seed(experiments, selector, plan, results, shown):
                 results.rows.append(row)
                 if processes.is_first():
-                    run.write_table(UNFINISHED, pd.DataFrame(results.rows))
+                    run.write_table(UNFINISHED, results.table())
             results.scores.append(score_columns(experiments, selector, results.rankings))
             results.prices.append(price_rows(experiments, selector))
             results.truth += truth_rows(experiments, results)

@@ -20,7 +20,7 @@ from gates.errors import GateError, first_line
 from gates.gating.budget import Budget
 from training.comparison.experiments import Experiments
 from training.comparison.methods import Method
-from training.comparison.plan import DENSE, Comparison, PlanEntry, run_stage, uses_of
+from training.comparison.plan import DENSE, RUN_STAGE, Comparison, PlanEntry, uses_of
 from training.comparison.selection import MaskSelector
 from training.config import LauncherOptions
 from training.config.comparison import AT_TOTAL_COST, is_of_dense
@@ -114,7 +114,7 @@ def do(task: Task, experiments: Experiments, selector: MaskSelector) -> None:
     for post_hoc in task.uses:
         selection = selector.select(task.method, task.budget, post_hoc=post_hoc)
         if task.stage is not None:
-            run_stage(experiments, task.stage, selection)
+            RUN_STAGE[task.stage](experiments, selection)
 
 
 TRIES = 3

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from gates.export.cost import cache_bytes, generates
 from gates.gating.budget import Budget
 from gates.surgery.remove import why_not_removable
 from training.comparison.cache import Experiment, ExperimentCache
-from training.comparison.experiments import GATES_OVER_TIME, PREDICTIONS, Experiments
+from training.comparison.experiments import GATES_OVER_TIME, Experiments
 from training.comparison.methods import RENAMED, RIVALS, Method, check_given_masks, is_method
 from training.comparison.selection import KNOWN_MASK, MaskSelector, Selection
-from training.comparison.tables import Results
+from training.comparison.tables import Results, Row
 from training.config import BudgetOption, DistilWeights, EndOfRun, Setup
 from training.config.comparison import (
     AT_TOTAL_COST,
@@ -35,6 +36,7 @@ from training.config.comparison import (
 from training.runs import progress
 from training.runs.cost import Cost
 from training.runs.stored import read_table
+from training.scoring.passes import Replacement
 from training.setup import open_data
 from training.stats.numbers import CACHE, CLOSED, counted
 
@@ -153,7 +155,7 @@ def uses_of(plan: Sequence[PlanEntry]) -> tuple[bool, ...]:
 
 def run_seed(
     experiments: Experiments, selector: MaskSelector, plan: Sequence[PlanEntry], results: Results, shown: progress.Stage
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """The rows of one seed, as planned; beside them masks, rankings and gates over time go into the results. Each row is a
     piece of the stage in which they are shown."""
     check_given_masks([planned.method for planned in plan], experiments.pruner.gates, selector.budgets)
@@ -173,8 +175,6 @@ def run_seed(
         results.masks.append({"seed": experiments.seed, "method": method.name, "budget": total, **masks})
         if selection.ranking is not None:
             results.rankings[total, method.name, experiments.seed] = selection.ranking
-        if selection.alpha is not None:
-            results.alphas[total, method.name, experiments.seed] = selection.alpha
         if method.is_learned:
             course = read_table(selection.start.path / GATES_OVER_TIME)
             whose = pd.DataFrame({"seed": experiments.seed, "method": method.name, "budget": total}, index=course.index)
@@ -182,15 +182,14 @@ def run_seed(
         for name in planned.stages:
             shown.work_on(f"{named}, {name}")
             used = selected[is_of_dense(name)]
-            found = run_stage(experiments, name, used)
-            results.predictions[found.key] = found.path / PREDICTIONS
+            found = RUN_STAGE[name](experiments, used)
             yield row_of(experiments, method, name, used, found, budget=total)
             shown.advance()
 
 
 def curve_of_run(
     experiments: Experiments, selector: MaskSelector, own: Method, fractions: Sequence[float], results: Results
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """Post hoc quality of every ranking of a run at other budgets, on the selection split.
 
     Args:
@@ -238,22 +237,18 @@ def curve_budget(budget: Budget, fraction: float, sizes: Mapping[str, int]) -> B
     return Budget.parse({kind: max(1, round(fraction * sizes[kind])) for kind in budget.pruned(sizes)}, sizes)
 
 
-def run_stage(experiments: Experiments, stage: str, selection: Selection) -> Experiment:
-    if stage == POST_HOC:
-        return experiments.post_hoc(selection.values, start=selection.refit)
-    if stage == WITH_MEANS:
-        return experiments.post_hoc(selection.values, replacement="mean")
-    if stage == WITH_CONSTANTS:
-        return experiments.post_hoc(selection.values, replacement="constants")
-    if stage == WITH_UNIFORM:
-        return experiments.post_hoc(selection.values, replacement="uniform")
-    if stage == RETRAINED:
-        return experiments.retrain(selection.values, start=selection.refit or selection.start, changes=selection.changes)
-    if stage == FROM_DENSE:
-        return retrained_from_dense(experiments, selection)
-    if stage == AT_TOTAL_COST:
-        return retrained_at_total_cost(experiments, selection)
-    return experiments.from_scratch(selection.mask)
+# The stages: what is done with a selection before it is judged, by name.
+
+
+def post_hoc(experiments: Experiments, selection: Selection, *, replacement: Replacement = "zero") -> Experiment:
+    """Evaluate the dense model with the mask; what takes the place of closed heads knows of no refit."""
+    return experiments.post_hoc(selection.values, start=selection.refit, replacement=replacement)
+
+
+def retrained(experiments: Experiments, selection: Selection, *, keeps_weights: bool = False) -> Experiment:
+    """Train on from the weights with which the mask was found."""
+    start, changes = selection.refit or selection.start, selection.changes
+    return experiments.retrain(selection.values, start=start, changes=changes, keeps_weights=keeps_weights)
 
 
 def retrained_from_dense(experiments: Experiments, selection: Selection) -> Experiment:
@@ -289,19 +284,53 @@ def retrained_at_total_cost(experiments: Experiments, selection: Selection) -> E
     return experiments.retrain(selection.values, start=start, changes=changes, steps=left if left < all_left else None)
 
 
+def from_scratch(experiments: Experiments, selection: Selection) -> Experiment:
+    """Train new weights with the mask."""
+    return experiments.from_scratch(selection.mask)
+
+
+RUN_STAGE: dict[str, Callable[[Experiments, Selection], Experiment]] = {
+    POST_HOC: post_hoc,
+    WITH_MEANS: partial(post_hoc, replacement="mean"),
+    WITH_CONSTANTS: partial(post_hoc, replacement="constants"),
+    WITH_UNIFORM: partial(post_hoc, replacement="uniform"),
+    RETRAINED: retrained,
+    FROM_DENSE: retrained_from_dense,
+    AT_TOTAL_COST: retrained_at_total_cost,
+    FROM_SCRATCH: from_scratch,
+}
+
+
 def row_of(
     experiments: Experiments, method: Method, stage: str, selection: Selection, found: Experiment, *, budget: int
-) -> dict[str, Any]:
-    """A row of the tables: what was done, its metrics, its cost, and the experiment behind it."""
-    pruner = experiments.pruner
-    heads = pruner.gates.open_heads(selection.mask)
-    named = {"seed": experiments.seed, "method": method.name, "stage": stage, "budget": budget, "heads": heads}
+) -> Row:
+    """Return the row of what was done.
+
+    Args:
+        experiments: The experiments of the seed.
+        method: The method.
+        stage: The stage.
+        selection: The heads that the method keeps.
+        found: The experiment that evaluated them.
+        budget: The number of heads that the tables call the budget.
+    """
+    pruner, described = experiments.pruner, dict[str, Any]()
     if generates(pruner.backbone) and not why_not_removable(pruner.gates.sites):
-        named[CACHE] = cache_bytes(pruner.gates.sites, pruner.gates.to_heads(selection.mask))
+        described[CACHE] = cache_bytes(pruner.gates.sites, pruner.gates.to_heads(selection.mask))
     if selection.closed_by_gates is not None:
-        named[CLOSED] = round(selection.closed_by_gates, 4)
-    metrics = {name: value for name, value in found.result.items() if name.startswith(("select_", "test_"))}
-    return named | metrics | cost_of(found, stage, selection) | {"experiment": found.key}
+        described[CLOSED] = round(selection.closed_by_gates, 4)
+    return Row(
+        seed=experiments.seed,
+        method=method.name,
+        stage=stage,
+        budget=budget,
+        heads=pruner.gates.open_heads(selection.mask),
+        described=described,
+        metrics={name: value for name, value in found.result.items() if name.startswith(("select_", "test_"))},
+        cost=cost_of(found, stage, selection),
+        selection=selection,
+        experiment=found,
+    )
 
 
 def cost_of(found: Experiment, stage: str, selection: Selection) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from training.comparison.cache import Experiment, ExperimentCache, run_inputs
 from training.comparison.experiments import Experiments, weights_of
 from training.comparison.latency import achieved, keep_table, timed, told_of_latency
 from training.comparison.methods import Method, check_given_masks, file_name, own_method
-from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, run_seed
+from training.comparison.plan import PlanEntry, curve_of_run, plan_of_run, retrained, run_seed
 from training.comparison.selection import MaskSelector, Selection
 from training.comparison.tables import Results, save_translations, score_columns, write_tables
 from training.comparison.wandb import send_run
@@ -66,8 +66,7 @@ def train(experiments: Experiments, selector: MaskSelector, own: Method, budget:
     selection = selector.select(own, budget)
     if own.base == "dense":
         return selection, selection.start
-    start = selection.refit or selection.start
-    return selection, experiments.retrain(selection.values, start=start, changes=selection.changes, keeps_weights=True)
+    return selection, retrained(experiments, selection, keeps_weights=True)
 
 
 def budget_of(experiments: Experiments, own: Method) -> Budget:
@@ -96,8 +95,9 @@ def keep_checkpoints(run: RunDirectory, experiments: Experiments, final: Experim
         content = read_checkpoint(weights_of(final))
         for part in ("optimizer_states", "lr_schedulers", "callbacks"):
             content.pop(part, None)
+        content |= {"state_dict": pruner.state_dict(), "hyper_parameters": dict(experiments.pruner.hparams)}
         identity = identity_of(run_inputs(experiments.setup, experiments.dense_key))
-        write_checkpoint(content | {"state_dict": pruner.state_dict(), IDENTITY: identity}, run.checkpoint("final"))
+        write_checkpoint(content | {IDENTITY: identity}, run.checkpoint("final"))
     return pruner
 
 
@@ -168,13 +168,13 @@ def source_of(data: TaskData) -> dict[str, Any]:
 def complete_card(run: RunDirectory, results: Results, own: Method) -> None:
     """Put the dense model's results into the export's model card, once the comparison has them: after the same training where
     it was trained on too, and otherwise as it was before pruning."""
-    rows = {(row["method"], row["stage"]): row for row in results.rows}
+    rows = {(row.method, row.stage): row.metrics for row in results.rows}
     dense, pruned = rows.get(("dense", RETRAINED), rows.get(("dense", POST_HOC))), rows.get((own.name, RETRAINED))
     if dense is not None and pruned is not None:
         update_results(run.export / "README.md", metrics_on_test(pruned), metrics_on_test(dense))
 
 
-def metrics_on_test(row: dict[str, Any]) -> dict[str, float]:
+def metrics_on_test(row: Mapping[str, Any]) -> dict[str, float]:
     """The results on the test split in a row of the comparison, by the name of the metric; the loss comes last."""
     found = {name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")}
     return {name: found[name] for name in sorted(found, key=lambda name: name == "loss")}
@@ -198,8 +198,8 @@ def describe_run(
 
     def rows_of(method: str) -> dict[str, dict[str, Any]]:
         left_out = ("seed", "method", "experiment")
-        own_rows = [row for row in results.rows if row["method"] == method]
-        return {row["stage"]: {name: value for name, value in row.items() if name not in left_out} for row in own_rows}
+        own_rows = {row.stage: row.as_columns() for row in results.rows if row.method == method}
+        return {stage: {name: row[name] for name in row if name not in left_out} for stage, row in own_rows.items()}
 
     result = rows_of(own.name)[POST_HOC if own.base == "dense" else RETRAINED]
     return {
@@ -210,7 +210,7 @@ def describe_run(
         "by_site": {label: int(part.sum()) for label, part in zip(site_labels(gates.sites), kept, strict=True)},
         "result": result,
         "dense": rows_of("dense"),
-        "hies_alpha": next(iter(results.alphas.values()), None),
+        "hies_alpha": next((row.selection.alpha for row in results.rows if row.selection.alpha is not None), None),
         "train_seconds": round(dense_seconds + (0.0 if own.base == "dense" else result["seconds"]), 2),
         "wandb_mode": wandb_mode,
     }
@@ -249,7 +249,7 @@ def write_run(run: RunDirectory, results: Results, own: Method, curve: Sequence[
         )
     if len(table):
         figures["quality_by_budget"] = quality_by_budget(
-            table, pd.DataFrame(results.rows), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better
+            table, results.table(), metric=pruner.task.main_metric, lower_is_better=pruner.task.lower_is_better
         )
     for name, figure in figures.items():
         with run.replacing(f"plots/{name}.png") as partial:
@@ -267,10 +267,11 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         "method": "method", "stage": "stage", "heads": "heads", f"select_{main}": f"select {short}",
         f"test_{main}": f"test {short}", "test_loss": "test loss", CACHE: "KV bytes", "steps": "steps", "seconds": "s",
     }  # fmt: skip
-    names = {name: title for name, title in names.items() if name != CACHE or CACHE in results.rows[0]}
+    rows = [row.as_columns() for row in sorted(results.rows, key=lambda row: STAGES.index(row.stage))]
+    names = {name: title for name, title in names.items() if name != CACHE or CACHE in rows[0]}
     for name, title in names.items():
         table.add_column(title, justify="left" if name in ("method", "stage") else "right", no_wrap=True)
-    for row in sorted(results.rows, key=lambda row: STAGES.index(row["stage"])):
+    for row in rows:
         style = "bold" if row["method"] == own.name else None
         table.add_row(
             *(f"{row[n]:.4f}" if isinstance(row[n], float) and n != "seconds" else str(row[n]) for n in names), style=style
@@ -286,7 +287,7 @@ def show_run(console: Console, run: RunDirectory, results: Results, described: d
         console.print(told_of_latency(described["latency"]), soft_wrap=True, highlight=False)
     if told := gates_sentence(described["gates"], "a millisecond" if "latency" in described else "an open one"):
         console.print(told, soft_wrap=True, highlight=False)
-    dense = pd.Series([row[f"test_{main}"] for row in results.rows if is_dense(row["method"])], dtype=float)
+    dense = pd.Series([row[f"test_{main}"] for row in rows if is_dense(row["method"])], dtype=float)
     if warning := nothing_learned(shown(main, dense), shown(main, majority[main]) if main in majority else None, unit(main)):
         console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
     for name, path in {
@@ -401,7 +402,7 @@ def train_and_compare(
     compares = setup.end.compare != "none"
     with progress.stage("comparison", sum(len(planned.stages) for planned in plan)) as shown:
         results.rows += run_seed(experiments, selector, plan, results, shown)
-    curve = list(curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results))
+    curve = [row.as_columns() for row in curve_of_run(experiments, selector, own, setup.end.curve if compares else [], results)]
     methods = [planned.method for planned in plan]
     if compares:
         results.scores.append(score_columns(experiments, selector, results.rankings))

@@ -18,9 +18,10 @@ from gates.attention.sites import site_labels
 from gates.gating.budget import Budget
 from gates.gating.head_gates import HeadGates
 from gates.scores.ablation import effects, interchange
-from training.comparison.experiments import Experiments
+from training.comparison.cache import Experiment
+from training.comparison.experiments import PREDICTIONS, Experiments
 from training.comparison.methods import Method, file_name
-from training.comparison.selection import MaskSelector
+from training.comparison.selection import MaskSelector, Selection
 from training.config import Setup
 from training.config.comparison import POST_HOC
 from training.config.data import Synthetic
@@ -46,41 +47,76 @@ SAMPLES = 20
 """Sentences that are shown in all systems."""
 
 
+@dataclass(frozen=True)
+class Row:
+    """One method at one budget and stage, with one seed: a row of ``comparison.csv``.
+
+    Args:
+        seed: The seed.
+        method: The name of the method.
+        stage: The stage.
+        budget: The number of heads that the tables call the budget.
+        heads: The number of open heads.
+        described: Columns that only some rows have: the bytes of the cache, the share of heads that gates closed.
+        metrics: The metrics by split and name, such as ``test_accuracy``.
+        cost: The cost of finding the mask and of training on with it, by column.
+        selection: The heads that the method keeps.
+        experiment: The experiment that evaluated them.
+    """
+
+    seed: int
+    method: str
+    stage: str
+    budget: int
+    heads: int
+    described: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    cost: Mapping[str, Any]
+    selection: Selection
+    experiment: Experiment
+
+    @property
+    def predictions(self) -> Path:
+        """The file with the predictions."""
+        return self.experiment.path / PREDICTIONS
+
+    def as_columns(self) -> dict[str, Any]:
+        """Return the row by its columns; the experiment's key comes last."""
+        place = {name: getattr(self, name) for name in ("seed", "method", "stage", "budget", "heads")}
+        return {**place, **self.described, **self.metrics, **self.cost, "experiment": self.experiment.key}
+
+
 @dataclass
 class Results:
     """What is known so far, over all seeds.
 
     Args:
-        rows: of ``comparison.csv``.
+        rows: The rows of ``comparison.csv``.
         masks: of ``masks.json``.
         rankings: scores behind masks ``[gates]``, by budget, method and seed.
         scores, gates, prices: parts of ``scores.csv``, ``gates_over_time.csv`` and ``prices.csv``.
         truth: rows of ``truth.csv``, where the necessary heads are known.
         carried: rows of ``interchange.csv``, where the facts behind the answers are.
-        alphas: weight of HIS, of methods that have it, by budget, method and seed.
-        predictions: file with the predictions behind each row, by experiment.
         budgets: The budgets of the model.
         pruner, data: of the last seed.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     masks: list[dict[str, Any]] = field(default_factory=list)
     rankings: dict[Mask, Tensor] = field(default_factory=dict)
-    alphas: dict[Mask, float] = field(default_factory=dict)
     scores: list[pd.DataFrame] = field(default_factory=list)
     gates: list[pd.DataFrame] = field(default_factory=list)
     prices: list[pd.DataFrame] = field(default_factory=list)
     truth: list[dict[str, Any]] = field(default_factory=list)
     carried: list[dict[str, Any]] = field(default_factory=list)
-    predictions: dict[str, Path] = field(default_factory=dict)
     budgets: Sequence[Budget] = ()
     pruner: HeadPruner | None = None
     data: TaskData | None = None
 
-    @property
-    def main_metric(self) -> str:
-        assert self.pruner is not None
-        return self.pruner.task.main_metric
+    def table(self) -> pd.DataFrame:
+        """Return the rows; the experiment's key is the last column, which columns that few rows have would follow."""
+        table = pd.DataFrame([row.as_columns() for row in self.rows])
+        return table[[*table.columns.drop("experiment"), "experiment"]]
 
 
 def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Mapping[Mask, Tensor]) -> pd.DataFrame:
@@ -101,12 +137,6 @@ def score_columns(experiments: Experiments, selector: MaskSelector, rankings: Ma
         if (budget, seed) == (smallest, experiments.seed):
             columns[f"ranking:{method}"] = ranking.numpy()
     return pd.DataFrame(columns)
-
-
-def as_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """What is known of every experiment, and last its key; a column that few rows have would come after it."""
-    table = pd.DataFrame(rows)
-    return table[[*table.columns.drop("experiment"), "experiment"]]
 
 
 def price_rows(experiments: Experiments, selector: MaskSelector) -> pd.DataFrame:
@@ -134,11 +164,11 @@ def sample_translations(results: Results, predictions: Mapping[str, Mapping[str,
     """
     if not isinstance(results.data, TranslationData):
         return None
-    pairs, seed = results.data.texts["test"], results.rows[0]["seed"]
+    pairs, seed = results.data.texts["test"], results.rows[0].seed
     systems = {
-        f"{row['method']}.{row['stage']}.{row['budget']}": predictions[row["experiment"]]["test_prediction"]
+        f"{row.method}.{row.stage}.{row.budget}": predictions[row.experiment.key]["test_prediction"]
         for row in results.rows
-        if row["seed"] == seed
+        if row.seed == seed
     }
     if any(len(texts) != len(pairs.source) for texts in systems.values()):
         return None
@@ -181,7 +211,7 @@ def write_tables(
     pruner = results.pruner
     assert pruner is not None
     main_metric, lower, gates = pruner.task.main_metric, pruner.task.lower_is_better, pruner.gates
-    budgets, table, predictions = results.budgets, as_table(results.rows), read_predictions(results)
+    budgets, table, predictions = results.budgets, results.table(), read_predictions(results)
     tokenize = results.data.options.bleu_tokenize if isinstance(results.data, TranslationData) else None
     metric = main_metric if tokenize is None else bleu_metric(tokenize)
     summary, tests = summarise(table, main_metric), compare_methods(table, predictions, metric, lower_is_better=lower)
@@ -236,9 +266,8 @@ def read_predictions(results: Results) -> dict[str, dict[str, Any]]:
     Raises:
         GateError: If a file is damaged.
     """
-    return {
-        key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in results.predictions.items()
-    }
+    files = {row.experiment.key: row.predictions for row in results.rows}
+    return {key: read_arrays(path, mend=f"delete {str(path.parent)!r} and start again") for key, path in files.items()}
 
 
 def write_files(run: RunDirectory, results: Results, tables: Mapping[str, pd.DataFrame | None]) -> None:
@@ -407,7 +436,7 @@ def save_translations(run: RunDirectory, results: Results) -> None:
     pairs = results.data.texts["test"]
     systems: dict[str, dict[str, list[str]]] = {search: {} for search in SEARCHES}
     for row in results.rows:
-        system, texts = f"{row['method']}.{row['stage']}", texts_of(results.predictions[row["experiment"]])
+        system, texts = f"{row.method}.{row.stage}", texts_of(row.predictions)
         if any(len(lines) < len(pairs.source) for lines in texts.values()):
             translated = min(map(len, texts.values()))
             notice = f"{translated} of {len(pairs.source)} test sentences were translated by {system}; these are not kept"
@@ -486,8 +515,8 @@ def truth_rows(experiments: Experiments, results: Results) -> list[dict[str, Any
     functions, metric = necessary_gates(experiments), f"test_{experiments.pruner.task.main_metric}"
     if not functions:
         return []
-    of_seed = [row for row in results.rows if row["seed"] == experiments.seed and row["stage"] == POST_HOC]
-    quality = {(row["method"], row["budget"]): row[metric] for row in of_seed}
+    of_seed = [row for row in results.rows if row.seed == experiments.seed and row.stage == POST_HOC]
+    quality = {(row.method, row.budget): row.metrics[metric] for row in of_seed}
     dense = next((value for (method, _), value in quality.items() if method == "dense"), None)
     rows = []
     for entry in results.masks:

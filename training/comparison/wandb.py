@@ -27,14 +27,14 @@ TABLES = ("comparison", "summary", "statistics", "agreement")
 def send_run(logger: WandbLogger, run: RunDirectory, results: Results, described: Mapping[str, Any]) -> None:
     """The end of a run: its comparison as a Table, its pictures as media, its results as the summary, and as artifacts the
     pruned model, the masks and the tables."""
-    table = pd.DataFrame(results.rows)
+    table = results.table()
     logger.log_table("comparison", dataframe=table)
     for picture in sorted((run.path / "plots").glob("*.png")):
         logger.log_image(f"plots/{picture.stem}", [str(picture)])
     experiment: wandb.Run = logger.experiment
     majority = run.read_json("metrics.json").get("majority", {})
     of_majority = {f"test/{name}/majority_class": value for name, value in majority.items()}
-    experiment.summary.update(summary_of_run(table, described, results.main_metric) | of_majority)
+    experiment.summary.update(summary_of_run(table, described, run.read_json("metrics.json")["main_metric"]) | of_majority)
     name = f"run-{run_id(run.path)}"
     for artifact in (
         folder_artifact(f"{name}-export", "model", run.export),

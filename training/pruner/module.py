@@ -103,7 +103,7 @@ def check_finite(loss: Tensor, trainer: pl.Trainer) -> None:
     if not finite:
         raise GateError(
             f"the loss is {float(loss.detach())} at step {trainer.global_step}; lower --model.learning_rate or set "
-            "--trainer.gradient_clip_val and start again, or continue from its dense.ckpt in another --run_dir (--ckpt_path)"
+            "--trainer.gradient_clip_val and start in another --run_dir, with --ckpt_path from dense.ckpt if it is there"
         )
 
 

@@ -136,15 +136,6 @@ class Cost:
             _sum(self.backward_examples, later.backward_examples),
         )
 
-    def without(self, part: Cost) -> Cost:
-        """The cost of this work without a part of it, which took none of its steps."""
-        return replace(
-            self,
-            seconds=max(0.0, self.seconds - part.seconds),
-            forward_examples=_difference(self.forward_examples, part.forward_examples),
-            backward_examples=_difference(self.backward_examples, part.backward_examples),
-        )
-
     def with_teacher(self) -> Cost:
         """With a teacher's pass for every example that was trained on."""
         return replace(self, forward_examples=_sum(self.forward_examples, self.backward_examples))
@@ -237,7 +228,3 @@ def _peak(device: torch.device) -> float | None:
         return None
     peaks = [line.split()[1] for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
     return round(int(peaks[0]) / 1024, 1) if peaks else None
-
-
-def _difference(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None or part is None else max(0.0, whole - part)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -38,65 +38,45 @@ class Refit:
     unrefitted: float
     cost: Cost
 
-    def as_plain(self, search: RefitSearch) -> dict[str, Any]:
-        """As JSON, with what was searched."""
-        return {"search": asdict(search), **self.as_result()}
-
     def as_result(self) -> dict[str, Any]:
         """As JSON, as an experiment keeps it."""
         return {"ridge": self.ridge, "tried": self.tried, "unrefitted": self.unrefitted, **self.cost.as_row()}
 
 
 def best_refit_(subject: ScoringContext, mask: Tensor, search: RefitSearch, dense: Mapping[str, Tensor]) -> Refit:
-    """Refit weights with every ridge, and leave those of the best, the first of equals.
+    """Refit weights with every ridge, leave those of the best, the first of equals, and return how it went.
 
     The weights stay as they were where every refit does worse on the selection split than the mask alone.
 
     Args:
-        subject: with the weights to refit, which are changed.
-        mask: 0/1 ``[gates]``.
-        search: the ridges, and what they are fitted on.
-        dense: parameters of the dense model by their names in the subject's, which are the aim.
+        subject: The model with the weights to refit, which are changed.
+        mask: The mask ``[gates]``.
+        search: The ridges, and what they are fitted on.
+        dense: The parameters of the dense model by their names in the subject's, which are the aim.
     """
-    (only,) = best_refits_(subject, [mask], search, dense)
-    return only
-
-
-def best_refits_(
-    subject: ScoringContext, masks: Sequence[Tensor], search: RefitSearch, dense: Mapping[str, Tensor]
-) -> list[Refit]:
-    """The same with each of several masks, of all of which the weights of the best stay; how it went for each mask."""
-    start = copied_weights(subject)
-    done, best, best_gain = list[Refit](), start, -math.inf
 
     def gain(quality: float) -> float:
         return -math.inf if math.isnan(quality) else subject.task.gain(quality)
 
-    for mask in masks:
-        tried = list[float]()
-        with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
+    start, tried = copied_weights(subject), list[float]()
+    best, ridge = start, None
+    with measured(subject.device, subject.gates) as cost, progress.stage("refitting", len(search.ridges)) as shown:
+        unrefitted = reached = quality(subject, mask)
+        for one in search.ridges:
             use_weights_(subject, start)
-            unrefitted = quality(subject, mask)
-            for ridge in search.ridges:
-                use_weights_(subject, start)
-                refit(subject, mask, dense, ridge=ridge, rows=search.rows, feed_forward=search.feed_forward)
-                tried.append(quality(subject, mask))
-                if gain(tried[-1]) >= gain(unrefitted) and gain(tried[-1]) > best_gain:
-                    best, best_gain = copied_weights(subject), gain(tried[-1])
-                shown.advance()
-        reached = max(tried, key=gain)
-        taken: float | None = search.ridges[tried.index(reached)]
-        if gain(reached) < gain(unrefitted) or gain(reached) == -math.inf:
-            _say(
-                f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} "
-                f"alone and {reached:.4f} after the best refit, so the weights stay as they were"
-            )
-            taken, reached = None, unrefitted
-            if gain(unrefitted) > best_gain:
-                best, best_gain = start, gain(unrefitted)
-        done.append(Refit(taken, reached, tried, unrefitted, cost.cost))
+            refit(subject, mask, dense, ridge=one, rows=search.rows, feed_forward=search.feed_forward)
+            tried.append(quality(subject, mask))
+            is_better = gain(tried[-1]) > gain(reached) or (ridge is None and gain(tried[-1]) == gain(reached) > -math.inf)
+            if is_better:
+                best, ridge, reached = copied_weights(subject), one, tried[-1]
+            shown.advance()
+    if ridge is None:
+        _say(
+            f"{subject.task.main_metric} on the selection split is {unrefitted:.4f} with the mask of {int(mask.sum())} alone "
+            f"and {max(tried, key=gain):.4f} after the best refit, so the weights stay as they were"
+        )
     use_weights_(subject, best)
-    return done
+    return Refit(ridge, reached, tried, unrefitted, cost.cost)
 
 
 def _say(notice: str) -> None:

@@ -34,6 +34,7 @@ from training.cli.exit import stdout
 from training.config.yaml_text import read_yaml
 from training.runs import progress
 from training.runs.directory import CONFIG, LOCK, only_writer
+from training.runs.resume import RUN_INPUTS
 from training.runs.stored import read_json, read_text
 from training.runs.tracking import reachable
 from training.sweeps.configurations import CONFIGURATIONS, fingerprints, refuse_changed
@@ -125,9 +126,9 @@ class LocalSweep:
 
     def _start(self, trial: optuna.Trial, slot: int) -> Job:
         run = self.directory / "trials" / str(trial.number)
-        resumes = (run / "checkpoints" / "last.ckpt").is_file()
+        resumes = (run / RUN_INPUTS).is_file()
         if not resumes:
-            shutil.rmtree(run, ignore_errors=True)  # a process that was killed before its first checkpoint
+            shutil.rmtree(run, ignore_errors=True)  # a process that was killed before it began to train
         own = [f"--run_dir={run}", f"--wandb.group={self.directory.name}", f"--wandb.name={self.directory.name}-{trial.number}"]
         own += ["--existing=resume"] if resumes else []
         command = self.sweep.trial_command(self.sweep.values(trial.params), [*self.further, *own])

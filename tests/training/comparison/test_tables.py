@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 
+from tests.training.comparison.rows import make_row
 from tests.training.runs import make_data
 from tests.training.translation_runs import make_data as make_translation_data
 from training.comparison.methods import RIVALS
@@ -43,8 +44,7 @@ def test_agreement_is_that_of_the_masks(compared):
 
 
 def results_of(data, *rows):
-    columns = ("seed", "method", "stage", "budget", "experiment")
-    return Results(rows=[dict(zip(columns, row, strict=True)) for row in rows], data=data)
+    return Results(rows=[make_row(*row) for row in rows], data=data)
 
 
 def test_a_mask_and_a_site_are_one_line_each(compared):

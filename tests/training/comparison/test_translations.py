@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tests.training.comparison.rows import make_row
 from tests.training.runs import make_data as make_classification_data
 from tests.training.translation_runs import make_data
 from training.comparison.tables import Results, read_texts, save_translations, texts_of
@@ -18,18 +19,18 @@ def new_run(folder):
 def kept(folder, name, texts, beam=None):
     """A file of predictions."""
     arrays = {"test_prediction": np.array(texts)} | ({} if beam is None else {"test_prediction_beam": np.array(beam)})
-    np.savez_compressed(folder / f"{name}.npz", **arrays)
-    return folder / f"{name}.npz"
+    (folder / name).mkdir(exist_ok=True)
+    np.savez_compressed(folder / name / "predictions.npz", **arrays)
+    return folder / name
 
 
 def results_of(folder, data, **systems):
     """Rows of systems that are called METHOD__STAGE here, with their texts."""
-    rows, predictions = [], {}
+    rows = []
     for name, texts in systems.items():
         method, stage = name.split("__")
-        rows.append({"seed": 0, "method": method, "stage": stage.replace("_", " "), "budget": 3, "experiment": name})
-        predictions[name] = kept(folder, name, *texts)
-    return Results(rows=rows, predictions=predictions, data=data)
+        rows.append(make_row(0, method, stage.replace("_", " "), 3, name, kept(folder, name, *texts)))
+    return Results(rows=rows, data=data)
 
 
 def test_every_system_is_one_line_a_sentence_and_tested_against_the_dense_one(tmp_path):

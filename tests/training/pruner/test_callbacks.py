@@ -4,91 +4,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from gates.errors import GateError
-from tests.training.runs import STEPS_PER_EPOCH, make_data, make_pruner, make_trainer
-from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, PhaseCosts, Predictions
+from tests.training.runs import make_data, make_pruner, make_trainer
+from training.pruner.callbacks import CostInCheckpoints, EndOfPhase, Predictions
 from training.pruner.module import evaluate
-from training.runs.cost import Cost
-
-
-class Clock(pl.Callback):
-    """Time that goes on by a second with every batch, before other callbacks look at it."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.now += 1.0
-
-
-class Save(pl.Callback):
-    def __init__(self, path, at):
-        self.path, self.at = path, at
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        if trainer.global_step == self.at:
-            trainer.save_checkpoint(self.path)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("training.runs.cost.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    return clock
-
-
-def seconds(costs):
-    return {phase: cost.seconds for phase, cost in costs.costs.items()}
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, {"finetune": 16.0, "prune": 16.0, "retrain": 16.0}),
-        ({"finetune": 0.0, "retrain": 2.0}, {"prune": 16.0, "retrain": 32.0}),
-    ],
-)
-def test_every_phase_is_charged_its_own_time(settings, expected, clock):
-    costs = PhaseCosts()
-    make_trainer(callbacks=[clock, costs]).fit(make_pruner(**settings), make_data())
-    assert seconds(costs) == expected
-    clock.now += 100.0
-    assert seconds(costs) == expected  # the clock of a run that has ended stands
-    assert costs.state_dict().keys() == expected.keys()
-
-
-def test_every_phase_counts_the_examples_it_trains_on_and_none_of_validation():
-    costs, data = PhaseCosts(), make_data()
-    make_trainer(callbacks=[costs], limit_val_batches=1.0).fit(make_pruner(), data)
-    examples = len(data.splits["train"])
-    counted = {phase: (cost.forward_examples, cost.backward_examples) for phase, cost in costs.costs.items()}
-    assert counted == {phase: (pytest.approx(examples), pytest.approx(examples)) for phase in ("finetune", "prune", "retrain")}
-
-
-def test_accumulated_batches_count_with_their_step(clock):
-    costs = PhaseCosts()
-    make_trainer(callbacks=[clock, costs], accumulate_grad_batches=2).fit(make_pruner(), make_data())
-    assert seconds(costs) == {"finetune": 16.0, "prune": 16.0, "retrain": 16.0}
-
-
-@pytest.mark.parametrize("at", [5, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 7, 2 * STEPS_PER_EPOCH + 3])
-def test_a_run_that_goes_on_counts_whole(at, clock, tmp_path):
-    first = PhaseCosts()
-    stops = make_trainer(callbacks=[clock, first, Save(tmp_path / "at.ckpt", at)], max_steps=at + 2)
-    stops.fit(make_pruner(), make_data())
-    clock.now += 1000.0  # while nobody trained
-    costs = PhaseCosts()
-    again = make_trainer(callbacks=[clock, costs])
-    again.fit(make_pruner(), make_data(), ckpt_path=tmp_path / "at.ckpt", weights_only=True)
-    assert seconds(costs) == {"finetune": 16.0, "prune": 16.0, "retrain": 16.0}
+from training.runs.cost import Cost, measured
 
 
 def test_work_of_several_steps_keeps_its_cost_in_checkpoints(tmp_path):
     cost = Cost(12.5, 300.0)
-    trainer = make_trainer(callbacks=[CostInCheckpoints(lambda: cost)], max_steps=1)
+    trainer = make_trainer(callbacks=[CostInCheckpoints(lambda: SimpleNamespace(cost=cost))], max_steps=1)
     trainer.fit(make_pruner(), make_data())
     trainer.save_checkpoint(tmp_path / "with.ckpt")
     saved = torch.load(tmp_path / "with.ckpt", weights_only=True)
@@ -100,6 +27,14 @@ def test_work_of_several_steps_keeps_its_cost_in_checkpoints(tmp_path):
         CostInCheckpoints.read(tmp_path / "with.ckpt", "another")
 
 
+def test_validation_is_no_part_of_what_training_costs():
+    pruner, data = make_pruner(), make_data()
+    with measured(torch.device("cpu"), pruner.gates) as cost:
+        make_trainer(callbacks=[CostInCheckpoints(lambda: cost)], limit_val_batches=1.0).fit(pruner, data)
+    examples = 3 * len(data.splits["train"])
+    assert (cost.cost.forward_examples, cost.cost.backward_examples) == (pytest.approx(examples), pytest.approx(examples))
+
+
 @pytest.mark.parametrize(("phase", "end", "mode"), [("finetune", 16, "open"), ("prune", 32, "masked")])
 def test_training_ends_with_a_phase_and_a_checkpoint_of_it(phase, end, mode, tmp_path):
     pruner = make_pruner()
@@ -108,6 +43,15 @@ def test_training_ends_with_a_phase_and_a_checkpoint_of_it(phase, end, mode, tmp
     assert trainer.global_step == end
     assert pruner.gates.mode == mode
     assert torch.load(tmp_path / "end.ckpt", weights_only=True)["global_step"] == end
+
+
+def test_training_of_a_phase_does_not_begin_behind_its_end(tmp_path):
+    trainer = make_trainer(callbacks=[EndOfPhase(tmp_path / "prune.ckpt", "prune")])
+    trainer.fit(make_pruner(), make_data())
+    again = make_trainer(callbacks=[EndOfPhase(tmp_path / "dense.ckpt", "finetune")])
+    with pytest.raises(GateError, match="is of step 32, but fine-tuning ends after 16; give --ckpt_path one of fine-tuning"):
+        again.fit(make_pruner(), make_data(), ckpt_path=tmp_path / "prune.ckpt", weights_only=True)
+    assert not (tmp_path / "dense.ckpt").exists()
 
 
 def test_predictions_are_what_the_metrics_count():

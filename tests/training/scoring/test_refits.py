@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.training.runs import make_data, make_pruner, make_trainer
+from tests.training.runs import make_trainer
 from tests.training.scoring.subjects import make_subject
 from training.config import RefitSearch
 from training.pruner.module import evaluate
 from training.scoring import refits
-from training.scoring.refits import best_refit_, best_refits_, quality, refitted_to_best_
-from training.scoring.subject import ScoringContext
+from training.scoring.refits import best_refit_, quality
 
 MASK = torch.tensor([1.0, 0, 0, 1, 0, 1, 0, 0])
 
@@ -59,16 +58,12 @@ RIDGES = [0.25, 1.0, 4.0]
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
 @pytest.mark.parametrize("reached", [[3, 2, 1], [1, 3, 2], [1, 2, 3], [2, 1, 2], [-2, -3, -1], [0, 0, 0]])
-@pytest.mark.parametrize("place", [0, 1])
-def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, reached, lower_is_better):
-    """With a refit that adds the ridge to all weights, and qualities that all differ: the worst would be seen. The other mask
-    is in between. Among equals the first ridge stays."""
+def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, reached, lower_is_better):
+    """With a refit that adds the ridge to all weights, and qualities that all differ. Among equals the first ridge stays."""
     subject = with_a_selection_split(make_subject())
     subject.task.lower_is_better = lower_is_better
     start, fitted = parameters_of(subject), []
-    others = [1.5, 1.5, 1.5]
-    alone = 10 if lower_is_better else -10  # the mask alone is worse than any refit
-    scripted = iter([alone, *reached, alone, *others] if place == 0 else [alone, *others, alone, *reached])
+    scripted = iter([10 if lower_is_better else -10, *reached])  # the mask alone is worse than any refit
 
     def add(found, mask, dense, *, ridge, rows, feed_forward):
         fitted.append((mask, dense, ridge, rows, feed_forward))
@@ -77,21 +72,13 @@ def test_the_weights_that_stay_are_those_of_the_best_ridge(monkeypatch, place, r
 
     monkeypatch.setattr(refits, "refit", add)
     monkeypatch.setattr(refits, "quality", lambda found, mask: float(next(scripted)))
-    masks = [MASK, 1 - MASK] if place == 0 else [1 - MASK, MASK]
     search = RefitSearch(ridges=RIDGES, rows=8, feed_forward=not RefitSearch().feed_forward)
-    done = best_refits_(subject, masks, search, start)
-    best_of = min if lower_is_better else max
-    of_mask, of_other = done[place], done[1 - place]
-    assert of_mask.tried == reached
-    assert of_mask.reached == best_of(reached)
-    assert of_mask.ridge == RIDGES[reached.index(best_of(reached))]
-    assert (of_other.ridge, of_other.reached, of_other.tried) == (RIDGES[0], 1.5, others)
-    kept = of_mask.ridge if best_of(of_mask.reached, 1.5) != 1.5 else RIDGES[0]
+    found = best_refit_(subject, MASK, search, start)
+    best = (min if lower_is_better else max)(reached)
+    assert (found.tried, found.reached, found.ridge) == (reached, best, RIDGES[reached.index(best)])
     for name, parameter in parameters_of(subject).items():
-        torch.testing.assert_close(parameter, start[name] + kept)
-    assert [ridge for _, _, ridge, _, _ in fitted] == RIDGES * 2
-    assert all(mask is masks[number // 3] for number, (mask, *_) in enumerate(fitted))
-    assert all(dense is start and rows == 8 and wide == search.feed_forward for _, dense, _, rows, wide in fitted)
+        torch.testing.assert_close(parameter, start[name] + found.ridge)
+    assert fitted == [(MASK, start, ridge, 8, search.feed_forward) for ridge in RIDGES]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +102,7 @@ def test_a_refit_whose_quality_is_no_number_is_not_applied(monkeypatch, qualitie
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
 def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, lower_is_better):
-    """The selection split judges; an equal refit is applied, and with several masks the best of all stays."""
+    """The selection split judges; an equal refit is applied."""
     subject = with_a_selection_split(make_subject())
     subject.task.lower_is_better = lower_is_better
     sign, dense, search = (-1 if lower_is_better else 1), parameters_of(subject), RefitSearch(ridges=[0.1, 1.0], rows=8)
@@ -132,61 +119,10 @@ def test_a_refit_that_is_worse_than_none_is_not_applied(monkeypatch, capsys, low
     assert (found.ridge, found.reached, found.unrefitted) == (None, sign * 0.5, sign * 0.5)
     assert found.tried == [sign * 0.3, sign * 0.4]
     assert unchanged()
-    assert found.as_plain(search) | {"ridge": None, "unrefitted": sign * 0.5} == found.as_plain(search)
     said = f"is {sign * 0.5:.4f} with the mask of 3 alone and {sign * 0.4:.4f} after the best refit, so the weights stay"
     assert said in " ".join(capsys.readouterr().out.split())
-    judged(0.5, 0.3, 0.6, 0.7, 0.1, 0.2)  # the second mask alone is best
-    first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
-    assert (first.ridge, second.ridge, second.reached) == (1.0, None, sign * 0.7)
-    assert unchanged()
-    judged(0.5, 0.4, 0.2, 0.1, 0.3, 0.1)  # the first mask alone is better than a refit to the second
-    first, second = best_refits_(subject, [MASK, 1 - MASK], search, dense)
-    assert (first.ridge, second.ridge) == (None, 0.1)
-    assert unchanged()
     capsys.readouterr()
     judged(0.5, 0.5, 0.4)
     assert best_refit_(subject, MASK, search, dense).ridge == 0.1
     assert not unchanged()
     assert "stay as they were" not in capsys.readouterr().out
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("retrain", [1.0, 0.0])
-def test_a_run_refits_between_prune_and_retrain_towards_the_dense_model(retrain):
-    """As by hand on the weights of that moment, towards those at the end of fine-tuning."""
-    options = {"finetune": 2.0, "learning_rate": 3e-3, "retrain": retrain}
-    plain, data = make_pruner(**options), make_data()
-    make_trainer(limit_val_batches=1.0, max_steps=32).fit(plain, data)  # the end of fine-tuning
-    kept = parameters_of(ScoringContext(plain, data, make_trainer(limit_val_batches=1.0)))
-    pruned = make_pruner(**options)
-    make_trainer(limit_val_batches=1.0, max_steps=48).fit(pruned, make_data())  # the end of the prune phase
-    by_hand = ScoringContext(pruned, data, make_trainer(limit_val_batches=1.0))
-    expected = best_refit_(by_hand, pruned.steering.learned_mask(), RefitSearch(), kept)
-    refitting = make_pruner(**options, refit=True)
-    make_trainer(limit_val_batches=1.0).fit(refitting, make_data())
-    assert refitting.refitted["tried"] == expected.tried
-    assert refitting.refitted["ridge"] == expected.ridge
-    assert torch.equal(refitting.gates.mask, pruned.steering.learned_mask())
-    for name, parameter in parameters_of(by_hand).items() if not retrain else ():
-        torch.testing.assert_close(refitting.backbone.get_parameter(name).detach(), parameter, rtol=1e-5, atol=1e-6)
-    assert refitting.teacher is None
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_of_several_masks_the_one_of_the_best_refit_stays_with_its_weights(turned):
-    """As by refitting to each of them alone; a mask that is given twice is fitted once."""
-    masks = [MASK, 1 - MASK, MASK]
-    masks = masks[1::-1] if turned else masks
-    subject = with_a_selection_split(make_subject())
-    dense = parameters_of(subject)
-    taken, plain = refitted_to_best_(subject, masks, dense)
-    alone = []
-    for mask in masks[:2]:
-        one = with_a_selection_split(make_subject())
-        alone.append((best_refit_(one, mask, RefitSearch(), dense), parameters_of(one)))
-    best = max((0, 1), key=lambda number: max(map(subject.task.gain, alone[number][0].tried)))
-    assert torch.equal(taken, masks[best])
-    assert (plain["tried"], plain["ridge"]) == (alone[best][0].tried, alone[best][0].ridge)
-    assert [(one["mask"], one["tried"]) for one in plain["others"]] == [(masks[1 - best].tolist(), alone[1 - best][0].tried)]
-    for name, parameter in parameters_of(subject).items():
-        torch.testing.assert_close(parameter, alone[best][1][name], rtol=1e-5, atol=1e-6)
