@@ -13,7 +13,7 @@
     gates_over_time.csv, masks.json, sites.json, samples.tsv
     masks/*.json       the mask of each method
     plots/*.png        gate heat map, quality by budget, agreement of masks
-    checkpoints/       dense.ckpt (end of fine-tuning), last.ckpt, final.ckpt
+    checkpoints/       dense.ckpt (end of fine-tuning), final.ckpt
     experiments/       finished pieces of training and evaluation, see :mod:`training.comparison.cache`
     export/            the pruned model
     checksums.json     of the tables, masks and texts, see :mod:`training.runs.stored`
