@@ -64,7 +64,6 @@ class ExampleAxis:
 
         Args:
             values: ``[examples, gates]``.
-            dimensions: number of dimensions that the result shall have.
 
         Returns:
             ``[..., gates]``, of size 1 on all axes but this one.
@@ -87,7 +86,6 @@ def collect(rows: Tensor, numbers: Tensor, examples: int) -> Tensor:
     Args:
         rows: ``[..., gates]``.
         numbers: example of each row, ``[...]``; rows without one do not count.
-        examples: number of examples.
 
     Returns:
         ``[examples, gates]``.
@@ -134,7 +132,6 @@ def axes_of(numbers: Tensor, examples: int) -> list[ExampleAxis]:
 
     Args:
         numbers: example of each row ``[...]``, from :func:`locate`; negative where not known.
-        examples: number of examples.
     """
     found = []
     for axis, size in enumerate(numbers.shape):
@@ -157,11 +154,7 @@ def only_axis(shape: Sequence[int], examples: int) -> ExampleAxis | None:
 
 
 def count_examples(inputs: Mapping[str, Any]) -> int:
-    """The number of examples among a model's named inputs.
-
-    Raises:
-        GateError: where no known input is given and the others have first dimensions that differ.
-    """
+    """The number of examples among a model's named inputs."""
     lengths = {name: len(value) for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 0}
     known = next((lengths[name] for name in COUNTED if name in lengths), None)
     if known is not None:
@@ -201,12 +194,7 @@ Reached = dict[tuple[int, torch.Size], Tensor]
 
 
 class ExampleAxes:
-    """What is known of the examples' place in each site's heads.
-
-    Args:
-        model: The model.
-        sites: Its attention modules.
-    """
+    """What is known of the examples' place in each site's heads."""
 
     def __init__(self, model: nn.Module, sites: Sequence[AttentionSite]) -> None:
         self._model = model
@@ -245,13 +233,7 @@ class ExampleAxes:
         """Return the axis in heads of this shape ``[..., heads * head_dim]``, found out if nothing else tells.
 
         Args:
-            site: The index of the site.
-            shape: The shape of its heads.
-            examples: The number of examples.
             inputs: The running module with the arguments of its call; None if it may not run again.
-
-        Raises:
-            GateError: if the axis is not certain.
         """
         axis = self.known(site, shape, examples) or only_axis(shape, examples)
         if axis is None and inputs is not None:

@@ -386,9 +386,6 @@ def resized(inputs: Mapping[str, Tensor], batch: int, length: int | None = None)
     """The same inputs with another number of examples and, for tensors ``[batch, length]``, another length.
 
     Rows and columns are repeated in turn or left out; no attention mask is left without a single visible token.
-
-    Raises:
-        GateError: if the first axis is not the examples everywhere, as where patches of all pictures lie in one row.
     """
     rows = {name: len(tensor) for name, tensor in inputs.items()}
     if len(set(rows.values())) > 1:

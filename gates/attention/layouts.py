@@ -297,11 +297,7 @@ def without_adapter(module: nn.Module) -> nn.Module:
 
 
 def check_merged(model: nn.Module) -> None:
-    """Whether a model's weights are all that acts on their inputs.
-
-    Raises:
-        GateError: for adapters beside them.
-    """
+    """Whether a model's weights are all that acts on their inputs."""
     for name, module in model.named_modules():
         if without_adapter(module) is not module:
             raise GateError(

@@ -51,9 +51,6 @@ def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Mo
 
     Running the copy calls no hook and changes no mode, so that other threads may use the module at the same time.
 
-    Args:
-        module: The module to copy, with all its submodules.
-
     Returns:
         The copy, and a dictionary from every module inside the original to its copy.
 
@@ -148,7 +145,6 @@ def kept_generators(model: nn.Module, seed: int | None = None) -> Iterator[None]
     initialised.
 
     Args:
-        model: The model that runs in the block.
         seed: A seed for these generators; None leaves them as they are.
 
     >>> state = torch.get_rng_state()

@@ -27,9 +27,6 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
     """Leaf tensors of ones ``[..., gates]``, by the site and the shape of its heads ``[..., heads * head_dim]``.
 
     A module that runs several times on one shape has one leaf for all its passes.
-
-    Args:
-        names: names of the sites.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -78,9 +75,7 @@ def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Argume
     of the output is not a number, and no other.
 
     Args:
-        module: attention module.
         gated: its output projections that have gates.
-        arguments: what it was called with.
 
     Returns:
         None for a single token, from which it cannot be told; False also for a module that cannot be called again.
@@ -109,7 +104,6 @@ def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Ca
 
     Args:
         model: model in evaluation mode.
-        sites: attention modules of the model.
         run: function that runs the model on one example of several tokens without padding.
 
     Returns:
@@ -151,10 +145,7 @@ def _again(
     The call runs on a copy that shares the weights, since other threads may be running the module itself.
 
     Args:
-        module: The attention module.
-        arguments: The arguments of its last call.
         change: A function that replaces its first stream of tokens; every stream, if any projection is closed.
-        closed: The submodules that receive zeros.
     """
     first = next(_streams(arguments))
 
@@ -216,7 +207,6 @@ class OutputHooks:
 
     Args:
         model: any model; only its hooks change.
-        sites: attention modules of the model.
     """
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:

@@ -22,8 +22,6 @@ class OwnMethod:
     """A module's own method, which several users share.
 
     Args:
-        module: The module.
-        name: The name of the method.
         function: The function that is called with this object and the arguments of the method.
     """
 
@@ -43,12 +41,7 @@ class OwnMethod:
 
 
 class Use:
-    """One use of a module's own method.
-
-    Args:
-        own: The method.
-        user: What the method knows of this user.
-    """
+    """One use of a module's own method."""
 
     def __init__(self, own: OwnMethod, user: Any) -> None:
         self.own = own

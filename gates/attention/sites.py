@@ -249,11 +249,7 @@ def find_attention(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, 
 
 
 def matched_sites(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, ...]:
-    """The attention sites that the table describes; see :func:`find_attention`.
-
-    Raises:
-        GateError: for a part that the model lacks, attention that can never be gated, and a head size that is not known.
-    """
+    """The attention sites that the table describes; see :func:`find_attention`."""
     modules = _modules(model, only)
     if reason := next((_refused(module) for module in modules.values() if _refused(module)), ""):
         raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another model")
@@ -388,12 +384,7 @@ def _class_names(module: nn.Module) -> tuple[str, str]:
 
 
 def _head_dim(core: nn.Module, width: int) -> int | None:
-    """Features of one head, as the module states them or from the number of its heads; None if it states neither.
-
-    Args:
-        core: module that computes attention.
-        width: features of all heads.
-    """
+    """Features of one head, as the module states them or from the number of its heads; None if it states neither."""
     for name in HEAD_DIM_NAMES:
         if isinstance(found := getattr(core, name, None), int):
             return found
@@ -466,9 +457,6 @@ def site_labels(sites: Sequence[AttentionSite]) -> tuple[str, ...]:
 
     Two stacks of one kind are told apart by the first word in which their paths differ (``text_model.encoder.3``,
     ``vision_model.encoder.3``), and layers in groups by all their numbers (``encoder.0.1``).
-
-    Args:
-        sites: all sites of a model.
 
     >>> from transformers import AltCLIPConfig, AltCLIPModel
     >>> from gates.attention.sites import find_attention

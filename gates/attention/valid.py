@@ -15,20 +15,12 @@ Valid = Mapping[str, Tensor | None]
 
 
 def stack_of(site: AttentionSite) -> str:
-    """Return the name of the list of layers that a site lies in; its own name if it lies in none.
-
-    Args:
-        site: The site.
-    """
+    """Return the name of the list of layers that a site lies in; its own name if it lies in none."""
     return re.split(r"\.\d+(?:\.|$)", site.name, maxsplit=1)[0]
 
 
 def key_of(valid: Valid, site: AttentionSite) -> str | None:
     """Return the key of a site's mask: the innermost module around the site, or else its kind; None if there is neither.
-
-    Args:
-        valid: The masks.
-        site: The site.
 
     >>> from gates import find_attention
     >>> from transformers import BertConfig, BertModel
@@ -71,7 +63,6 @@ def rows_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor | 
 
     Args:
         valid: The masks, ``[batch, query]``.
-        sites: The attention modules of a model.
 
     Raises:
         GateError: See :func:`valid_by_site`.
@@ -84,11 +75,7 @@ def check_valid(valid: Tensor, shape: Size) -> None:
     """Raise unless a mask has the batch and the queries of what it is applied to.
 
     Args:
-        valid: The mask.
         shape: The expected shape, ``[batch, query]``.
-
-    Raises:
-        GateError: If the shapes differ.
     """
     if valid.shape != shape:
         raise GateError(

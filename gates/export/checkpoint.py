@@ -54,10 +54,6 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
     Args:
         tokenizer: any; one whose class does not tell its vocabulary passes.
-        name: what an error calls it.
-
-    Raises:
-        GateError: if all its tokens are special ones or spaces.
     """
     try:
         vocabulary = tokenizer.get_vocab()
@@ -75,12 +71,7 @@ def check_known(tokenizer: PreTrainedTokenizerBase, encoded: Sequence[Sequence[i
     """Whether a tokenizer knows most of the texts that it has encoded; some of them, evenly spread, are looked at.
 
     Args:
-        tokenizer: of the texts.
         encoded: token ids of texts that are not empty, with special tokens or without, not padded.
-        name: what an error calls the tokenizer.
-
-    Raises:
-        GateError: if it made no tokens of the texts, or more than half of them are the unknown token.
     """
     if not len(encoded):
         return
@@ -263,11 +254,7 @@ def copy_in_form(
 
 
 def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of one's own subclass as one of the stock class, with the same modules; a model of a stock class as it is.
-
-    Raises:
-        GateError: for a model that is not of Transformers, or has weights that its stock class does not have.
-    """
+    """A model of one's own subclass as one of the stock class, with the same modules; a model of a stock class as it is."""
     if not isinstance(model, PreTrainedModel):
         raise GateError(
             f"{type(model).__name__} is no Transformers model, so it cannot be exported; call prune_and_unload(), then save "

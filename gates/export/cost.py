@@ -36,7 +36,6 @@ def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> i
     export keeps one number as key and one as value, by which the length is known; they are not counted.
 
     Args:
-        sites: of a model, dense or pruned.
         mask: 0/1 per head of all sites, ``[heads]``, as if the others were removed; None for the model as it is. A key/value
             head goes when all its query heads do, and under uneven groups some are kept twice; see
             :func:`gates.surgery.remove.remove_heads_`.

@@ -57,11 +57,8 @@ def exported(
     """Export to a temporary place and yield a function that runs the file; it takes its name if the block succeeds.
 
     Args:
-        model: the model, for messages and for the size of its weights.
         wrapped: module that is exported; its forward ends in a ``*`` argument.
         example: inputs of ``wrapped``.
-        axes: names of the dynamic axes of each input.
-        names, outputs: names that the graph gives to its inputs and outputs.
         path: name of the ``.onnx`` file; must not exist.
 
     Raises:
@@ -157,9 +154,6 @@ def _leading(wrapped: nn.Module) -> int:
 def portable(model: PreTrainedModel) -> PreTrainedModel:
     """A copy for the CPU in float32, in evaluation mode, with attention and experts in explicit matrix products: the exporter
     takes these from every family, and they define what a token without any visible token attends to.
-
-    Raises:
-        GateError: if gates are attached.
     """
     if any(getattr(module, "_head_gates", False) for module in model.modules()):
         raise GateError(f"gates are attached to this {type(model).__name__}; prune it, or detach() them, before it is exported")
@@ -173,7 +167,6 @@ def at_least_two(inputs: Mapping[str, Tensor], length: int | None = None) -> dic
     """Inputs on the CPU with two examples or more, since the exporter takes an axis of length 1 for a constant.
 
     Args:
-        inputs: inputs of a model by name.
         length: length of the second axis of matrices; their own for None.
     """
     on_cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
@@ -236,12 +229,8 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
     ONNX Runtime then decodes from an empty cache in several steps and is compared with torch's forward pass without a cache.
 
     Args:
-        model: a causal or sequence-to-sequence language model.
         path: name of the ``.onnx`` file; must not exist.
         example_inputs: inputs of a forward pass; for an encoder-decoder with ``decoder_input_ids``.
-
-    Raises:
-        GateError: see :func:`gates.export.onnx.export_onnx`; also for a model without an ordinary key/value cache.
     """
     if not model.can_generate():
         raise GateError(f"{type(model).__name__} does not generate text, so it has no decoding step; use export_onnx")
@@ -382,9 +371,6 @@ def export_onnx_files(
     Args:
         model, example_inputs: see :func:`export_onnx`.
         directory: directory of the files; must exist.
-
-    Raises:
-        GateError: see :func:`export_onnx`.
     """
     directory = Path(directory)
     if not model.can_generate():

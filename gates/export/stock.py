@@ -171,9 +171,6 @@ def _by_layer_(config: Any, field: str, counts: Mapping[int, int], *, only_known
     """State a number for each layer in a config, where it can; returns whether it could.
 
     Args:
-        config: of the stack that the layers are in.
-        field: that states the number for all layers.
-        counts: the numbers by layer.
         only_known: only where the config states them by layer already.
     """
     listed = getattr(config, f"{field}_per_layer", None)
@@ -250,7 +247,6 @@ def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
     and all layers as many groups as the one with most.
 
     Args:
-        model: dense Transformers model.
         mask: 0/1 per head, ``[heads]``.
 
     Raises:
@@ -283,7 +279,6 @@ def padded_mask(sites: Sequence[AttentionSite], mask: Tensor, extents: Sequence[
     A site's groups with kept heads come first, and their kept heads, then others in their order.
 
     Args:
-        sites: of a dense model.
         mask: 0/1 per head, ``[heads]``.
         extents: groups and heads of each group, for every site; no fewer than it keeps, no more than it has.
     """

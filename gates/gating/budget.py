@@ -110,13 +110,9 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
 
     Args:
         price: ``0.01`` or ``{"encoder": 0.01, "cross": 0.1}``.
-        heads: heads of each kind in the model.
 
     Returns:
         Prices by the place of a kind in ``KINDS``.
-
-    Raises:
-        GateError: below 0, or for a kind the model lacks.
     """
     prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
     if not prices:
@@ -136,8 +132,6 @@ def check_mask(mask: Tensor, gates: int, unit: str = "head") -> None:
 
     Args:
         mask: to look at; of one on the meta device the shape alone.
-        gates: number of gates.
-        unit: what a gate closes, for the error.
     """
     if not isinstance(mask, Tensor):
         raise GateError(f"the mask is a {type(mask).__name__}; expected a tensor with 0 or 1 for each of {gates} {unit}s")
@@ -195,7 +189,6 @@ def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
 
     Args:
         scores: ``[heads]``; higher is kept first, ties go to the earlier head.
-        limit: with the table of the model.
 
     Returns:
         0/1 mask ``[heads]``, float32.

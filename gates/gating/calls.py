@@ -90,9 +90,6 @@ class Calls:
 
     A thread has a stack of the modules that it runs, each with the call it belongs to: a part that runs inside a call has the
     call of what is around it. Compiled code has one call for all threads, since the compiler cannot trace the thread.
-
-    Args:
-        sizes: The number of gates of each site.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -118,7 +115,6 @@ class Calls:
         Args:
             part: The module that is called.
             values: A function that returns the gate values of a new call, ``[gates]`` or ``[examples, gates]``.
-            inputs: Its positional and keyword arguments.
         """
         if torch.compiler.is_compiling():
             if self._compiled is None or not self._compiled.part.holds(part):
@@ -182,11 +178,7 @@ class Calls:
         return None if values is None else values.split(self._sizes, dim=-1)
 
     def _recomputed(self) -> Call | None:
-        """Return the finished call whose backward pass this thread is computing; None if it computes none.
-
-        Raises:
-            GateError: where calls of several threads have nodes of this number, and none of them was of this thread.
-        """
+        """Return the finished call whose backward pass this thread is computing; None if it computes none."""
         node = torch._C._current_autograd_node()
         if node is None:
             return None

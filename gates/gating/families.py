@@ -65,7 +65,6 @@ class TopKGates(LearnedGates):
     """Gates of which a fixed number is open, in the whole model or among the heads of each kind.
 
     Args:
-        budget: number of gates to keep, in total or per kind.
         kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
 
     In ``eval()`` mode a call gives the 0/1 mask of the highest ``log_alpha`` that :meth:`current_budget` allows.
@@ -210,11 +209,7 @@ def slowed(before: Tensor, after: Tensor) -> Tensor:
 
 
 class ClampedLinear(LearnedGates):
-    """Gates ``clamp(log_alpha, 0, 1)``, fully open at the start; nothing is drawn, and ``log_alpha`` is no logarithm here.
-
-    Args:
-        gates: number of gates.
-    """
+    """Gates ``clamp(log_alpha, 0, 1)``, fully open at the start; nothing is drawn, and ``log_alpha`` is no logarithm here."""
 
     def __init__(self, gates: int) -> None:
         super().__init__(gates, initial_log_alpha=1.0)
@@ -248,13 +243,9 @@ def learned_gates(family: GateFamily, budget: Budget, kind_index: Tensor, hard_c
     """Gates of a family, as they are before training.
 
     Args:
-        family: name of the family.
         budget: number of gates that the two top-k families keep; without effect on the others.
         kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
         hard_concrete: gates of the first family, returned as they are where it is named.
-
-    Raises:
-        GateError: for a name that no family has.
     """
     match family:
         case "hard-concrete":

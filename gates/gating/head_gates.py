@@ -441,11 +441,7 @@ def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_inde
 
     Args:
         kinds: names of the kinds; None for all.
-        sizes: gates of each kind in the model.
         kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
-
-    Raises:
-        GateError: for a kind that the model lacks.
     """
     for kind in kinds or ():
         if kind not in sizes:
@@ -456,20 +452,11 @@ def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_inde
 
 
 def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) -> None:
-    """Whether a saved state is of such gates.
-
-    Args:
-        state: extra state of some gates.
-        unit: what a gate scales here.
-        sites: gates of each site here.
-
-    Raises:
-        GateError: for another unit, or the sites of another model.
-    """
-    saved = state.get("unit", "head")  # no unit: a checkpoint from before there were two
-    if saved != unit:
+    """Whether a saved state is of such gates."""
+    if state["unit"] != unit:
         raise GateError(
-            f"the checkpoint holds gates per {saved}, but these gates are per {unit}; build them with unit={saved!r}"
+            f"the checkpoint holds gates per {state['unit']}, but these gates are per {unit}; "
+            f"build them with unit={state['unit']!r}"
         )
     if state["sites"] != sites:
         raise GateError(

@@ -89,12 +89,7 @@ class LatencyTable:
         return max((count for count, time in enumerate(least) if time <= limit + SLACK), default=0)
 
     def check_fits(self, gates: Mapping[str, int], unit: str) -> None:
-        """Raises :class:`GateError` for the table of another model.
-
-        Args:
-            gates: of each site of the model, by label.
-            unit: of its gates.
-        """
+        """Raises :class:`GateError` for the table of another model."""
         own = {site.label: site.gates for site in self.sites}
         if (own, self.unit) != (dict(gates), unit):
             raise GateError(
@@ -112,11 +107,7 @@ class LatencyTable:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LatencyTable:
-        """What :meth:`write` wrote.
-
-        Raises:
-            GateError: for a file that cannot be read or holds no such table.
-        """
+        """What :meth:`write` wrote."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -206,9 +197,6 @@ class TimeLimit:
 
 def parse_time(text: str) -> tuple[float, Measure]:
     """The number and the measure of ``12ms`` or ``0.7x``.
-
-    Raises:
-        GateError: for another text.
 
     >>> parse_time("12ms"), parse_time("0.7x")
     ((12.0, 'ms'), (0.7, 'x'))

@@ -53,7 +53,6 @@ def solve_price(
     Args:
         log_alpha: parameters of the gates, ``[heads]``.
         expected: open heads to have in expectation, at most; brought into the range that the limits allow.
-        stretch: temperature and stretch interval of the gates.
         costs: what an open head costs at a price of 1, ``[heads]``, at least 0; 1 by default. The step is by price times cost.
         total: function from the probabilities to be open ``[n, heads]`` to what is expected, ``[n]``, which falls with each
             of them; their sum by default.
@@ -87,7 +86,6 @@ def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
     Args:
         log_alpha: parameters of the gates, ``[heads]``.
         price: of an open head, a scalar or one per head, or prices ``[n, 1]`` or ``[n, heads]`` to step by each.
-        stretch: temperature and stretch interval of the gates.
     """
     stepped = log_alpha - price * l0_gradient(log_alpha, stretch)
     return stepped.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
@@ -104,7 +102,6 @@ class RelaxedTime:
     """The time that gates take in expectation.
 
     Args:
-        limit: with the table of the model.
         stretch: temperature and stretch interval of the gates. With ``|log_alpha|`` limited, probabilities are between two
             others than 0 and 1, which count as closed and open here.
 

@@ -36,9 +36,6 @@ class BudgetSchedule:
     with exactly the budgeted gates at one limit and the others at the other.
 
     Args:
-        budget: to come to.
-        heads: of each kind in the model.
-        stretch: temperature and stretch interval of the gates.
         start: share of the heads from which the schedule sets out.
 
     Attributes:
@@ -64,7 +61,6 @@ class TimeSchedule:
     """The expected time of a model on its way from that of all gates as they are to a limit; see :class:`BudgetSchedule`.
 
     Args:
-        time: that the gates take.
         first: milliseconds from which the schedule sets out.
 
     Attributes:
@@ -91,9 +87,7 @@ class BudgetController:
     two top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
 
     Args:
-        gates: gates of a model, as their family starts them.
         budget: gates to keep: a count, a fraction or one of these per kind, or a time, see :class:`gates.gating.budget.Budget`.
-        minimum_per_layer: gates that every layer keeps in the final mask.
         ramp: share of the pruning after which the schedule has arrived at the budget; then the choice settles.
         start: open fraction from which the schedule sets out; None for that of the gates now, where they are held to it (their
             limits are below an expectation of all heads), and for 1 elsewhere. A schedule in time sets out from theirs.
@@ -256,9 +250,6 @@ def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
     Returns:
         The learning rate of gates, divided by the root of the second moment in Adam, or by 1 - momentum in SGD. 0 before Adam's
         first step, which a gradient scaler may skip.
-
-    Raises:
-        GateError: for an optimiser that does not train the gates, or whose steps are not known to be those of Adam or SGD.
     """
     log_alpha, shares = gates.log_alpha, None
     while wrapper := next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WRAPPERS), None):
@@ -296,12 +287,7 @@ def _steps_as(optimizer: object, kind: type[Optimizer]) -> bool:
 
 
 def ramped(done: float, length: float) -> float:
-    """How far a ramp has gone, 0 to 1.
-
-    Args:
-        done: what has been done since it began, in steps or as a share of them.
-        length: when it has reached its end, in the same unit.
-    """
+    """How far a ramp has gone, 0 to 1."""
     return min(1.0, done / length) if length > 0 else 1.0
 
 
@@ -322,7 +308,6 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
     """Let the gates start apart from each other, by the logarithm of a head's score.
 
     Args:
-        gates: gates of a model, as their family starts them.
         scores: of each gate, ``[gates]``, at least 0 and comparable across layers: HIS normalised by layer
             (:func:`gates.scores.importance.normalise_by_layer`), or what removal costs an optimal brain surgeon
             (:func:`gates.scores.brain_surgeon.brain_surgeon_scores`).
@@ -351,7 +336,6 @@ def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tens
         closing_step: state before the step, int64 ``[gates]``: the step since which a gate has been closed,
             :data:`NOT_CLOSED` if it is open.
         values: values of the gates in evaluation after the step, ``[gates]``; a gate is closed at 0.
-        step: number of the step.
 
     Returns:
         ``[gates]``. A gate that opened again has its closing step taken back.

@@ -32,11 +32,7 @@ class Moments(NamedTuple):
     yy: Tensor
 
     def of(self, features: Tensor) -> Moments:
-        """Those of some inputs alone.
-
-        Args:
-            features: indices of inputs.
-        """
+        """Those of some inputs alone."""
         return Moments(self.positions, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
 
     def centred(self) -> tuple[Tensor, Tensor]:
@@ -48,8 +44,6 @@ class ProjectionMoments(HeadMetric):
     """Gathers :class:`Moments`, of any number of processes.
 
     Args:
-        features: inputs of the projection.
-        outputs: of the projection.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -166,7 +160,6 @@ def squared_error(moments: Moments, weight: Tensor, bias: Tensor | None) -> Tens
     """``sum |W x + b - y|^2``, a scalar.
 
     Args:
-        moments: of inputs and targets.
         weight: ``[out, in]``.
         bias: ``[out]`` or None.
     """

@@ -263,13 +263,8 @@ def found_queries(
 
     Args:
         gates: The gates, attached. The model runs once unless the batch is text alone or all masks are given.
-        forward: A function that runs the model on a batch.
         given: A function from a batch to masks that the caller knows, ``[batch, query]``, by kind or by the name of a module;
             None where all queries count. They are taken as they are, and the masks of other sites are found.
-        batch: The inputs of a model of Transformers.
-
-    Raises:
-        GateError: If a site's mask is not certain and not given.
     """
     known = {} if given is None else dict(given(batch))
     left = [site for site in gates.sites if key_of(known, site) is None]

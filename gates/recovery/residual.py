@@ -136,9 +136,7 @@ class _Additions(TorchDispatchMode):
         """A sum of two; whether it is a stream that something followed was added to.
 
         Args:
-            one, other: summands.
             before: content of the first, which may hold the sum now.
-            result: the sum.
         """
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
@@ -191,10 +189,6 @@ class Block:
 def block_of(model: nn.Module, name: str) -> Block | None:
     """The outermost block that a module lies in; None if it is in none.
 
-    Args:
-        model: with the module.
-        name: of the module.
-
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(2, 2))]), "head": nn.Linear(2, 2)})
     >>> block_of(model, "layers.0.0").name, block_of(model, "head")
     ('layers.0', None)
@@ -222,7 +216,6 @@ class FinishedStates:
         """Finished blocks do not compute again for the length of a ``with`` block, but give what the last of them gave.
 
         Args:
-            batch: number of the batch that the model runs on.
             finished: blocks that compute the same from now on, in the order of the model; more and more of them from call to
                 call. The last one of each stack is kept as soon as it has run.
         """
@@ -292,11 +285,8 @@ class Passes:
     """Passes of one of the two models over the batches, each as far as it has to go.
 
     Args:
-        gates: attached.
         values: of the gates, ``[gates]``.
         weights: in force in place of the model's own, by name; they may be added to.
-        forward: function that runs the model on a batch.
-        writers: all, in the order of the model.
         reenters: whether a batch enters the model again behind finished blocks.
     """
 

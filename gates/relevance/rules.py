@@ -59,7 +59,6 @@ class Rules:
         """The epsilon rule for ``y = x W + b``: x gets ``x * W (R / (y + epsilon sign y))``, and b keeps its part.
 
         Args:
-            output: y.
             constant: b, broadcastable to y; None where there is none.
             factors: 2 for a product of two matrices that both depend on the input, each of which gets half (the uniform rule).
         """
@@ -78,7 +77,6 @@ class Rules:
         """The rule for what is linear and needs no epsilon: sums, concatenations, sums with constants, which keep their part.
 
         Args:
-            output: of the operation.
             constant: what it is where all that depends on the input is 0, broadcastable to the output; None for 0.
         """
         if constant is not None:
@@ -160,11 +158,7 @@ def product(values: Tensor, gradients: Tensor) -> Tensor:
 
 
 def unchanged(tensor: Tensor) -> Callable[[], Tensor]:
-    """A function that returns a tensor's values, outside of any graph.
-
-    Raises:
-        GateError: when called, if they were overwritten in the meantime.
-    """
+    """A function that returns a tensor's values, outside of any graph."""
     values, version = tensor.detach(), tensor._version
 
     def read() -> Tensor:
@@ -227,10 +221,6 @@ class RelevanceGraph(TorchFunctionMode):
 
     Embeddings that are looked up are its inputs, but for tables with one number for each head: T5's position biases, which
     count as constants. Pixels and other numbers that the model is given are inputs where they require gradients.
-
-    Args:
-        heads: numbers of heads that the model's attention has.
-        epsilon: of the epsilon rule.
 
     Attributes:
         rules: with what they absorbed.
@@ -312,11 +302,6 @@ class RelevanceGraph(TorchFunctionMode):
 def following_rules(model: nn.Module, sites: Sequence[AttentionSite], *, epsilon: float = EPSILON) -> Iterator[RelevanceGraph]:
     """Run a model with relevance for gradients inside the block: in evaluation mode, uncompiled, with eager attention and with
     parameters that require no gradients.
-
-    Args:
-        model: Transformers model.
-        sites: attention modules of the model.
-        epsilon: of the epsilon rule.
 
     Raises:
         GateError: in a backward pass, where relevance reaches an operation that has no rule.

@@ -37,7 +37,6 @@ def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
 
     Args:
         weights: of attention, ``[batch, heads, query, key]``.
-        view: of the batch.
         offsets: of the key from the query, ``[columns]``.
     """
     visible = view.visible
@@ -54,7 +53,6 @@ class PositionalShares(SentenceShares):
     """:func:`positional_counts` over the data; a column for each of ``offsets``.
 
     Args:
-        sites: attention modules of the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -98,10 +96,7 @@ def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offs
 
     Args:
         weights: of attention between tokens, ``[batch, heads, token, token]``.
-        trees: of the batch.
         causal: whether later tokens are not seen.
-        relations: how many relations there are.
-        offsets: of the baselines, in words.
     """
     size = trees.heads.shape[1]
     among = other_words(trees.words, size, causal)
@@ -120,7 +115,6 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
     Args:
         chosen: the word that each word chooses; -1 for none.
-        trees: of the batch.
         labels: one-hot relations of the words, ``[batch, words, relations]``; zeros where none counts.
     """
     rows, seen = chosen.shape[1], chosen >= 0
@@ -137,9 +131,6 @@ class SyntacticShares(SentenceShares):
     """:func:`arc_counts` over the data; a column for each relation and direction.
 
     Args:
-        sites: attention modules of the model.
-        relations: names of the relations.
-        reach: of the fixed offsets that heads are compared with, in words.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -197,9 +188,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
     Args:
         weights: of attention between tokens, ``[batch, heads, token, token]``.
-        mentions: of the batch.
         causal: whether later tokens are not seen.
-        offsets: of the baselines, in words.
     """
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)
@@ -230,7 +219,6 @@ class CoreferenceShares(SentenceShares):
     """:func:`mention_counts` over the data.
 
     Args:
-        sites: attention modules of the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -262,11 +250,7 @@ def repeated_sequences(
     """Random sequences of distinct tokens, each said twice.
 
     Args:
-        tokens: that may be drawn.
-        rows: how many sequences.
         start: token in front of each; None for none.
-        longest: the most tokens of a sequence.
-        seed: of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     pool = torch.tensor(list(tokens))
@@ -300,9 +284,7 @@ def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -
 
     Args:
         weights: of attention, ``[batch, heads, token, token]``.
-        view: of the batch.
         earlier: places of the copies, ``[batch, token]``; -1 for none.
-        offsets: of the baselines.
     """
     among = view.visible & view.text.unsqueeze(1)
     counted = view.queries & (earlier >= 0)
@@ -321,7 +303,6 @@ class CopyShares(SentenceShares):
     """:func:`copy_counts` over the data.
 
     Args:
-        sites: attention modules of the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -351,7 +332,6 @@ def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
 
     Args:
         counts: of every token of the vocabulary in training data, ``[vocabulary]``.
-        common: how many tokens are called frequent.
     """
     frequent = torch.zeros(len(counts), dtype=torch.bool)
     frequent[counts.argsort(descending=True, stable=True)[:common]] = True
@@ -366,10 +346,8 @@ def rare_counts(weights: Tensor, view: View, frequency: Tensor, common: Tensor, 
 
     Args:
         weights: of attention, ``[batch, heads, query, key]``.
-        view: of the batch.
         frequency: of the keys in training data, ``[batch, key]``.
         common: keys that are frequent tokens, ``[batch, key]``.
-        offsets: of the baselines.
     """
     among = view.visible & view.text.unsqueeze(1)
     frequency = frequency.double().unsqueeze(1).expand_as(among)
@@ -397,7 +375,6 @@ class RareTokenShares(SentenceShares):
     """:func:`rare_counts` over the data.
 
     Args:
-        sites: attention modules of the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -431,7 +408,6 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
 
     Args:
         weights: of attention, ``[batch, heads, query, key]``.
-        view: of the batch.
     """
     visible, keys = view.visible, view.keys
     first = keys & (keys.cumsum(-1) == 1)
@@ -461,7 +437,6 @@ class SinkShares(SentenceShares):
     """:func:`sink_counts` over the data.
 
     Args:
-        sites: attention modules of the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 

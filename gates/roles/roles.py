@@ -108,11 +108,6 @@ def assign(rule: Rule, shares: Shares, names: Sequence[str]) -> Role:
     A head has it by every column whose share reaches what the rule asks for, above the baseline with p < 0.05 after Holm's
     correction over heads and columns. What is said of a head is of its best such column, by the distance from the baseline;
     without one, of the best column of all.
-
-    Args:
-        rule: thresholds.
-        shares: of the columns that belong to the role.
-        names: of these columns.
     """
     p = holm(p_values(shares))
     without = shares.baseline.isnan()
@@ -157,11 +152,6 @@ def observe_weights(model: PreTrainedModel, sites: tuple[AttentionSite, ...], ta
     """Hand out the attention weights of every forward pass inside the block, one site at a time; none is kept.
 
     They are what the model attends with, before dropout and gates. See :func:`gates.scores.observe.observe_attention`.
-
-    Args:
-        model: any model whose attention is observed there.
-        sites: attention modules of the model that run inside the block.
-        take: receives the weights.
 
     >>> from gates import find_attention
     >>> from transformers import BertConfig, BertModel

@@ -26,7 +26,6 @@ def sentence_weights(sentences: Tensor, replicates: int = REPLICATES) -> Tensor:
 
     Args:
         sentences: numbers of the sentences, ``[batch]``.
-        replicates: of the bootstrap.
     """
     generator, ones = torch.Generator(), torch.ones(replicates, dtype=torch.float64)
     drawn = [torch.poisson(ones, generator=generator.manual_seed(int(number))) for number in sentences]
@@ -96,8 +95,6 @@ class SentenceShares(HeadMetric):
     The state has the same size whatever the data: ``(1 + replicates) * heads * columns`` numbers and those of the baselines.
 
     Args:
-        sites: attention modules of the model.
-        columns: kinds of events.
         baselines: rows of baselines, which heads of one kind of attention share.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
@@ -253,7 +250,6 @@ def word_attention(weights: Tensor, words: Tensor, count: int) -> Tensor:
     Args:
         weights: of attention between tokens, ``[batch, heads, token, token]``.
         words: the word that each token is a piece of, ``[batch, token]``; -1 for none.
-        count: words of the longest example.
     """
     member = (words.unsqueeze(-1) == torch.arange(count, device=words.device)).to(weights.dtype)
     mean = member / member.sum(1, keepdim=True).clamp(min=1)

@@ -33,15 +33,11 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     Args:
         gates: gates of the model, attached for as long as this runs; the model is in evaluation mode meanwhile.
         masks: gate values ``[masks, gates]``, 0/1 or between.
-        batches: batches, each run once with every mask.
         per_example: function that runs the model on a batch and returns a value per example ``[examples]``, such as its
             loss or whether its answer is right, or several ``[examples, values]``.
 
     Returns:
         ``[masks, examples]`` or ``[masks, examples, values]``, examples in the order of the batches.
-
-    Raises:
-        GateError: for masks of another size, or if there are no batches.
     """
     if masks.dim() != 2 or masks.shape[1] != gates.size:
         raise GateError(f"the masks have shape {list(masks.shape)}; expected [masks, {gates.size}]")
@@ -124,11 +120,7 @@ def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None
     """Replace closed heads by their mean output for the length of a ``with`` block.
 
     Args:
-        gates: attached gates.
         means: mean output of the heads of each site, ``[heads * head_dim]``, from :class:`MeanHeadOutput`.
-
-    Raises:
-        GateError: for gates that are not attached, or means of other sizes.
     """
     expected = [site.heads * site.head_dim for site in gates.sites]
     if [mean.numel() for mean in means] != expected:
@@ -142,12 +134,8 @@ def given_replacement(gates: HeadGates, outputs: Sequence[Tensor]) -> Iterator[N
     """Replace closed heads by given outputs, such as those on other examples, for the length of a ``with`` block.
 
     Args:
-        gates: attached gates.
         outputs: of the heads of each site, of the shape that they have in the passes to come,
             ``[batch, query, heads * head_dim]``.
-
-    Raises:
-        GateError: for gates that are not attached; in a pass, where the heads have another shape.
     """
 
     def of_call(site: int, heads: Tensor) -> Tensor:
@@ -232,7 +220,6 @@ def _replaced(gates: HeadGates, replacement: Callable[[int, Tensor], Tensor]) ->
     """Hooks around the gates' own, so that a head's output is ``z * head + (1 - z) * replacement``.
 
     Args:
-        gates: attached gates.
         replacement: of a site's heads ``[batch, query, heads * head_dim]``, broadcastable to them.
     """
     if not gates.is_attached:
@@ -287,7 +274,6 @@ def interchange(gates: HeadGates, original: Batch, counterpart: Batch, margin: C
 
     Args:
         gates: of the model; they may be attached. The model is in evaluation mode meanwhile.
-        original: a batch.
         counterpart: the batch of the same shape whose outputs take the place.
         margin: function that runs the model on a batch and says how much each example speaks for the *original's* answer,
             ``[batch]``, such as a difference of logits. It is asked of both batches.
@@ -316,9 +302,6 @@ def effects(moved: Tensor, apart: Tensor) -> Tensor:
 
     Args:
         moved, apart: sums of :class:`Interchange` over pairs, ``[gates]`` and a scalar.
-
-    Raises:
-        GateError: if the model does not tell the examples from their counterparts.
     """
     if float(apart) <= 0:
         raise GateError(
@@ -351,7 +334,6 @@ def descend_each(
         start: ``[problems, features]``.
         evaluate: function from points ``[problems, features]`` to their values ``[problems]`` and gradients.
         floor: values to be hoped for, which the first step aims at; it does not bound what is found.
-        steps: evaluations after the first.
 
     Returns:
         The best points ``[problems, features]`` and their values ``[problems]``, which are at most those at the start.

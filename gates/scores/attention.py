@@ -225,7 +225,6 @@ def attention_entropy(
     Args:
         query: queries, ``[batch, heads, query, head_dim]``.
         key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
-        scale: factor of the scores.
         mask: true at visible keys, or a summand of the scores that is ``-inf`` or its type's lowest value at invisible keys
             and anything finite elsewhere; broadcastable to ``[batch, heads, query, key]``.
         causal: whether query i sees the keys 0 to i alone, of those that the mask shows.
@@ -253,7 +252,6 @@ def _only_hides(mask: Tensor | None, bias: Tensor | None) -> bool:
 
     Args:
         mask: that was given; of booleans it is known without a look.
-        bias: what was made of its rows.
     """
     if mask is None or bias is None or mask.dtype == torch.bool:
         return True
@@ -393,7 +391,6 @@ def attention_confidence(
     Args:
         query: queries, ``[batch, heads, query, head_dim]``.
         key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
-        scale: factor of the scores.
         mask: true at visible keys, or a summand of the scores, broadcastable to ``[batch, heads, query, key]``.
         causal: whether queries see no later keys.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).

@@ -54,8 +54,6 @@ class SiteMoments(HeadMetric):
     """Gathers :class:`OutputMoments` of one site, of any number of processes.
 
     Args:
-        features: inputs of the output projection.
-        outputs: of the output projection.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
@@ -99,7 +97,6 @@ def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tup
     """What the output projections were given in one forward pass, and the gradients of the loss where they put their output.
 
     Args:
-        gates: gates of the model, attached or not.
         losses: function that runs the model and returns the per-example losses ``[batch]``.
 
     Returns:

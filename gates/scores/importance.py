@@ -79,13 +79,9 @@ def gate_gradients(
     """Run a model and differentiate its losses.
 
     Args:
-        gates: gates of the model, attached or not.
         losses: function that runs the model and returns the per-example losses ``[batch]``.
         weights: further tensors to differentiate with respect to, each requiring gradients.
         per_example: whether gradients can be asked for by example.
-
-    Raises:
-        GateError: see :func:`gates.scores.importance.head_gradients`.
     """
     with (
         alone(gates.model),
@@ -138,7 +134,6 @@ def _still_hold(axes: Sequence[ExampleAxis | None], leaves: list[Tensor], rows: 
     Args:
         axes: The axis of each tensor of rows; None where it is unknown, which is not checked.
         leaves: The gates of every row and position, ``[..., gates of the site]``, in the graph of the losses, which is kept.
-        rows: The gradients of the summed losses with respect to them.
         losses: The per-example losses ``[batch]``.
     """
     examples = len(losses)
@@ -167,11 +162,6 @@ def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[s
 
     Args:
         losses: per-example losses ``[batch]`` in a graph, which is kept.
-        rows: tensors of this graph.
-        names: names of the sites that they belong to.
-
-    Raises:
-        GateError: if a row belongs to several examples.
     """
 
     def touched(group: Tensor) -> list[Tensor]:
@@ -352,15 +342,11 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
     Args:
         scores_at: function from a 0/1 mask ``[gates]`` to the scores ``[gates]`` of the model with it in force; those of closed
             gates do not count.
-        gates: gates in the model.
         share: share of all gates that is removed in each step; about 10 % in the paper, and at least one gate.
 
     Returns:
         ``[gates]``, float64: the position of each gate in the order of removal, 0 for the first to go. So higher is kept first,
         and the mask of any budget follows. Within one step the lower score goes first.
-
-    Raises:
-        GateError: for a share that is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise GateError(f"the share of gates removed in one step is {share}; expected a number above 0 and at most 1")
@@ -439,8 +425,6 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
     """The score of every head for every example of a batch.
 
     Args:
-        model: model, in evaluation mode meanwhile.
-        sites: attention modules of the model.
         losses: function that runs the model once and returns the per-example losses ``[batch]``.
 
     Returns:

@@ -144,8 +144,6 @@ def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], 
     """Watch every site where it hands out its attention: in a function's call, or else among its outputs.
 
     Args:
-        model: model on eager or PyTorch's attention.
-        sites: attention modules of the model.
         update: function called with the index of a site, what measures its attention, and the keys each query sees.
     """
     calls = _Calls(sites, update)

@@ -31,8 +31,6 @@ def removal_orders(places: Sequence[int], gates: int, *, seed: int = 0) -> Tenso
 
     Args:
         places: numbers of the examples. An order is a function of its number alone, whichever process has the example.
-        gates: gates in the model.
-        seed: of all orders.
     """
     orders = torch.empty(len(places), gates, dtype=torch.long)
     for row, place in enumerate(places):
@@ -53,12 +51,8 @@ def shapley_rows(
     Args:
         orders: from :func:`removal_orders`.
         losses_of: function from masks ``[examples, gates]``, one for each example, to their losses ``[examples]``.
-        mean: over the examples, of all processes.
         tolerance: share of the mean absolute change from the dense model to the closed one below which walks are truncated; 0
             walks them to their end.
-
-    Raises:
-        GateError: for a negative tolerance.
     """
     if tolerance < 0:
         raise GateError(f"the tolerance of truncated walks is {tolerance}; expected 0 (no truncation) or a small share above")
@@ -93,7 +87,6 @@ class ShapleyValues(HeadMetric):
     """Streams rows of :func:`shapley_rows` into their mean and its standard error; exact under DDP.
 
     Args:
-        gates: gates in the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
 
     >>> values = ShapleyValues(2)

@@ -38,7 +38,6 @@ def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bo
     """The score of every gate, ``[gates]``, float64.
 
     Args:
-        gates: gates of the model.
         gradients: gradients of the loss with respect to :func:`output_weights`, in their order and shapes.
         absolute: whether to take ``|w * dL/dw|``; without it the result is the signed gradient of the gate.
     """
@@ -123,7 +122,6 @@ def fluctuation(gates: HeadGates, variances: Sequence[Tensor]) -> Tensor:
     """The score of every gate, ``[gates]``, float64: the mean over its features.
 
     Args:
-        gates: gates of the model.
         variances: of the features of every site, ``[heads * head_dim]``, from :class:`HeadOutputVariance`.
 
     Raises:
@@ -156,11 +154,7 @@ def _standardised(values: Tensor) -> Tensor:
 
 
 def input_weights(gates: HeadGates) -> list[Tensor]:
-    """The weights of every site's query, key and value projections, as their classes store them; each once.
-
-    Raises:
-        GateError: where an adapter adds to one, or heads have no rows of their own in them.
-    """
+    """The weights of every site's query, key and value projections, as their classes store them; each once."""
     check_merged(gates.model)
     without = next((site for site in gates.sites if site.gate_only), None)
     if without is not None:
@@ -180,7 +174,6 @@ def gradient_norms(gates: HeadGates, gradients: Sequence[Tensor]) -> Tensor:
     """The score of every gate, ``[gates]``, float64. Heads that share a key/value head share the norms of its blocks.
 
     Args:
-        gates: gates of the model.
         gradients: of the objective with respect to :func:`input_weights`, in their order and shapes.
     """
     waiting, scores = iter(gradients), []

@@ -103,10 +103,6 @@ WITH_WEIGHTS = 2
 def returned(forward: Callable[..., Any], output: str) -> tuple[int, bool]:
     """How many outputs a forward pass has, and whether they come as a list.
 
-    Args:
-        forward: forward pass of a class of attention, as the class has it.
-        output: path of its output projection.
-
     Returns:
         1 where it returns a tensor by itself; :data:`WITH_WEIGHTS` where it returns more, or its code does not tell.
     """

@@ -144,8 +144,6 @@ def _read(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Mappin
     """Run one forward pass in evaluation mode, always with the same random numbers.
 
     Args:
-        model, inputs: model that runs, and what it runs on.
-        sites: attention modules whose outputs are read.
         instead: outputs of attention modules that the model goes on with in place of its own; empty for its own.
     """
     reading: Reading = {}
@@ -279,9 +277,6 @@ def check_same_outputs(model: PreTrainedModel, reloaded: PreTrainedModel, inputs
 
     ``model`` computes with the buffers that are not saved as ``reloaded`` has them: they are made anew when a model is loaded,
     and in float32, whatever type the weights have.
-
-    Raises:
-        GateError: if outputs differ by more than the rounding of the model's type.
     """
     head_gates = HeadGates(model)
     with _buffers_of(reloaded, model), head_gates.attached(), head_gates.use(gates.to(model.device)):

@@ -86,13 +86,6 @@ def test_parameters_state_and_mode_cover_model_and_gates():
     assert torch.equal(logits(other, inputs("bert")), logits(gated.eval(), inputs("bert")))
 
 
-def test_half_precision_is_for_the_model_only():
-    gated = gated_model("bert").to(torch.bfloat16)
-    assert {parameter.dtype for parameter in gated.base_model.parameters()} == {torch.bfloat16}
-    assert gated.gates.log_alpha.dtype == torch.float32
-    assert logits(gated, inputs("bert")).isfinite().all()
-
-
 def test_a_copy_is_independent():
     gated, batch = gated_model("bert"), inputs("bert")
     before = logits(gated, batch)
@@ -104,13 +97,6 @@ def test_a_copy_is_independent():
     twin.unload()
     assert gated.gates.is_attached
     assert torch.equal(logits(gated, batch), before)
-
-
-@pytest.mark.integration
-def test_compiled_equals_eager():
-    gated, batch = gated_model("bert"), inputs("bert")
-    torch.testing.assert_close(logits(torch.compile(gated, backend="aot_eager"), batch), logits(gated, batch))
-    torch._dynamo.reset()
 
 
 def test_disabled_gates_and_back():
@@ -277,32 +263,12 @@ def test_with_a_budget_the_heads_kept_count_fully():
     torch.testing.assert_close(logits(pruned, batch), logits(twin, batch), atol=3e-6, rtol=1e-4)
 
 
-def test_what_cannot_be_pruned_stays_gated(monkeypatch):
-    gated, batch = gated_model("bert"), inputs("bert")
-    expected = logits(gated, batch)
-    with pytest.raises(GateError, match="from 0 to 8"):
-        gated.prune_and_unload(9)
-
-    def refuse(*args, **kwargs):
-        raise GateError("removing heads from such attention is not implemented")
-
-    monkeypatch.setattr("gates.model.remove_heads_", refuse)
-    with pytest.raises(GateError, match="not implemented"):
-        gated.prune_and_unload()
-    assert torch.equal(logits(gated, batch), expected)
-
-
 def test_a_model_is_gated_once():
     gated = gated_model("bert")
     with pytest.raises(GateError, match="unload"):
         get_gated_model(gated)
     with pytest.raises(GateError, match="other gates"):
         GatedModel(gated.base_model)
-
-
-def test_head_masks_are_refused():
-    with pytest.raises(GateError, match="set_mask_"):
-        gated_model("bert")(**inputs("bert"), head_mask=torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
@@ -422,16 +388,6 @@ def test_gates_that_are_not_fixed_cannot_be_made_up_for():
 
 
 # -- gates that learned nothing ----------------------------------------------------------------------------------
-
-
-def test_freezing_everything_is_an_error_at_the_first_step():
-    gated = get_gated_model(build("bert"), GateConfig(budget=3)).train()
-    for parameter in gated.parameters():
-        parameter.requires_grad = False
-    for parameter in gated.base_model.classifier.parameters():
-        parameter.requires_grad = True
-    with pytest.raises(GateError, match="log_alpha requires no gradient"):
-        gated(**inputs("bert"))
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*")

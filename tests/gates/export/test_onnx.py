@@ -13,6 +13,7 @@ from gates.errors import GateError
 from gates.export.onnx import export_onnx, export_onnx_step
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
 from tools.coverage import architectures as zoo
 
 CONFIGS = {
@@ -76,6 +77,7 @@ def classifier(tmp_path_factory):
     return model, mask, path
 
 
+@pytest.mark.integration
 def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
     model, mask, path = classifier
     batches = [texts(batch, length, seed=2) for batch, length in ((2, 7), (1, 4), (5, 12), (3, 3))]
@@ -85,17 +87,15 @@ def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
 
 @pytest.mark.parametrize(
     "class_name",
-    [
-        "BertModel",
-        "BertForTokenClassification",
-        "BertForQuestionAnswering",
-        "BertForMaskedLM",
-        "LlamaForSequenceClassification",
-        "GPT2ForSequenceClassification",
-        "T5EncoderModel",
-    ],
-)
-@pytest.mark.integration
+    chosen(
+        [
+            "BertModel", "BertForTokenClassification", "BertForQuestionAnswering", "BertForMaskedLM",
+            "LlamaForSequenceClassification", "GPT2ForSequenceClassification", "T5EncoderModel",
+        ],
+        fast=(),
+        integration=["LlamaForSequenceClassification"],
+    ),
+)  # fmt: skip
 def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)
@@ -105,9 +105,11 @@ def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
-    "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.integration)]
+    "class_name",
+    chosen(
+        ["BartForConditionalGeneration", "T5ForConditionalGeneration"], fast=(), integration=["BartForConditionalGeneration"]
+    ),
 )
 def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     model, mask = build(class_name)
@@ -224,6 +226,7 @@ numpy.save(sys.argv[3], session.run(None, given)[0])
 """
 
 
+@pytest.mark.integration
 def test_onnx_runtime_alone_in_a_fresh_process(tmp_path, classifier):
     model, mask, path = classifier
     batch = texts(3, 9, seed=1)

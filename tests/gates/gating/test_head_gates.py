@@ -3,11 +3,10 @@ import copy
 import pytest
 import torch
 
-from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates, scale_heads
-from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
 from tests.models import FAMILIES, build, inputs, logits, random_mask, values_of_a_call
 
 
@@ -126,8 +125,7 @@ def test_values_of_another_shape_are_refused():
         gates.set_mask_(torch.ones(9))
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("mode", ["masked", "stochastic"])
+@pytest.mark.parametrize("mode", chosen(["masked", "stochastic"], fast=(), integration=["stochastic"]))
 def test_compiled_equals_eager(mode):
     model, batch = build("bert"), inputs("bert")
     gates = HeadGates(model, initial_log_alpha=0.4).eval().attach()
@@ -245,62 +243,17 @@ def test_without_grouped_queries_a_group_is_a_head():
     assert torch.equal(*found)
 
 
-def cached_bytes(cache):
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-
-
-def test_pruning_by_groups_shrinks_the_cache_in_proportion():
-    model, batch = build("llama"), inputs("llama")
-    gates = HeadGates(model, "group")
-    mask = torch.tensor([1.0, 0, 0, 1])
-    with gates.attached(), torch.no_grad():
-        gates.set_mask_(mask)
-        masked = model(**batch, use_cache=True)
-        masked_tokens = model.generate(**batch, max_new_tokens=5, do_sample=False)
-    pruned = remove_heads_(copy.deepcopy(model), gates.to_heads(mask))
-    assert [site.kv_heads for site in find_attention(pruned)] == [1, 1]
-    assert [layer.self_attn.k_proj.weight.shape[0] for layer in pruned.model.layers] == [8, 8]
-    with torch.no_grad():
-        found = pruned(**batch, use_cache=True)
-        generated = pruned.generate(**batch, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
-    valid = batch["attention_mask"].bool()
-    torch.testing.assert_close(found.logits[valid], masked.logits[valid], atol=2e-6, rtol=1e-5)
-    assert torch.equal(generated.sequences, masked_tokens)
-    assert cached_bytes(found.past_key_values) == cached_bytes(masked.past_key_values) / 2
-    tokens = generated.past_key_values.get_seq_length()
-    assert cached_bytes(generated.past_key_values) == 2 * 2 * 3 * tokens * 8 * 4  # layers, k and v, batch, head_dim, bytes
-
-
-def test_masks_of_groups_go_to_mask_files(tmp_path):
-    _, groups, heads = grouped()
-    mask = groups.to_heads(torch.tensor([1.0, 0, 0, 1]))
-    save_mask(tmp_path / "mask.json", mask, groups.sites)
-    assert load_mask(tmp_path / "mask.json", heads.sites).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
-
-
 def test_gates_of_each_kind_are_counted():
     assert HeadGates(build("marian")).kind_sizes() == {"encoder": 8, "decoder": 12, "cross": 12}
     assert HeadGates(build("llama"), "group").kind_sizes() == {"decoder": 4}
 
 
-def test_state_of_another_unit_is_refused_and_an_old_state_is_of_heads():
+def test_state_of_another_unit_is_refused():
     _, groups, heads = grouped()
     with pytest.raises(GateError, match="unit='head'"):
         groups.load_state_dict(heads.state_dict())
     with pytest.raises(GateError, match="unit='group'"):
         HeadGates(build("bert")).load_state_dict(HeadGates(build("bert"), "group").state_dict())
-    old = heads.state_dict()
-    old["_extra_state"] = {"mode": "masked", "sites": {site.name: site.heads for site in heads.sites}}
-    heads.load_state_dict(old)
-    assert heads.mode == "masked"
-
-
-def test_group_states_survive_a_round_trip():
-    _, groups, _ = grouped()
-    groups.set_mask_(torch.tensor([1.0, 0, 0, 1]))
-    other = HeadGates(build("llama"), "group")
-    other.load_state_dict(groups.state_dict())
-    assert torch.equal(other.values(), groups.mask)
 
 
 def test_sizes_that_do_not_fit_and_units_that_are_none_are_refused():

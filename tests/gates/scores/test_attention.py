@@ -66,8 +66,9 @@ def shapes():
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "fused"), [(torch.bool, True), (torch.bool, False), (torch.float32, True), (torch.bfloat16, True)]
+)
 @pytest.mark.parametrize("name", shapes())
 def test_every_shape_of_mask_against_the_whole_matrix(monkeypatch, name, fused, kind):
     generator = torch.Generator().manual_seed(0)
