@@ -206,11 +206,7 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
 
 @torch.no_grad()
 def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: GateConfig) -> None:
-    """Bring gates to the state of an artefact, in place; on an error they stay as they are.
-
-    Args:
-        directory: a local folder that :func:`save_gates` wrote.
-    """
+    """Bring gates to the state that :func:`save_gates` wrote to a local folder; on an error they stay as they are."""
     directory = Path(directory)
     saved = GateConfig.from_json_file(directory / CONFIG_FILE)
     tensors, metadata, sites = _read(directory / WEIGHTS_FILE)
@@ -262,12 +258,8 @@ def _sites(gates: HeadGates) -> list[tuple[str, int]]:
 
 
 def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
-    """The local folder of an artefact; a name that is no folder is fetched from the Hugging Face hub.
-
-    Args:
-        directory_or_name: a local folder, or ``user/repository``.
-        download: ``revision``, ``token`` and what else :func:`huggingface_hub.hf_hub_download` takes.
-    """
+    """Return the local folder of an artefact; fetch a name that is no folder from the Hugging Face hub, with the arguments of
+    :func:`huggingface_hub.hf_hub_download`."""
     if Path(directory_or_name).is_dir():
         return Path(directory_or_name)
     try:

@@ -60,14 +60,8 @@ class ExampleAxis:
         return self.axis < len(shape) - 1 and shape[self.axis] == examples * self.fold
 
     def spread(self, values: Tensor, dimensions: int) -> Tensor:
-        """Values per example as values of the rows.
-
-        Args:
-            values: ``[examples, gates]``.
-
-        Returns:
-            ``[..., gates]``, of size 1 on all axes but this one.
-        """
+        """Return values per example ``[examples, gates]`` as values of the rows, ``[..., gates]``, of size 1 on all axes but
+        this one."""
         folded = values
         if self.fold > 1:
             folded = values.repeat(self.fold, 1) if self.interleaved else values.repeat_interleave(self.fold, dim=0)
@@ -108,10 +102,6 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
     Returns:
         For each tensor the number of the example, ``[...]``; :data:`UNKNOWN` for rows that some digit does not touch and
         :data:`MIXED` for those that examples with and without a digit touch.
-
-    >>> rows = torch.tensor([2, 0, 1])
-    >>> locate(lambda group: [group[rows]], examples=3)[0].tolist()
-    [2, 0, 1]
     """
     all_numbers = torch.arange(examples)
     located: list[Tensor] = []
@@ -128,11 +118,8 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
 
 
 def axes_of(numbers: Tensor, examples: int) -> list[ExampleAxis]:
-    """All axes that agree with what is known of the rows.
-
-    Args:
-        numbers: example of each row ``[...]``, from :func:`locate`; negative where not known.
-    """
+    """Return all axes that agree with the examples of the rows ``[...]`` from :func:`locate`, which are negative where not
+    known."""
     found = []
     for axis, size in enumerate(numbers.shape):
         for interleaved in (False, True)[: 2 if size > examples else 1]:

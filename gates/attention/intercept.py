@@ -259,11 +259,8 @@ def matrix_among(output: Any, heads: int) -> Tensor | None:
 def observe_head_outputs(
     model: nn.Module, sites: Sequence[AttentionSite], take: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """Hand out what the heads of each site give to its output projection, before any gate.
-
-    Args:
-        take: function called with the index of a site and its concatenated heads ``[..., heads * head_dim]``.
-    """
+    """Call ``take`` with the index of a site and its heads ``[..., heads * head_dim]``, as they are before any gate. The model
+    and the gates on it are in evaluation mode meanwhile."""
 
     def seen(position: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         take(position, args[0])

@@ -49,11 +49,6 @@ def evaluation_block(
         types: of metrics; one that is not among them keeps its name and has no arguments.
         task: the Hub's name of what the model does, such as ``text-classification``.
         dataset, subset, split, more_splits: the data that they are results on; see :class:`gates.export.card.ModelCard`.
-
-    >>> types = {"matthews": {"type": "matthews_correlation"}}
-    >>> (result,) = evaluation_block({"matthews": 0.4}, types, task="text-classification", dataset="glue", subset="cola")
-    >>> result.metric_name, result.metric_type
-    ('matthews', 'matthews_correlation')
     """
 
     def place(result: str) -> tuple[str, str]:
@@ -106,12 +101,7 @@ TRIAL_PASSES = 4
 
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
-    """Lines that load an export in PyTorch and print a prediction.
-
-    Args:
-        remote_code: whether it needs the modeling file beside it.
-        has_tokenizer: whether a tokenizer lies beside it.
-    """
+    """Return lines that load an export in PyTorch, with the modeling file beside it or without, and print a prediction."""
     example = _example(model)
     reads_text = has_tokenizer and _is_text(example)
     loader = auto if remote_code else stock_loader(model, auto)
@@ -238,11 +228,7 @@ def _classes(model: PreTrainedModel) -> int:
 
 
 def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_tokenizer: bool) -> list[str]:
-    """Lines that run the ONNX graphs of an export and print a prediction.
-
-    Args:
-        has_tokenizer: whether a tokenizer lies beside them.
-    """
+    """Return lines that run the ONNX graphs of an export and print a prediction."""
     example = _example(model)
     reads_text = has_tokenizer and _is_text(example)
     names = ", ".join(["AutoConfig", *(["AutoTokenizer"] if reads_text else [])])
@@ -387,13 +373,8 @@ def card_text(
     zero_heads: int = 0,
     unpadded: int | None = None,
 ) -> str:
-    """The text of the README.
-
-    Args:
-        mask: 0/1 per head, ``[heads]``.
-        has_tokenizer: whether a tokenizer lies beside the export.
-        unpadded: number of parameters of the export without them; None if it was not padded.
-    """
+    """Return the text of the README. ``mask`` is 0/1 per head, ``[heads]``; ``unpadded`` is the number of parameters of the
+    export without heads of zeros, None if it was not padded."""
     sites = find_attention(dense)
     sizes = [site.heads for site in sites]
     kept = [int(part.sum()) for part in mask.split(sizes)]

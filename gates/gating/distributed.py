@@ -105,12 +105,7 @@ class ReplicatedGates(SeededNoise):
 
 
 def leave_gates_whole_(plugin: Any, gates: HeadGates) -> None:
-    """Tell accelerate to shard all of a gated model but its gates.
-
-    Args:
-        plugin: accelerate's ``FullyShardedDataParallelPlugin``.
-        gates: of a model that is not sharded yet.
-    """
+    """Tell accelerate's ``FullyShardedDataParallelPlugin`` to shard all of a gated model but its gates."""
     if gates.draw_per != "batch":
         raise GateError(
             f"the gates are drawn per {gates.draw_per}, for which a model may have to run again in the midst of a run, "

@@ -150,12 +150,8 @@ class RelaxedTopK(TopKGates):
 
 
 class StraightThroughTopK(TopKGates):
-    """The 0/1 mask of the highest ``log_alpha``, with the gradient of ``sigmoid(log_alpha)``; nothing is drawn.
-
-    Args:
-        budget, kind_index: see :class:`gates.gating.families.TopKGates`. The budget is reached linearly as
-            ``progress`` goes from 0, where all gates are open, to 1.
-    """
+    """The 0/1 mask of the highest ``log_alpha``, with the gradient of ``sigmoid(log_alpha)``; nothing is drawn. The budget is
+    reached linearly as ``progress`` goes from 0, where all gates are open, to 1."""
 
     def current_budget(self) -> Budget:
         """How many gates are open at the present progress."""

@@ -58,15 +58,8 @@ class BudgetSchedule:
 
 
 class TimeSchedule:
-    """The expected time of a model on its way from that of all gates as they are to a limit; see :class:`BudgetSchedule`.
-
-    Args:
-        first: milliseconds from which the schedule sets out.
-
-    Attributes:
-        kinds: none, since all gates have one limit together.
-        heads: in the model.
-    """
+    """The expected time of a model on its way from ``first`` milliseconds, what its gates take as they are, to a limit; see
+    :class:`BudgetSchedule`. All gates have one limit together."""
 
     def __init__(self, time: RelaxedTime, first: float) -> None:
         self.kinds: list[str] = []
@@ -151,11 +144,7 @@ class BudgetController:
         return self.schedule.kinds.index(kind) if kind in self.schedule.kinds else None
 
     def goals(self, ramp: float) -> list[float]:
-        """Expected open gates that the schedule asks for, in all or of each budgeted kind.
-
-        Args:
-            ramp: how far the schedule has gone, 0 to 1.
-        """
+        """Return the expected open gates that the schedule asks for at a ramp of 0 to 1, in all or of each budgeted kind."""
         return self.schedule.goals(ramp)
 
     def step_(self, progress: float, optimizer: Optimizer | None = None) -> None:
@@ -179,12 +168,8 @@ class BudgetController:
 
     @torch.no_grad()
     def enforce_(self, ramp: float, optimizer: Optimizer | None = None) -> None:
-        """After an optimiser step, hold the gates to their schedule; at a ramp of 0 only to their limits.
-
-        Args:
-            ramp: how far the schedule has gone, 0 to 1.
-            optimizer: optimiser of the gates, which gets one second moment for them; see :func:`rate_of_gates_`.
-        """
+        """After an optimiser step, hold the gates to their schedule at a ramp of 0 to 1; at 0 only to their limits. The
+        optimiser gets one second moment for all gates; see :func:`rate_of_gates_`."""
         learned = self.gates.learned
         learned.clamp_()
         if not isinstance(learned, HardConcrete) or ramp == 0:
@@ -287,7 +272,7 @@ def _steps_as(optimizer: object, kind: type[Optimizer]) -> bool:
 
 
 def ramped(done: float, length: float) -> float:
-    """How far a ramp has gone, 0 to 1."""
+    """Return how far a ramp has gone, 0 to 1."""
     return min(1.0, done / length) if length > 0 else 1.0
 
 
@@ -346,15 +331,8 @@ def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tens
 
 
 def closing_ranking(closing_step: Tensor, log_alpha: Tensor) -> Tensor:
-    """Scores that keep open gates first, then those that closed last; of equals the higher ``log_alpha``, then the earlier.
-
-    Args:
-        closing_step: closing steps ``[gates]`` from :func:`update_closing_step`.
-        log_alpha: parameters of the gates, ``[gates]``.
-
-    Returns:
-        Ranks ``[gates]``, float64: 0 for the gate to give up first.
-    """
+    """Return ranks ``[gates]``, float64, 0 for the gate to give up first, from closing steps and ``log_alpha``: open gates are
+    kept first, then those that closed last; of equals the higher ``log_alpha``, then the earlier."""
     lateness = torch.where(closing_step == NOT_CLOSED, torch.iinfo(torch.int64).max, closing_step.long())
     by_log_alpha = torch.sort(log_alpha.double(), descending=True, stable=True).indices
     order = by_log_alpha[torch.sort(lateness[by_log_alpha], descending=True, stable=True).indices]

@@ -309,14 +309,9 @@ def _is_text(batch: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Watched:
-    """What a pass showed of one site.
-
-    Args:
-        stack: The list of layers that it lies in.
-        shapes: The shapes of its rows, ``[batch, query]``, without repetition.
-        masks: The keys that some query sees ``[batch, query]``, for each call of self-attention.
-        is_learned: Whether the queries of all examples are the same, as learned ones are.
-    """
+    """What a pass showed of one site: the list of layers that it lies in, the shapes of its rows ``[batch, query]``, the keys
+    that some query sees ``[batch, query]`` for each call of self-attention, and whether the queries of all examples are the
+    same, as learned ones are."""
 
     stack: str
     shapes: set[tuple[int, ...]] = field(default_factory=set)

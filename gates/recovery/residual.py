@@ -24,15 +24,8 @@ ADDITIONS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 
 @dataclass(frozen=True)
 class Written:
-    """One call of a projection.
-
-    Args:
-        name: of the projection.
-        inputs: of the projection, ``[..., in]``.
-        output: of the projection, ``[..., out]``.
-        stream: what the output is added to, ``[..., out]``; None where it is not added to anything as it is (a norm or a
-            factor comes between).
-    """
+    """One call of a projection: its name, its inputs ``[..., in]``, its output ``[..., out]``, and what the output is added to,
+    ``[..., out]``; None where it is not added to anything as it is (a norm or a factor comes between)."""
 
     name: str
     inputs: Tensor
@@ -133,11 +126,8 @@ class _Additions(TorchDispatchMode):
         return result
 
     def _added(self, one: Tensor, other: Tensor, before: Tensor, result: Tensor) -> bool:
-        """A sum of two; whether it is a stream that something followed was added to.
-
-        Args:
-            before: content of the first, which may hold the sum now.
-        """
+        """Follow a sum of two; whether it is a stream that something followed was added to. ``before`` is the content of the
+        first, which may hold the sum now."""
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
             rests: dict[int, Tensor | None] = {call: _plus(rest, other) for call, rest in first.rests.items()}
@@ -170,12 +160,7 @@ def _plus(rest: Tensor | None, more: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """A layer of a model: a member of a list of modules.
-
-    Args:
-        name: in the model.
-        module: the layer.
-    """
+    """A layer of a model: a member of a list of modules, with its name in the model."""
 
     name: str
     module: nn.Module

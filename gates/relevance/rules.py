@@ -75,10 +75,7 @@ class Rules:
 
     def affine(self, output: Tensor, constant: Tensor | float | None) -> Tensor:
         """The rule for what is linear and needs no epsilon: sums, concatenations, sums with constants, which keep their part.
-
-        Args:
-            constant: what it is where all that depends on the input is 0, broadcastable to the output; None for 0.
-        """
+        The constant is what the operation gives where all that depends on the input is 0; None for 0."""
         if constant is not None:
             kept = constant.detach() if isinstance(constant, Tensor) else torch.tensor(constant, device=output.device)
             output.register_hook(lambda gradient: self._absorb(BIAS, product(kept, gradient)))
@@ -301,11 +298,7 @@ class RelevanceGraph(TorchFunctionMode):
 @contextmanager
 def following_rules(model: nn.Module, sites: Sequence[AttentionSite], *, epsilon: float = EPSILON) -> Iterator[RelevanceGraph]:
     """Run a model with relevance for gradients inside the block: in evaluation mode, uncompiled, with eager attention and with
-    parameters that require no gradients.
-
-    Raises:
-        GateError: in a backward pass, where relevance reaches an operation that has no rule.
-    """
+    parameters that require no gradients. A backward pass raises where relevance reaches an operation that has no rule."""
     graph = RelevanceGraph({site.heads for site in sites}, epsilon)
     with ExitStack() as stack:
         stack.enter_context(observing(model, sites))

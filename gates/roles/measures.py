@@ -31,14 +31,9 @@ REACH = 10
 
 @torch.no_grad()
 def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
-    """How often the largest weight, special tokens included, is at each offset; queries that see one key do not count.
-
-    The one baseline has its largest weight on any visible key alike.
-
-    Args:
-        weights: of attention, ``[batch, heads, query, key]``.
-        offsets: of the key from the query, ``[columns]``.
-    """
+    """Count how often the largest of the weights ``[batch, heads, query, key]``, special tokens included, is at each of the
+    offsets ``[columns]``; queries that see one key do not count. The one baseline has its largest weight on any visible key
+    alike."""
     visible = view.visible
     counted = view.queries & (visible.sum(-1) > 1)
     place = torch.arange(weights.shape[2], device=weights.device)
@@ -50,11 +45,7 @@ def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
 
 
 class PositionalShares(SentenceShares):
-    """:func:`positional_counts` over the data; a column for each of ``offsets``.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`positional_counts` over the data; a column for each of ``offsets``."""
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         self.offsets = offsets_within(REACH)
@@ -89,14 +80,11 @@ class Trees:
 
 @torch.no_grad()
 def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offsets: Tensor) -> Counts:
-    """How often a word's largest weight, special tokens and the word itself left out, is on its head, by its relation
+    """Count how often a word's largest weight, special tokens and the word itself left out, is on its head, by its relation
     (the first ``relations`` columns), and on one of its dependents of a relation (the others).
 
-    Arcs whose end is not seen do not count. Baselines are the words at fixed ``offsets``.
-
-    Args:
-        weights: of attention between tokens, ``[batch, heads, token, token]``.
-        causal: whether later tokens are not seen.
+    The weights are ``[batch, heads, token, token]``. Arcs whose end is not seen do not count. Baselines are the words at fixed
+    ``offsets``.
     """
     size = trees.heads.shape[1]
     among = other_words(trees.words, size, causal)
@@ -128,11 +116,8 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
 
 class SyntacticShares(SentenceShares):
-    """:func:`arc_counts` over the data; a column for each relation and direction.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`arc_counts` over the data; a column for each relation and direction. Heads are compared with the words at offsets
+    of up to ``reach``."""
 
     def __init__(
         self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
@@ -216,11 +201,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
 
 class CoreferenceShares(SentenceShares):
-    """:func:`mention_counts` over the data.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`mention_counts` over the data."""
 
     names = ["antecedent", "other candidate", "choice"]
 
@@ -247,11 +228,7 @@ LENGTHS = (8, 32)
 def repeated_sequences(
     tokens: Sequence[int], rows: int, *, start: int | None = None, longest: int = LENGTHS[1], seed: int = 0
 ) -> list[list[int]]:
-    """Random sequences of distinct tokens, each said twice.
-
-    Args:
-        start: token in front of each; None for none.
-    """
+    """Return random sequences of distinct tokens, each said twice, behind the token ``start``, if there is one."""
     generator = torch.Generator().manual_seed(seed)
     pool = torch.tensor(list(tokens))
     longest = max(2, min(LENGTHS[1], longest, len(pool)))
@@ -264,12 +241,8 @@ def repeated_sequences(
 
 
 def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
-    """Where the same token stood last before, ``[batch, token]``; -1 where it did not, and for tokens that are no text.
-
-    Args:
-        ids: tokens, ``[batch, token]``.
-        text: tokens that are neither padding nor special, ``[batch, token]``.
-    """
+    """Return where the same token of ids ``[batch, token]`` stood last before; -1 where it did not, and for tokens that are no
+    text."""
     same = (ids.unsqueeze(1) == ids.unsqueeze(2)) & text.unsqueeze(1) & text.unsqueeze(2)
     before = same & torch.ones_like(same).tril(-1)
     place = torch.arange(ids.shape[1], device=ids.device)
@@ -278,14 +251,9 @@ def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -> Counts:
-    """How often the largest weight, without special tokens, is on the token behind the earlier copy, and on the copy.
-
-    Baselines: any token alike, then the token at each of ``offsets``.
-
-    Args:
-        weights: of attention, ``[batch, heads, token, token]``.
-        earlier: places of the copies, ``[batch, token]``; -1 for none.
-    """
+    """Count how often the largest of the weights ``[batch, heads, token, token]``, without special tokens, is on the token
+    behind the earlier copy, and on the copy (``earlier``; -1 for none). Baselines: any token alike, then the token at each of
+    ``offsets``."""
     among = view.visible & view.text.unsqueeze(1)
     counted = view.queries & (earlier >= 0)
     chosen, fixed = most_attended(weights, among), at_offsets(among, offsets)
@@ -300,11 +268,7 @@ def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -
 
 
 class CopyShares(SentenceShares):
-    """:func:`copy_counts` over the data.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`copy_counts` over the data."""
 
     names = ["induction", "duplicate"]
 
@@ -328,11 +292,8 @@ COMMON = 500
 
 
 def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
-    """Frequencies and whether a token is among the most frequent ones.
-
-    Args:
-        counts: of every token of the vocabulary in training data, ``[vocabulary]``.
-    """
+    """Return the frequencies of the vocabulary in training data, and whether a token is among the ``common`` most frequent
+    ones."""
     frequent = torch.zeros(len(counts), dtype=torch.bool)
     frequent[counts.argsort(descending=True, stable=True)[:common]] = True
     return counts, frequent & (counts > 0)
@@ -372,11 +333,7 @@ def _smallest(values: Tensor, among: Tensor) -> Tensor:
 
 
 class RareTokenShares(SentenceShares):
-    """:func:`rare_counts` over the data.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`rare_counts` over the data."""
 
     names = ["rarest", "two rarest"]
 
@@ -400,14 +357,12 @@ CONFIDENCE = 3
 
 @torch.no_grad()
 def sink_counts(weights: Tensor, view: View) -> Counts:
-    """Attention on separators (special tokens but the first token) and on the first token, normalised entropy, and confidence
-    (the largest weight, special tokens left out; Voita et al. 2019), summed over queries; the baseline is uniform attention,
-    and the last two have none.
+    """Sum over queries the attention on separators (special tokens but the first token) and on the first token, normalised
+    entropy, and confidence (the largest weight, special tokens left out; Voita et al. 2019), of weights ``[batch, heads, query,
+    key]``.
 
-    A query counts for separators and first tokens where it sees one, and in all columns where it sees two keys.
-
-    Args:
-        weights: of attention, ``[batch, heads, query, key]``.
+    The baseline is uniform attention, and the last two have none. A query counts for separators and first tokens where it sees
+    one, and in all columns where it sees two keys.
     """
     visible, keys = view.visible, view.keys
     first = keys & (keys.cumsum(-1) == 1)
@@ -434,11 +389,7 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
 
 
 class SinkShares(SentenceShares):
-    """:func:`sink_counts` over the data.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`sink_counts` over the data."""
 
     names = ["separator", "first-token", "broad", "confidence"]
 

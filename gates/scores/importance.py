@@ -158,11 +158,8 @@ def _nothing(examples: int) -> Callable[[Tensor], Tensor]:
 
 
 def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """The example whose loss depends on each row: its number ``[...]`` for each tensor ``[..., features]``, or UNKNOWN.
-
-    Args:
-        losses: per-example losses ``[batch]`` in a graph, which is kept.
-    """
+    """Return the example whose loss, of ``[batch]`` in a graph that is kept, depends on each row: its number ``[...]`` for each
+    tensor ``[..., features]``, or UNKNOWN."""
 
     def touched(group: Tensor) -> list[Tensor]:
         of_group = losses[group.to(losses.device)].sum()
@@ -263,12 +260,8 @@ class GradientRows(NamedTuple):
 
 
 def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> GradientRows:
-    """:func:`head_gradients` in all granularities at once: the gradient of an example is the sum of its positions'.
-
-    Args:
-        gates, losses: see :func:`head_gradients`.
-        weights: further tensors to differentiate with respect to, each requiring gradients.
-    """
+    """:func:`head_gradients` in all granularities at once: the gradient of an example is the sum of its positions'. ``weights``
+    are further tensors to differentiate with respect to, each requiring gradients."""
     gradients = gate_gradients(gates, losses, weights)
     example, token = gradients.of_examples(), gradients.of_examples(absolute=True)
     of_weights = tuple(part / gradients.examples for part in gradients.weights)
@@ -412,12 +405,8 @@ class HeadImportance(HeadMetric):
 
 
 def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
-    """Sum of ``|gradient|`` over queries and keys where there is weight, ``[batch, heads]``.
-
-    Args:
-        weights: attention weights ``[batch, heads, query, key]``.
-        gradient: gradient of each example's loss with respect to them, ``[batch, heads, query, key]``.
-    """
+    """Return the sum of ``|gradient|`` over queries and keys where there is weight, both ``[batch, heads, query, key]``, as
+    ``[batch, heads]``."""
     return torch.where(weights > 0, gradient.abs(), 0.0).sum((-2, -1))
 
 

@@ -27,11 +27,8 @@ from gates.scores.metric import HeadMetric
 
 
 def removal_orders(places: Sequence[int], gates: int, *, seed: int = 0) -> Tensor:
-    """A random order of all gates for every example, ``[examples, gates]``.
-
-    Args:
-        places: numbers of the examples. An order is a function of its number alone, whichever process has the example.
-    """
+    """Return a random order of all gates for every example, ``[examples, gates]``. An order is a function of the number of its
+    example alone, whichever process has the example."""
     orders = torch.empty(len(places), gates, dtype=torch.long)
     for row, place in enumerate(places):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
@@ -88,11 +85,6 @@ class ShapleyValues(HeadMetric):
 
     Args:
         kwargs: arguments of :class:`torchmetrics.Metric`.
-
-    >>> values = ShapleyValues(2)
-    >>> values.update(torch.tensor([[1.0, -1.0], [3.0, -1.0]]))
-    >>> [part.tolist() for part in values.compute()]
-    [[2.0, -1.0], [1.0, 0.0]]
     """
 
     total: Tensor

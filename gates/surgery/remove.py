@@ -311,11 +311,7 @@ def _base_name(model: PreTrainedModel) -> str:
 
 
 def _new_shapes(cuts: list[Cut], tables: dict[str, Tensor | None]) -> dict[str, dict[str, Any]]:
-    """The new shape of each site that changes, by name.
-
-    Args:
-        tables: position biases of sites that compute their own, as :func:`position_biases` returns them.
-    """
+    """Return the new shape of each site that changes, by name; ``tables`` are those of :func:`position_biases`."""
     any_cut = any(len(cut.queries) < cut.site.heads for cut in cuts)
     # Where biases are passed on from layer to layer, every layer computes its own now.
     changed = [cut for cut in cuts if len(cut.queries) < cut.site.heads or (any_cut and shares_bias(cut.site))]

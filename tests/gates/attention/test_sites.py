@@ -4,12 +4,13 @@ import transformers as t
 from torch import nn
 
 from gates.attention.output_hooks import seen_kinds
-from gates.attention.sites import describe_kinds, find_attention
+from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
 from tests.models import FAMILIES, build
 from tools.coverage import architectures as zoo
+from tools.coverage.checks import describe_kinds
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -9,9 +9,10 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.scores import attention as module
 from gates.scores.attention import AttentionEntropy, attention_entropy, normalised_entropy
-from gates.scores.observe import entropy_route, observe_entropy
+from gates.scores.observe import observe_entropy
 from tests.models import FAMILIES, build, inputs, logits
 from tools.coverage import architectures as zoo
+from tools.coverage.checks import entropy_route
 
 
 def naive(query, key, scale, bias=None):
