@@ -25,12 +25,6 @@ def test_an_architecture(name, subtests):
             assert checks.run(column) == published[column]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["Llama", "DistilBert"])
-def test_onnx(name):
-    assert ArchitectureChecks(zoo.BY_NAME[name]).run("onnx") == "yes"
-
-
 def test_prophetnet_is_refused_with_the_reason():
     config = transformers.ProphetNetConfig(
         hidden_size=32, num_encoder_layers=1, num_decoder_layers=1, num_encoder_attention_heads=4, vocab_size=50,

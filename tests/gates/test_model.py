@@ -12,7 +12,7 @@ from gates.gating.hard_concrete import LOG_ALPHA_LIMIT, Stretch, open_probabilit
 from gates.gating.head_gates import HeadGates
 from gates.model import GateConfig, GatedModel, get_gated_model
 from gates.recovery.refit import refit_, valid_queries
-from tests.models import build, inputs, logits
+from tests.models import build, inputs, logits, masked
 
 
 def gated_model(name, *, training=False, **config):
@@ -194,10 +194,8 @@ def test_a_fixed_mask_stays_what_it_is():
     mask = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
     assert gated.set_mask_(mask) is gated
     assert torch.equal(gated.mask(), mask)
-    gates = HeadGates(model := build("bert"))
-    with gates.attached(), gates.use(mask):
-        expected = logits(model, batch)
-    assert torch.equal(logits(gated, batch), expected)
+    model = build("bert")
+    assert torch.equal(logits(gated, batch), masked(model, mask, lambda: logits(model, batch)))
     with pytest.raises(GateError, match="fixed at a mask that keeps 3"):
         gated.mask(2)
 
@@ -293,7 +291,7 @@ def test_closed_heads_are_made_up_for(name):
 
 
 @pytest.fixture
-def masked():
+def fixed():
     """A classifier with a mask, three batches to refit it to, and weights before."""
     gated = GatedModel(build("bert")).eval()
     gated.set_mask_(torch.tensor([1.0, 0, 1, 1, 0, 1, 0, 0]))
@@ -302,9 +300,9 @@ def masked():
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_refit_that_raises_the_loss_on_held_out_batches_is_not_applied(masked, sign):
+def test_a_refit_that_raises_the_loss_on_held_out_batches_is_not_applied(fixed, sign):
     """One of a loss and its opposite rises."""
-    gated, (fitted, held_out, _), weights = masked
+    gated, (fitted, held_out, _), weights = fixed
     expected = copy.deepcopy(gated)
     expected.refit_([fitted], held_out=None)
 
@@ -327,8 +325,8 @@ def test_a_refit_that_raises_the_loss_on_held_out_batches_is_not_applied(masked,
 
 
 @pytest.mark.parametrize(("after", "is_applied"), [((0.5, 3.4), True), ((1.0, 3.0), True), ((0.5, 3.6), False)])
-def test_the_mean_over_held_out_batches_decides(masked, after, is_applied):
-    gated, (fitted, *held_out), weights = masked
+def test_the_mean_over_held_out_batches_decides(fixed, after, is_applied):
+    gated, (fitted, *held_out), weights = fixed
     values = map(torch.tensor, (1.0, 3.0, *after))
     with nullcontext() if is_applied else pytest.raises(GateError, match=r"is 2 with the mask alone and 2\.05 after"):
         gated.refit_([fitted], held_out=held_out, loss=lambda batch: next(values))
@@ -336,8 +334,8 @@ def test_the_mean_over_held_out_batches_decides(masked, after, is_applied):
     assert same is not is_applied
 
 
-def test_without_a_loss_the_models_own_decides(masked):
-    gated, (fitted, held_out, _), _ = masked
+def test_without_a_loss_the_models_own_decides(fixed):
+    gated, (fitted, held_out, _), _ = fixed
     with torch.no_grad():
         done = copy.deepcopy(gated)
         done.refit_([fitted], held_out=None)
@@ -352,8 +350,8 @@ def test_without_a_loss_the_models_own_decides(masked):
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_a_refit_after_which_the_loss_is_no_number_is_not_applied(masked, wrong):
-    gated, (fitted, held_out, _), weights = masked
+def test_a_refit_after_which_the_loss_is_no_number_is_not_applied(fixed, wrong):
+    gated, (fitted, held_out, _), weights = fixed
     values = iter([torch.tensor(wrong), torch.tensor(wrong)])
     with pytest.raises(GateError, match="inf after the refit"):
         gated.refit_([fitted], held_out=[held_out], loss=lambda batch: next(values))
@@ -362,8 +360,8 @@ def test_a_refit_after_which_the_loss_is_no_number_is_not_applied(masked, wrong)
     assert gated.refit_([fitted], held_out=[held_out], loss=lambda batch: next(values))
 
 
-def test_held_out_batches_that_judge_nothing_are_refused(masked):
-    gated, (fitted, held_out, _), weights = masked
+def test_held_out_batches_that_judge_nothing_are_refused(fixed):
+    gated, (fitted, held_out, _), weights = fixed
     without = {name: tensor for name, tensor in held_out.items() if name != "labels"}
     for given, message in (
         ([without], "the model gives no loss for a held-out batch; add labels"),

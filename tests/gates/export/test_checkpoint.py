@@ -15,11 +15,10 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export import checkpoint
 from gates.export.checkpoint import ModelCard, load_pruned, own_auto_class, save_pruned
-from gates.gating.head_gates import HeadGates
 from gates.surgery.masks import load_mask
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
-from tests.models import FAMILIES, build, inputs, logits, random_mask
+from tests.models import FAMILIES, build, inputs, logits, masked, random_mask
 
 FRESH_PROCESS = """
 import json, sys, torch, transformers
@@ -63,9 +62,7 @@ def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
         if name == "llama":
             masks["stock"] = torch.tensor([1.0, 0, 1, 0]).repeat(2)
         for form, mask in masks.items():
-            gates = HeadGates(model)
-            with gates.attached(), gates.use(mask):
-                reference = logits(model, inputs(name))
+            reference = masked(model, mask, lambda name=name, model=model: logits(model, inputs(name)))
             directory = save_pruned(
                 model, tmp_path / f"{name}-{form}", mask, form=form, check_batch=inputs(name), tokenizer=None
             )
@@ -81,9 +78,7 @@ def test_every_family_reloads_in_a_process_without_this_project(tmp_path):
 def test_folded_gate_values_survive(tmp_path):
     model, mask = build("bert"), random_mask("bert")
     values = torch.rand(8)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask * values):
-        expected = logits(model, inputs("bert"))
+    expected = masked(model, mask * values, lambda: logits(model, inputs("bert")))
     save_pruned(model, tmp_path / "out", mask, values=values, tokenizer=None)
     torch.testing.assert_close(logits(load_pruned(tmp_path / "out").eval(), inputs("bert")), expected, atol=3e-6, rtol=1e-5)
 

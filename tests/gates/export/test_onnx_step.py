@@ -7,7 +7,8 @@ from gates.errors import GateError
 from gates.export.onnx import export_onnx_files, export_onnx_step
 from gates.surgery.remove import remove_heads_
 from tests.gates.chosen import chosen
-from tests.gates.export.test_onnx import build, masked, run, texts
+from tests.gates.export.test_onnx import build, run, texts
+from tests.models import masked
 from tools.coverage import architectures as zoo
 
 

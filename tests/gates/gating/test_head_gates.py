@@ -10,19 +10,6 @@ from tests.gates.chosen import chosen
 from tests.models import FAMILIES, build, inputs, logits, random_mask, values_of_a_call
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_gates_of_one_change_nothing(name, attention):
-    model, batch = build(name), inputs(name)
-    model.set_attn_implementation(attention)
-    expected = logits(model, batch)
-    gates = HeadGates(model).eval()
-    with gates.attached(), gates.use(torch.ones(gates.heads)):
-        assert torch.equal(logits(model, batch), expected)
-    with gates.attached():  # near-open start, in evaluation mode
-        assert torch.equal(logits(model, batch), expected)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_gate_equals_scaling_the_columns_of_the_output_projection(name):
     model, batch = build(name), inputs(name)
@@ -40,34 +27,6 @@ def test_a_gate_equals_scaling_the_columns_of_the_output_projection(name):
             projection.weight.mul_(columns.unsqueeze(1) if name == "gpt2" else columns.unsqueeze(0))
     torch.testing.assert_close(gated, logits(scaled, batch), atol=2e-6, rtol=1e-5)
     assert (gated - logits(model, batch)).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_per_example_gates_equal_example_by_example(name):
-    model, batch = build(name), inputs(name)
-    gates = HeadGates(model).attach()
-    values = torch.rand(3, gates.heads, generator=torch.Generator().manual_seed(0))
-    with gates.use(values):
-        together = logits(model, batch)
-    for row in range(3):
-        with gates.use(values[row]):
-            alone = logits(model, {key: tensor[row : row + 1] for key, tensor in batch.items()})
-        valid = batch["attention_mask"][row].bool() if "attention_mask" in batch and alone.shape[1] == 7 else slice(None)
-        torch.testing.assert_close(
-            together[row][valid] if alone.dim() == 3 else together[row],
-            alone[0][valid] if alone.dim() == 3 else alone[0],
-            atol=3e-6,
-            rtol=1e-4,
-        )
-
-
-@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
-def test_gradients_reach_every_gate(name):
-    model = build(name)
-    gates = HeadGates(model, initial_log_alpha=0.5).attach().train()
-    torch.manual_seed(0)
-    sum(model(**inputs(name)).logits.square().mean() for _ in range(8)).backward()
-    assert bool((gates.log_alpha.grad != 0).all())
 
 
 def test_one_draw_per_call_shared_over_the_batch():
@@ -153,35 +112,6 @@ def test_compiled_training_reaches_the_gates():
     assert len({loss.item() for loss in drawn}) == 3
     assert bool((gates.log_alpha.grad != 0).any())
     torch._dynamo.reset()
-
-
-def test_gradient_checkpointing_uses_the_same_draw():
-    model, batch = build("bert").train(), inputs("bert")
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    model.set_attn_implementation("eager")
-    gates = HeadGates(model, initial_log_alpha=0.0).attach().train()
-    found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        torch.manual_seed(5)
-        gates.zero_grad()
-        model(**batch).logits.square().mean().backward()
-        found.append(gates.log_alpha.grad.clone())
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("draw_per", ["batch", "example"])
-def test_reentrant_checkpointing_is_refused_in_training(draw_per):
-    """It differentiates each layer by itself, so that the draws that all share would be gone after the first."""
-    model, batch = build("bert").train(), inputs("bert")
-    HeadGates(model, initial_log_alpha=0.0, draw_per=draw_per).attach().train()
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": True})
-    loss = model(**batch).logits.square().mean()
-    with pytest.raises(GateError, match="use_reentrant=False"):
-        loss.backward()
 
 
 def test_scale_heads_by_hand():
@@ -280,14 +210,6 @@ def test_a_head_mask_is_an_error_that_names_the_replacement(name):
         with pytest.raises(GateError, match=rf"^{name} .*gates\.use\(values\).*set_mask_\(mask\)"):
             model(**batch, **{name: torch.zeros(2, 4)})
         torch.testing.assert_close(logits(model, batch | {name: None}), ignored)
-
-
-def test_a_head_mask_is_an_error_in_a_compiled_model_too():
-    model, batch = build("llama"), inputs("llama")
-    HeadGates(model).attach()
-    with pytest.raises(GateError, match="head_mask"):
-        torch.compile(model, backend="aot_eager")(**batch, head_mask=torch.ones(2, 4))
-    torch._dynamo.reset()
 
 
 # -- precision ---------------------------------------------------------------------------------------------------

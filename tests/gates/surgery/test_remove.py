@@ -4,22 +4,11 @@ import torch
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from gates.modeling_pruned import Headless
 from gates.surgery.masks import kept_heads
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.gates.chosen import chosen
-from tests.models import FAMILIES, GENERATING, build, inputs, logits, random_mask
+from tests.models import FAMILIES, GENERATING, build, inputs, logits, masked, random_mask
 
 TOLERANCE = {"atol": 3e-6, "rtol": 1e-5}
-
-
-def gated_and_pruned(name, mask, values=None):
-    """The gated model's logits and generations, and the pruned model."""
-    model = build(name)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask if values is None else mask * values):
-        expected, text = logits(model, inputs(name)), generate(name, model)
-    return expected, text, remove_heads_(model, mask, values=values)
 
 
 def generate(name, model, **more):
@@ -29,43 +18,12 @@ def generate(name, model, **more):
     return model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False, **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "seed", "with_values"),
-    chosen(
-        [(name, seed, seed == 3) for name in FAMILIES for seed in (2, 3)],
-        fast=[("llama", 3, True), ("bart", 2, False)],
-        integration=[(name, 3, True) for name in FAMILIES],
-    ),
-)
-def test_pruned_equals_masked(name, seed, with_values):
-    mask = random_mask(name, seed=seed)
-    values = torch.rand(len(mask), generator=torch.Generator().manual_seed(9)) if with_values else None
-    expected, text, pruned = gated_and_pruned(name, mask, values)
-    torch.testing.assert_close(logits(pruned, inputs(name)), expected, **TOLERANCE)
-    assert (logits(build(name), inputs(name)) - expected).abs().max() > 1e-2
-    if text is not None:
-        assert torch.equal(generate(name, pruned), text)
-        assert torch.equal(generate(name, pruned, use_cache=False), text)
-
-
 @pytest.mark.parametrize("name", GENERATING)
 def test_beam_search_is_the_same(name):
     mask = random_mask(name)
     model = build(name)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask):
-        expected = generate(name, model, num_beams=3)
+    expected = masked(model, mask, lambda: generate(name, model, num_beams=3))
     assert torch.equal(generate(name, remove_heads_(model, mask), num_beams=3), expected)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_without_any_head_only_biases_remain(name):
-    mask = torch.zeros(sum(FAMILIES[name].kinds.values()))
-    expected, text, pruned = gated_and_pruned(name, mask)
-    torch.testing.assert_close(logits(pruned, inputs(name)), expected, **TOLERANCE)
-    assert sum(isinstance(module, Headless) for module in pruned.modules()) == len(FAMILIES[name].output_paths)
-    if text is not None:
-        assert torch.equal(generate(name, pruned), text)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -101,9 +59,7 @@ def test_weights_are_gone(name):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_both_attention_implementations(attention):
     mask, model, batch = random_mask("llama"), build("llama"), inputs("llama", padding=False)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask):
-        expected = logits(model, batch)
+    expected = masked(model, mask, lambda: logits(model, batch))
     pruned = remove_heads_(model, mask)
     pruned.set_attn_implementation(attention)
     torch.testing.assert_close(logits(pruned, batch), expected, **TOLERANCE)
@@ -113,9 +69,7 @@ def test_both_attention_implementations(attention):
 def test_the_masked_form_keeps_the_shape(name):
     mask, model = random_mask(name), build(name)
     values = torch.rand(len(mask))
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask * values):
-        expected = logits(model, inputs(name))
+    expected = masked(model, mask * values, lambda: logits(model, inputs(name)))
     shapes = [parameter.shape for parameter in model.parameters()]
     zeroed = zero_heads_(model, mask, values=values)
     torch.testing.assert_close(logits(zeroed, inputs(name)), expected, **TOLERANCE)
