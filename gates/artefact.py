@@ -36,8 +36,6 @@ CARD_TAG = "tags:\n- head-gates\n"
 CHOICES: dict[str, tuple[str, ...]] = {
     "unit": get_args(Unit), "draw_per": get_args(DrawPer), "family": get_args(GateFamily),
 }  # fmt: skip
-ADDED_LATER = ("family", "budget", "kinds", "minimum_per_layer", "ramp")
-"""Fields that older artefacts lack: with their defaults they are not written, nor part of a checksum."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class GateConfig:
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write the fields as JSON."""
         with replacing(path) as partial:
-            partial.write_text(json.dumps(_written(self), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -188,13 +186,8 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
     """Write the artefact of some gates; each file is complete or not there, and files of other kinds stay.
 
     Args:
-        directory: directory of the files, created if it is missing.
         gates: gates whose ``log_alpha``, mask and mode are kept.
-        config: configuration that the gates were built from.
         card: text of the model card; a ``README.md`` that is not such a card is left as it is.
-
-    Raises:
-        GateError: if the directory is a file.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
@@ -213,16 +206,7 @@ def save_gates(directory: str | os.PathLike[str], gates: HeadGates, config: Gate
 
 @torch.no_grad()
 def load_gates_(directory: str | os.PathLike[str], gates: HeadGates, config: GateConfig) -> None:
-    """Bring gates to the state of an artefact, in place; on an error they stay as they are.
-
-    Args:
-        directory: a local folder that :func:`save_gates` wrote.
-        gates: gates of the same model.
-        config: configuration that the gates were built from.
-
-    Raises:
-        GateError: if a file is missing or damaged, or the artefact is of other gates or of another model.
-    """
+    """Bring gates to the state that :func:`save_gates` wrote to a local folder; on an error they stay as they are."""
     directory = Path(directory)
     saved = GateConfig.from_json_file(directory / CONFIG_FILE)
     tensors, metadata, sites = _read(directory / WEIGHTS_FILE)
@@ -274,15 +258,8 @@ def _sites(gates: HeadGates) -> list[tuple[str, int]]:
 
 
 def fetch(directory_or_name: str | os.PathLike[str], **download: Any) -> Path:
-    """The local folder of an artefact; a name that is no folder is fetched from the Hugging Face hub.
-
-    Args:
-        directory_or_name: a local folder, or ``user/repository``.
-        download: ``revision``, ``token`` and what else :func:`huggingface_hub.hf_hub_download` takes.
-
-    Raises:
-        GateError: if it is neither a folder nor a repository with gates that can be reached.
-    """
+    """Return the local folder of an artefact; fetch a name that is no folder from the Hugging Face hub, with the arguments of
+    :func:`huggingface_hub.hf_hub_download`."""
     if Path(directory_or_name).is_dir():
         return Path(directory_or_name)
     try:
@@ -310,14 +287,8 @@ def upload(
     return api.upload_folder(repo_id=repo_id, folder_path=directory, **more)
 
 
-def _written(config: GateConfig) -> dict[str, Any]:
-    """The fields that are written."""
-    defaults = GateConfig()
-    return {name: v for name, v in asdict(config).items() if name not in ADDED_LATER or v != getattr(defaults, name)}
-
-
 def _checksum(config: GateConfig, metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    settings = {name: value for name, value in _written(config).items() if name != "base_model"}  # a reader may correct it
+    settings = {name: value for name, value in asdict(config).items() if name != "base_model"}  # a reader may correct it
     digest = hashlib.sha256(json.dumps([settings, metadata], sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())

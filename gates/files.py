@@ -146,11 +146,8 @@ def bring_all_to_disk(folder: Path) -> None:
 
 
 def bring_to_disk(path: Path) -> None:
-    """Wait until a file, or what a folder says of its files' names, is on the disk.
-
-    Raises:
-        OSError: naming the path, where the system notices only now that there is no room.
-    """
+    """Wait until a file, or what a folder says of its files' names, is on the disk. Some systems notice only then that there is
+    no room."""
     if path.is_dir() and os.name == "nt":  # no such thing there
         return
     number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)

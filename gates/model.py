@@ -39,22 +39,14 @@ from gates.surgery.remove import remove_heads_, transformers_part
 
 
 def open_heads_by_layer(gates: HeadGates) -> dict[str, list[int]]:
-    """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers.
-
-    Args:
-        gates: of a model.
-    """
+    """Heads whose gate is above 0 in evaluation mode: for each kind, their number in each of its layers."""
     parts = gates.to_heads(gates.open()).split([site.heads for site in gates.sites])
     counts = [(site.kind, int(part.sum())) for site, part in zip(gates.sites, parts, strict=True)]
     return {kind: [n for own, n in counts if own == kind] for kind in KINDS if kind in dict(counts)}
 
 
 def open_heads_as_text(gates: HeadGates) -> str:
-    """How many heads are open, in total and by kind and layer, in lines.
-
-    Args:
-        gates: of a model.
-    """
+    """How many heads are open, in total and by kind and layer, in lines."""
     table = open_heads_by_layer(gates)
     count, total = sum(map(sum, table.values())), gates.heads
     lines = [f"open heads: {count} of {total} ({count / total:.1%})"]

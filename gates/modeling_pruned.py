@@ -423,8 +423,6 @@ class Pruned:
     def from_pretrained(cls, *args, output_loading_info=False, **kwargs):
         """As of the stock class; an error where the saved model has weights that did not find their place in this class."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        numbers = {name: tensor.numel() for name, tensor in model.state_dict().items()}
-        info["missing_keys"] = {name for name in info["missing_keys"] if numbers.get(name) != 0}  # nothing of it can be missing
         lost = lost_weights(model, info["missing_keys"])
         if lost:
             own = model.config.architectures[0]

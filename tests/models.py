@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers as t
@@ -192,6 +193,13 @@ def logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Logits ``[batch, ...]`` without gradients."""
     with torch.no_grad():
         return model(**batch).logits
+
+
+def masked(model: nn.Module, values: Tensor, run: Callable[[], Any]) -> Any:
+    """What a function returns while the heads of a model have these gates: a reference that knows nothing of surgery."""
+    gates = HeadGates(model)
+    with gates.attached(), gates.use(values), torch.no_grad():
+        return run()
 
 
 def random_mask(name: str, *, seed: int = 2) -> Tensor:

@@ -60,15 +60,8 @@ class ExampleAxis:
         return self.axis < len(shape) - 1 and shape[self.axis] == examples * self.fold
 
     def spread(self, values: Tensor, dimensions: int) -> Tensor:
-        """Values per example as values of the rows.
-
-        Args:
-            values: ``[examples, gates]``.
-            dimensions: number of dimensions that the result shall have.
-
-        Returns:
-            ``[..., gates]``, of size 1 on all axes but this one.
-        """
+        """Return values per example ``[examples, gates]`` as values of the rows, ``[..., gates]``, of size 1 on all axes but
+        this one."""
         folded = values
         if self.fold > 1:
             folded = values.repeat(self.fold, 1) if self.interleaved else values.repeat_interleave(self.fold, dim=0)
@@ -87,7 +80,6 @@ def collect(rows: Tensor, numbers: Tensor, examples: int) -> Tensor:
     Args:
         rows: ``[..., gates]``.
         numbers: example of each row, ``[...]``; rows without one do not count.
-        examples: number of examples.
 
     Returns:
         ``[examples, gates]``.
@@ -110,10 +102,6 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
     Returns:
         For each tensor the number of the example, ``[...]``; :data:`UNKNOWN` for rows that some digit does not touch and
         :data:`MIXED` for those that examples with and without a digit touch.
-
-    >>> rows = torch.tensor([2, 0, 1])
-    >>> locate(lambda group: [group[rows]], examples=3)[0].tolist()
-    [2, 0, 1]
     """
     all_numbers = torch.arange(examples)
     located: list[Tensor] = []
@@ -130,12 +118,8 @@ def locate(touched: Callable[[Tensor], Sequence[Tensor]], examples: int) -> list
 
 
 def axes_of(numbers: Tensor, examples: int) -> list[ExampleAxis]:
-    """All axes that agree with what is known of the rows.
-
-    Args:
-        numbers: example of each row ``[...]``, from :func:`locate`; negative where not known.
-        examples: number of examples.
-    """
+    """Return all axes that agree with the examples of the rows ``[...]`` from :func:`locate`, which are negative where not
+    known."""
     found = []
     for axis, size in enumerate(numbers.shape):
         for interleaved in (False, True)[: 2 if size > examples else 1]:
@@ -157,11 +141,7 @@ def only_axis(shape: Sequence[int], examples: int) -> ExampleAxis | None:
 
 
 def count_examples(inputs: Mapping[str, Any]) -> int:
-    """The number of examples among a model's named inputs.
-
-    Raises:
-        GateError: where no known input is given and the others have first dimensions that differ.
-    """
+    """The number of examples among a model's named inputs."""
     lengths = {name: len(value) for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 0}
     known = next((lengths[name] for name in COUNTED if name in lengths), None)
     if known is not None:
@@ -201,12 +181,7 @@ Reached = dict[tuple[int, torch.Size], Tensor]
 
 
 class ExampleAxes:
-    """What is known of the examples' place in each site's heads.
-
-    Args:
-        model: The model.
-        sites: Its attention modules.
-    """
+    """What is known of the examples' place in each site's heads."""
 
     def __init__(self, model: nn.Module, sites: Sequence[AttentionSite]) -> None:
         self._model = model
@@ -245,13 +220,7 @@ class ExampleAxes:
         """Return the axis in heads of this shape ``[..., heads * head_dim]``, found out if nothing else tells.
 
         Args:
-            site: The index of the site.
-            shape: The shape of its heads.
-            examples: The number of examples.
             inputs: The running module with the arguments of its call; None if it may not run again.
-
-        Raises:
-            GateError: if the axis is not certain.
         """
         axis = self.known(site, shape, examples) or only_axis(shape, examples)
         if axis is None and inputs is not None:

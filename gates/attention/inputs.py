@@ -67,11 +67,7 @@ class Request:
 
 
 def guesses(model: PreTrainedModel, *, batch: int, length: int, padded: bool, seed: int) -> Iterator[Inputs]:
-    """Inputs that the model may take, those that use more of it first; the last are the model's own ``dummy_inputs``.
-
-    Args:
-        model, batch, length, padded, seed: see :func:`gates.attention.inputs.example_inputs`.
-    """
+    """Yield inputs that the model may take, those that use more of it first; the last are the model's own ``dummy_inputs``."""
     request = Request(model, batch, length, padded, torch.Generator().manual_seed(seed))
     main = model.main_input_name
     main = main[0] if isinstance(main, (list, tuple)) else main  # OneFormer names two
@@ -386,9 +382,6 @@ def resized(inputs: Mapping[str, Tensor], batch: int, length: int | None = None)
     """The same inputs with another number of examples and, for tensors ``[batch, length]``, another length.
 
     Rows and columns are repeated in turn or left out; no attention mask is left without a single visible token.
-
-    Raises:
-        GateError: if the first axis is not the examples everywhere, as where patches of all pictures lie in one row.
     """
     rows = {name: len(tensor) for name, tensor in inputs.items()}
     if len(set(rows.values())) > 1:
@@ -405,11 +398,7 @@ def resized(inputs: Mapping[str, Tensor], batch: int, length: int | None = None)
 
 
 def _left_out(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[str]:
-    """Names of the self-attention modules that a forward pass on these inputs does not reach.
-
-    Raises:
-        Exception: whatever the model raises for inputs that it does not take.
-    """
+    """Return the names of the self-attention modules that a forward pass on these inputs does not reach."""
     try:
         sites = [site for site in find_attention(model) if site.kind != "cross"]
     except GateError:  # no heads are left, or none is known

@@ -98,7 +98,6 @@ def attention_calls(sites: Sequence[AttentionSite], around: Callable[..., Any]) 
     of its class with another interface. Other models, and other threads that run them, keep theirs.
 
     Args:
-        sites: The attention modules.
         around: The function called with the implementation's name, the model's attention function and the arguments of its
             call: ``(module, query, key, value, attention_mask, **kwargs)``, each ``[batch, heads, tokens, head_dim]``. It
             returns what the attention function returns: ``[batch, query, heads, head_dim]`` and attention weights or None.
@@ -208,7 +207,6 @@ def attention_matrices(
 
     Args:
         model: model, in evaluation mode meanwhile, since dropout would change the matrices, and so are gates on it.
-        sites: attention modules of the model.
         take: function called with the index of a site and its weights ``[batch, heads, query, key]``, in the graph of the
             forward pass, whenever it runs.
     """
@@ -261,13 +259,8 @@ def matrix_among(output: Any, heads: int) -> Tensor | None:
 def observe_head_outputs(
     model: nn.Module, sites: Sequence[AttentionSite], take: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """Hand out what the heads of each site give to its output projection, before any gate.
-
-    Args:
-        model: model, in evaluation mode meanwhile, and so are gates on it.
-        sites: attention modules of the model.
-        take: function called with the index of a site and its concatenated heads ``[..., heads * head_dim]``.
-    """
+    """Call ``take`` with the index of a site and its heads ``[..., heads * head_dim]``, as they are before any gate. The model
+    and the gates on it are in evaluation mode meanwhile."""
 
     def seen(position: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         take(position, args[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -68,65 +68,50 @@ DEFORMABLE = "its heads look at points of their own, by projections with an axis
 QUERY = "it has a query that is no projection"
 STREAMS = "the heads of its two streams add their scores, so each needs the queries and keys of the other"
 
+
+def _inside(core: str, query: str, key: str, value: str, output: str, **more: Any) -> Layout:
+    """A row whose projections, but for the output, lie in the submodule that computes attention."""
+    return Layout(f"{core}.{query}", f"{core}.{key}", f"{core}.{value}", output, core=core, **more)
+
+
+def _fused(projection: str, output: str, **more: Any) -> Layout:
+    """A row with one projection for query, key and value."""
+    return Layout(projection, projection, projection, output, **more)
+
+
 LAYOUTS: tuple[Layout, ...] = (
     # PyTorch's own attention: pooling heads of SigLIP, decoders of MaskFormer, BridgeTower
     Layout("", "", "", "out_proj", packed="in_proj", classes=("MultiheadAttention",)),
     # LED's encoder
-    Layout(
-        "longformer_self_attn.query",
-        "longformer_self_attn.key",
-        "longformer_self_attn.value",
-        "output",
-        core="longformer_self_attn",
-        gate_only=SPARSE,
-    ),
+    _inside("longformer_self_attn", "query", "key", "value", "output", gate_only=SPARSE),
     # LiLT: text and layout, listed before BERT, whose paths it contains
-    Layout(
-        "self.query",
-        "self.key",
-        "self.value",
-        "output.dense",
-        core="self",
+    _inside(
+        *("self", "query", "key", "value", "output.dense"),
         gate_only=STREAMS,
-        beside=Layout(
-            "self.layout_query",
-            "self.layout_key",
-            "self.layout_value",
-            "layout_output.dense",
-            core="self",
+        beside=_inside(
+            *("self", "layout_query", "layout_key", "layout_value", "layout_output.dense"),
             gate_only=STREAMS,
             narrowed_by="channel_shrink_ratio",
         ),
     ),
     # DeBERTa
-    Layout(
-        *("self.in_proj",) * 3,
-        output="output.dense",
+    _fused(
+        "self.in_proj",
+        "output.dense",
         core="self",
         fusion="groups",
         with_query=("self.pos_q_proj",),
         with_key=("self.pos_proj",),
     ),
     # LXMERT's attention from one modality to the other
-    Layout("att.query", "att.key", "att.value", "output.dense", core="att"),
+    _inside("att", "query", "key", "value", "output.dense"),
     # BLIP-2's Q-Former, FLAVA, DPT, ViLT, ViTPose, MobileViT, Data2VecVision
-    Layout("attention.query", "attention.key", "attention.value", "output.dense", core="attention"),
+    _inside("attention", "query", "key", "value", "output.dense"),
     # BERT, RoBERTa, ELECTRA, XLM-R, CamemBERT, ERNIE, ESM, MegatronBERT, RoFormer, LayoutLM, RemBERT, Data2VecText, ...
-    Layout(
-        "self.query",
-        "self.key",
-        "self.value",
-        "output.dense",
-        core="self",
-        with_query=("self.continuous_position_bias_mlp.2",),  # Swin v2
-    ),
+    _inside("self", "query", "key", "value", "output.dense", with_query=("self.continuous_position_bias_mlp.2",)),  # Swin v2
     # DeBERTa-v2
-    Layout(
-        "self.query_proj",
-        "self.key_proj",
-        "self.value_proj",
-        "output.dense",
-        core="self",
+    _inside(
+        *("self", "query_proj", "key_proj", "value_proj", "output.dense"),
         with_query=("self.pos_query_proj",),
         with_key=("self.pos_key_proj",),
     ),
@@ -150,36 +135,26 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear"),
     # Conditional DETR: contents and positions
     Layout(
-        "q_content_proj",
-        "k_content_proj",
-        "v_proj",
-        "o_proj",
+        *("q_content_proj", "k_content_proj", "v_proj", "o_proj"),
         with_query=("q_pos_proj", "q_pos_sine_proj"),
         with_key=("k_pos_proj",),
     ),
     # AIMv2's pooling head, whose query is learned as it is
     Layout("", "k_proj", "v_proj", "output_proj", gate_only=QUERY, classes=("Aimv2AttentionPoolingHead",)),
     # Gemma's sound
-    Layout("attn.q_proj", "attn.k_proj", "attn.v_proj", "post", core="attn", gate_only=POSITIONS),
+    _inside("attn", "q_proj", "k_proj", "v_proj", "post", gate_only=POSITIONS),
     Layout("q_proj.linear", "k_proj.linear", "v_proj.linear", "post.linear", gate_only=POSITIONS),
     # Grounding DINO's fusion of pictures and text
     Layout(
-        "vision_proj",
-        "text_proj",
-        "values_text_proj",
-        "out_vision_proj",
+        *("vision_proj", "text_proj", "values_text_proj", "out_vision_proj"),
         gate_only=STREAMS,
         beside=Layout("text_proj", "vision_proj", "values_vision_proj", "out_text_proj", gate_only=STREAMS),
     ),
     # BigBird-Pegasus
-    Layout("self.query", "self.key", "self.value", "output", core="self", gate_only=SPARSE),
+    _inside("self", "query", "key", "value", "output", gate_only=SPARSE),
     # CvT
-    Layout(
-        "attention.projection_query",
-        "attention.projection_key",
-        "attention.projection_value",
-        "output.dense",
-        core="attention",
+    _inside(
+        *("attention", "projection_query", "projection_key", "projection_value", "output.dense"),
         gate_only="convolutions over the features of all heads come before its projections",
     ),
     # CTRL
@@ -204,21 +179,16 @@ LAYOUTS: tuple[Layout, ...] = (
     # attention to points: Deformable DETR, RT-DETR, Mask2Former, Grounding DINO
     Layout("sampling_offsets", "attention_weights", "value_proj", "output_proj", gate_only=DEFORMABLE),
     # DAB-DETR
-    Layout(
-        "self_attn_query_content_proj",
-        "self_attn_key_content_proj",
-        "self_attn_value_proj",
-        "self_attn.output_proj",
-        core="self_attn",
-        gate_only=POSITIONS,
-    ),
-    Layout(
-        "cross_attn_query_content_proj",
-        "cross_attn_key_content_proj",
-        "cross_attn_value_proj",
-        "cross_attn.output_proj",
-        core="cross_attn",
-        gate_only=POSITIONS,
+    *(
+        Layout(
+            f"{core}_query_content_proj",
+            f"{core}_key_content_proj",
+            f"{core}_value_proj",
+            f"{core}.output_proj",
+            core=core,
+            gate_only=POSITIONS,
+        )
+        for core in ("self_attn", "cross_attn")
     ),
     # T5, mT5, UMT5, Switch, MPNet
     Layout("q", "k", "v", "o", arguments=("position_bias",)),
@@ -226,25 +196,25 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("q_b_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
     Layout("q_proj", "kv_b_proj", "kv_b_proj", "o_proj", gate_only=LATENT),
     # ModernBERT
-    Layout("Wqkv", "Wqkv", "Wqkv", "Wo"),
+    _fused("Wqkv", "Wo"),
     # MPT, DBRX
-    Layout(*("Wqkv",) * 3, output="out_proj", arguments=("position_bias",)),
+    _fused("Wqkv", "out_proj", arguments=("position_bias",)),
     # pictures: Qwen2-VL and its successors, GLM-4V, SAM, ViTDet, Florence-2, Hiera
-    Layout(*("qkv",) * 3, output="proj"),
+    _fused("qkv", "proj"),
     # BLIP, BLIP-2, InstructBLIP
-    Layout(*("qkv",) * 3, output="projection"),
+    _fused("qkv", "projection"),
     # Bark
-    Layout(*("att_proj",) * 3, output="out_proj"),
+    _fused("att_proj", "out_proj"),
     # Phi-3
-    Layout("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
+    _fused("qkv_proj", "o_proj"),
     # CodeGen
-    Layout("qkv_proj", "qkv_proj", "qkv_proj", "out_proj", fusion="quarters"),
+    _fused("qkv_proj", "out_proj", fusion="quarters"),
     # GPT-NeoX, BLOOM, Falcon
-    Layout(*("query_key_value",) * 3, output="dense", fusion="groups", arguments=("alibi", "attention_mask"), adds="residual"),
+    _fused("query_key_value", "dense", fusion="groups", arguments=("alibi", "attention_mask"), adds="residual"),
     # GPT-2 cross-attention (listed before self-attention, whose paths it contains)
     Layout("q_attn", "c_attn", "c_attn", "c_proj"),
     # GPT-2
-    Layout("c_attn", "c_attn", "c_attn", "c_proj"),
+    _fused("c_attn", "c_proj"),
 )
 
 
@@ -297,11 +267,7 @@ def without_adapter(module: nn.Module) -> nn.Module:
 
 
 def check_merged(model: nn.Module) -> None:
-    """Whether a model's weights are all that acts on their inputs.
-
-    Raises:
-        GateError: for adapters beside them.
-    """
+    """Whether a model's weights are all that acts on their inputs."""
     for name, module in model.named_modules():
         if without_adapter(module) is not module:
             raise GateError(

@@ -24,18 +24,8 @@ class HasModules(Protocol):
 
 @contextmanager
 def evaluating(*models: HasModules) -> Iterator[None]:
-    """Evaluation mode, so without dropout, for the length of a ``with`` block.
-
-    Args:
-        models: modules with all their submodules. Each gets back the mode it had, also where they differ.
-
-    >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
-    >>> with evaluating(model):
-    ...     [module.training for module in model.modules()]
-    [False, False, False]
-    >>> [module.training for module in model.modules()]
-    [True, True, False]
-    """
+    """Put modules with all their submodules into evaluation mode, so without dropout, for the length of a ``with`` block. Each
+    gets back the mode it had, also where they differ."""
     training = [module for model in models for module in model.modules() if module.training]
     try:
         for module in training:  # not by eval(), which a module may have made to do more than that
@@ -47,19 +37,10 @@ def evaluating(*models: HasModules) -> Iterator[None]:
 
 
 def evaluation_copy(module: nn.Module) -> tuple[nn.Module, dict[nn.Module, nn.Module]]:
-    """Return a copy of a module in evaluation mode, without hooks, that shares all weights and buffers.
+    """Return a copy of a module in evaluation mode, without hooks, that shares all weights and buffers; and a dictionary from
+    every module inside the original to its copy.
 
     Running the copy calls no hook and changes no mode, so that other threads may use the module at the same time.
-
-    Args:
-        module: The module to copy, with all its submodules.
-
-    Returns:
-        The copy, and a dictionary from every module inside the original to its copy.
-
-    >>> copy, inside = evaluation_copy(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
-    >>> copy.training, len(inside)
-    (False, 3)
     """
     copies = {part: object.__new__(type(part)) for part in module.modules()}
     for part, copy in copies.items():
@@ -114,19 +95,8 @@ def _rebound(value: Any, owner: nn.Module, copy: nn.Module) -> Any:
 
 @contextmanager
 def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Parameters that require no gradients, for the length of a ``with`` block.
-
-    Args:
-        modules: modules with all their parameters. Those that required gradients do so again afterwards.
-
-    >>> linear = nn.Linear(2, 2)
-    >>> linear.bias.requires_grad = False
-    >>> with frozen(linear):
-    ...     [parameter.requires_grad for parameter in linear.parameters()]
-    [False, False]
-    >>> [parameter.requires_grad for parameter in linear.parameters()]
-    [True, False]
-    """
+    """Have modules with all their parameters require no gradients, for the length of a ``with`` block. Those that required
+    gradients do so again afterwards."""
     trainable = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     try:
         for parameter in trainable:
@@ -142,20 +112,11 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_generators(model: nn.Module, seed: int | None = None) -> Iterator[None]:
-    """Restore the generators of the CPU and of the model's devices after the ``with`` block.
+    """Restore the generators of the CPU and of the model's devices after the ``with`` block; with a seed, set them for its
+    length.
 
     The generators of other devices are not touched. ``torch.manual_seed`` would seed them too, at once or when they are
     initialised.
-
-    Args:
-        model: The model that runs in the block.
-        seed: A seed for these generators; None leaves them as they are.
-
-    >>> state = torch.get_rng_state()
-    >>> with kept_generators(nn.Dropout(), seed=0):
-    ...     _ = torch.rand(3)
-    >>> torch.equal(torch.get_rng_state(), state)
-    True
     """
     devices = {parameter.device for parameter in model.parameters()}
     generators = [torch.default_generator, *(_generator(device) for device in devices if device.type in ("cuda", "mps"))]
@@ -181,9 +142,5 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a process holds a part alone of some weight (FSDP2, ``fully_shard``), so that the model runs in all or in none.
-
-    >>> is_sharded(nn.Linear(2, 2))
-    False
-    """
+    """Whether a process holds a part alone of some weight (FSDP2), so that the model runs in all or in none."""
     return any(isinstance(weight, DTensor) for weight in model.parameters())

@@ -27,9 +27,6 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
     """Leaf tensors of ones ``[..., gates]``, by the site and the shape of its heads ``[..., heads * head_dim]``.
 
     A module that runs several times on one shape has one leaf for all its passes.
-
-    Args:
-        names: names of the sites.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -37,16 +34,8 @@ class Leaves(dict[tuple[int, torch.Size], Tensor]):
         self._names = names
 
     def ones(self, site: int, heads: Tensor, gates: int) -> Tensor:
-        """The leaf for a site's heads, made when it is first asked for.
-
-        Args:
-            site: index of the site.
-            heads: its heads, ``[..., heads * head_dim]``.
-            gates: number of its gates.
-
-        Raises:
-            GateError: where no graph is made, so that its gradients would be missing.
-        """
+        """Return the leaf for a site's heads ``[..., heads * head_dim]``, made when it is first needed. Without a graph its
+        gradients would be missing."""
         if not torch.is_grad_enabled():
             raise GateError(
                 f"the attention at {self._names[site]!r} runs without a graph, under torch.no_grad or reentrant activation "
@@ -78,9 +67,7 @@ def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Argume
     of the output is not a number, and no other.
 
     Args:
-        module: attention module.
         gated: its output projections that have gates.
-        arguments: what it was called with.
 
     Returns:
         None for a single token, from which it cannot be told; False also for a module that cannot be called again.
@@ -102,18 +89,12 @@ def is_bypassed(module: nn.Module, gated: Sequence[nn.Module], arguments: Argume
 
 
 def seen_kinds(model: PreTrainedModel, sites: tuple[AttentionSite, ...], run: Callable[[], Any]) -> list[Kind | None]:
-    """The kind of every site by what changes what: the tests' and the coverage table's check of :attr:`AttentionSite.kind`.
+    """Return the kind of every site by what changes what, as a check of :attr:`AttentionSite.kind`; None where it was not
+    called.
 
     Where a token changes later ones and earlier ones, attention is of kind ``encoder``; where it changes later ones only,
-    ``decoder``; where its own tokens change none of each other, its keys come from elsewhere: ``cross``.
-
-    Args:
-        model: model in evaluation mode.
-        sites: attention modules of the model.
-        run: function that runs the model on one example of several tokens without padding.
-
-    Returns:
-        One kind for each site, None where its attention was not called.
+    ``decoder``; where its own tokens change none of each other, its keys come from elsewhere: ``cross``. ``run`` runs the
+    model, which is in evaluation mode, on one example of several tokens without padding.
     """
     found: list[Kind | None] = [None] * len(sites)
 
@@ -151,10 +132,7 @@ def _again(
     The call runs on a copy that shares the weights, since other threads may be running the module itself.
 
     Args:
-        module: The attention module.
-        arguments: The arguments of its last call.
         change: A function that replaces its first stream of tokens; every stream, if any projection is closed.
-        closed: The submodules that receive zeros.
     """
     first = next(_streams(arguments))
 
@@ -212,12 +190,7 @@ def gates_on(sites: Sequence[AttentionSite]) -> list[nn.Module]:
 
 
 class OutputHooks:
-    """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place.
-
-    Args:
-        model: any model; only its hooks change.
-        sites: attention modules of the model.
-    """
+    """Hooks that hand out what the heads of each site give to their output projection, and put something else in its place."""
 
     def __init__(self, model: nn.Module, sites: tuple[AttentionSite, ...]) -> None:
         self.model = model

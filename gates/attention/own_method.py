@@ -22,8 +22,6 @@ class OwnMethod:
     """A module's own method, which several users share.
 
     Args:
-        module: The module.
-        name: The name of the method.
         function: The function that is called with this object and the arguments of the method.
     """
 
@@ -43,12 +41,7 @@ class OwnMethod:
 
 
 class Use:
-    """One use of a module's own method.
-
-    Args:
-        own: The method.
-        user: What the method knows of this user.
-    """
+    """One use of a module's own method."""
 
     def __init__(self, own: OwnMethod, user: Any) -> None:
         self.own = own
@@ -67,12 +60,8 @@ class Use:
 
 
 def use_method(module: nn.Module, name: str, function: Callable[..., Any], user: Any) -> Use:
-    """Have a module call a function in place of a method, until :meth:`Use.remove`.
-
-    Args:
-        module, name, function: See :class:`OwnMethod`.
-        user: What the function finds among the ``users`` of its first argument. Each user is an object of its own.
-    """
+    """Have a module call a function in place of a method, until :meth:`Use.remove`. The function finds each user, an object of
+    its own, among the ``users`` of its first argument."""
     with _LOCK:
         own = vars(module).get(name)
         if not isinstance(own, OwnMethod) or own.function is not function:
@@ -89,11 +78,8 @@ def use_method(module: nn.Module, name: str, function: Callable[..., Any], user:
 
 
 def call_output(module: nn.Module) -> list[Use]:
-    """Have an attention module call its output projection as a module; do nothing for modules that do so anyway.
-
-    Returns:
-        Handles whose ``remove`` ends it.
-    """
+    """Have an attention module call its output projection as a module, until the handles are removed; do nothing for modules
+    that do so anyway."""
     name, function = METHODS.get(type(module).__name__, ("", _multihead_attention))
     own = vars(module).get(name)
     if not name or not (own is None or isinstance(own, OwnMethod)):

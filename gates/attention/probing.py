@@ -129,12 +129,8 @@ def _probed(model: PreTrainedModel, inputs: Mapping[str, Any], name: str, core: 
 
 
 def _has_heads(dense: Tensor, closed: Sequence[Tensor | None]) -> bool:
-    """Whether each head has a block of features of its own, which is zero when it is closed, while all others stay.
-
-    Args:
-        dense: features ``[..., heads * head_dim]`` with all heads.
-        closed: the same with one head closed, head by head; None where the layer was not called.
-    """
+    """Whether each head has a block of features of its own, which is zero when it is closed, while all others stay. Features
+    are ``[..., heads * head_dim]``: with all heads, and with one closed, head by head (None where the layer was not called)."""
     if any(one is None or one.shape != dense.shape for one in closed):
         return False
     without = [one for one in closed if one is not None]

@@ -204,14 +204,8 @@ def weight_by_output(projection: Projection) -> Tensor:
 
 
 def join_sites(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate values of all sites along the last axis, on the device of the first: sites may be on several devices.
-
-    Args:
-        parts: The values of each site, ``[..., heads of the site]``.
-
-    >>> join_sites([torch.ones(2), torch.zeros(1)]).tolist()
-    [1.0, 1.0, 0.0]
-    """
+    """Concatenate values ``[..., heads of the site]`` along the last axis, on the device of the first: sites may be on several
+    devices."""
     return torch.cat([part.to(parts[0].device) for part in parts], dim=-1)
 
 
@@ -249,11 +243,7 @@ def find_attention(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, 
 
 
 def matched_sites(model: nn.Module, *, only: str = "") -> tuple[AttentionSite, ...]:
-    """The attention sites that the table describes; see :func:`find_attention`.
-
-    Raises:
-        GateError: for a part that the model lacks, attention that can never be gated, and a head size that is not known.
-    """
+    """The attention sites that the table describes; see :func:`find_attention`."""
     modules = _modules(model, only)
     if reason := next((_refused(module) for module in modules.values() if _refused(module)), ""):
         raise GateError(f"the heads of {type(model).__name__} cannot be gated: {reason}; use another model")
@@ -290,11 +280,6 @@ def check_width(site: AttentionSite, heads: Tensor) -> None:
             f"the attention at {site.name!r} had {site.heads} heads of {site.head_dim} features when these gates or sites were "
             f"made, and now gives {heads.shape[-1]} features: heads were removed since; make new ones of the model"
         )
-
-
-def describe_kinds(sites: tuple[AttentionSite, ...]) -> dict[str, int]:
-    """Heads of each kind that the model has, such as ``{"encoder": 72}``."""
-    return {kind: count for kind in KINDS if (count := sum(site.heads for site in sites if site.kind == kind))}
 
 
 def _refused(module: nn.Module) -> str:
@@ -388,12 +373,7 @@ def _class_names(module: nn.Module) -> tuple[str, str]:
 
 
 def _head_dim(core: nn.Module, width: int) -> int | None:
-    """Features of one head, as the module states them or from the number of its heads; None if it states neither.
-
-    Args:
-        core: module that computes attention.
-        width: features of all heads.
-    """
+    """Features of one head, as the module states them or from the number of its heads; None if it states neither."""
     for name in HEAD_DIM_NAMES:
         if isinstance(found := getattr(core, name, None), int):
             return found
@@ -466,16 +446,6 @@ def site_labels(sites: Sequence[AttentionSite]) -> tuple[str, ...]:
 
     Two stacks of one kind are told apart by the first word in which their paths differ (``text_model.encoder.3``,
     ``vision_model.encoder.3``), and layers in groups by all their numbers (``encoder.0.1``).
-
-    Args:
-        sites: all sites of a model.
-
-    >>> from transformers import AltCLIPConfig, AltCLIPModel
-    >>> from gates.attention.sites import find_attention
-    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    >>> config = AltCLIPConfig(text_config={**size, "vocab_size": 50, "project_dim": 8}, vision_config=size)
-    >>> site_labels(find_attention(AltCLIPModel(config)))
-    ('text_model.encoder.0', 'vision_model.encoder.0')
     """
     labels: dict[str, str] = {}
     for kind in KINDS:

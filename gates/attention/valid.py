@@ -15,28 +15,12 @@ Valid = Mapping[str, Tensor | None]
 
 
 def stack_of(site: AttentionSite) -> str:
-    """Return the name of the list of layers that a site lies in; its own name if it lies in none.
-
-    Args:
-        site: The site.
-    """
+    """Return the name of the list of layers that a site lies in; its own name if it lies in none."""
     return re.split(r"\.\d+(?:\.|$)", site.name, maxsplit=1)[0]
 
 
 def key_of(valid: Valid, site: AttentionSite) -> str | None:
-    """Return the key of a site's mask: the innermost module around the site, or else its kind; None if there is neither.
-
-    Args:
-        valid: The masks.
-        site: The site.
-
-    >>> from gates import find_attention
-    >>> from transformers import BertConfig, BertModel
-    >>> size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
-    >>> (site,) = find_attention(BertModel(BertConfig(**size)))
-    >>> key_of({"encoder": None, "encoder.layer": None}, site), key_of({"decoder": None}, site)
-    ('encoder.layer', None)
-    """
+    """Return the key of a site's mask: the innermost module around the site, or else its kind; None if there is neither."""
     parts = site.name.split(".")
     around = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     found = next((name for name in around if name in valid and name not in KINDS), None)
@@ -67,29 +51,13 @@ def valid_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor |
 
 
 def rows_by_site(valid: Valid, sites: Sequence[AttentionSite]) -> list[Tensor | None]:
-    """Return the mask of each site in the layout of its head outputs; None where all rows count.
-
-    Args:
-        valid: The masks, ``[batch, query]``.
-        sites: The attention modules of a model.
-
-    Raises:
-        GateError: See :func:`valid_by_site`.
-    """
+    """Return the mask of each site in the layout of its head outputs; None where all rows count. See :func:`valid_by_site`."""
     masks = valid_by_site(valid, sites)
     return [mask.T if mask is not None and site.is_time_first else mask for mask, site in zip(masks, sites, strict=True)]
 
 
 def check_valid(valid: Tensor, shape: Size) -> None:
-    """Raise unless a mask has the batch and the queries of what it is applied to.
-
-    Args:
-        valid: The mask.
-        shape: The expected shape, ``[batch, query]``.
-
-    Raises:
-        GateError: If the shapes differ.
-    """
+    """Raise :class:`GateError` unless a mask has this shape, ``[batch, query]``."""
     if valid.shape != shape:
         raise GateError(
             f"the mask of valid queries has shape {list(valid.shape)}, but the heads' outputs have {list(shape)}; expected the "
@@ -99,15 +67,9 @@ def check_valid(valid: Tensor, shape: Size) -> None:
 
 
 def valid_positions(states: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the positions that count, ``[positions, features]``.
-
-    Args:
-        states: The states, ``[batch, query, features]``, or ``[query, batch, features]`` where a site has time first.
-        valid: The queries that are not padding, in the layout of the states (see :func:`rows_by_site`); None if all count.
-
-    Raises:
-        GateError: For a mask of another shape.
-    """
+    """Return the positions that count, ``[positions, features]``, of states ``[batch, query, features]``, or ``[query, batch,
+    features]`` where a site has time first. The mask has the layout of the states (see :func:`rows_by_site`); None if all
+    count."""
     if valid is None:
         return states.flatten(0, -2)
     check_valid(valid, states.shape[:-1])

@@ -49,11 +49,6 @@ def evaluation_block(
         types: of metrics; one that is not among them keeps its name and has no arguments.
         task: the Hub's name of what the model does, such as ``text-classification``.
         dataset, subset, split, more_splits: the data that they are results on; see :class:`gates.export.card.ModelCard`.
-
-    >>> types = {"matthews": {"type": "matthews_correlation"}}
-    >>> (result,) = evaluation_block({"matthews": 0.4}, types, task="text-classification", dataset="glue", subset="cola")
-    >>> result.metric_name, result.metric_type
-    ('matthews', 'matthews_correlation')
     """
 
     def place(result: str) -> tuple[str, str]:
@@ -106,14 +101,7 @@ TRIAL_PASSES = 4
 
 
 def torch_usage(model: PreTrainedModel, auto: str, *, remote_code: bool, has_tokenizer: bool) -> list[str]:
-    """Lines that load an export in PyTorch and print a prediction.
-
-    Args:
-        model: the model of the export, dense or pruned.
-        auto: the Auto class that loads it.
-        remote_code: whether it needs the modeling file beside it.
-        has_tokenizer: whether a tokenizer lies beside it.
-    """
+    """Return lines that load an export in PyTorch, with the modeling file beside it or without, and print a prediction."""
     example = _example(model)
     reads_text = has_tokenizer and _is_text(example)
     loader = auto if remote_code else stock_loader(model, auto)
@@ -240,14 +228,7 @@ def _classes(model: PreTrainedModel) -> int:
 
 
 def onnx_usage(model: PreTrainedModel, auto: str, files: Sequence[str], *, has_tokenizer: bool) -> list[str]:
-    """Lines that run the ONNX graphs of an export and print a prediction.
-
-    Args:
-        model: the model of the export, dense or pruned.
-        auto: the Auto class of the model.
-        files: names of the graphs.
-        has_tokenizer: whether a tokenizer lies beside them.
-    """
+    """Return lines that run the ONNX graphs of an export and print a prediction."""
     example = _example(model)
     reads_text = has_tokenizer and _is_text(example)
     names = ", ".join(["AutoConfig", *(["AutoTokenizer"] if reads_text else [])])
@@ -392,20 +373,8 @@ def card_text(
     zero_heads: int = 0,
     unpadded: int | None = None,
 ) -> str:
-    """The text of the README.
-
-    Args:
-        dense: the model before pruning.
-        mask: 0/1 per head, ``[heads]``.
-        form: form of the export.
-        card: what the text states.
-        auto: the Auto class that loads the export.
-        parameters: number of parameters of the export.
-        has_tokenizer: whether a tokenizer lies beside the export.
-        files: the ONNX graphs in it.
-        zero_heads: heads of zeros that it was padded with.
-        unpadded: number of parameters of the export without them; None if it was not padded.
-    """
+    """Return the text of the README. ``mask`` is 0/1 per head, ``[heads]``; ``unpadded`` is the number of parameters of the
+    export without heads of zeros, None if it was not padded."""
     sites = find_attention(dense)
     sizes = [site.heads for site in sites]
     kept = [int(part.sum()) for part in mask.split(sizes)]
@@ -467,13 +436,7 @@ def _padded(zero_heads: int, parameters: int, unpadded: int) -> list[str]:
 
 
 def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics) -> None:
-    """Put the dense model's results beside the export's in a README of :func:`card_text`; another README stays as it is.
-
-    Args:
-        readme: path of the README.
-        metrics: results of the export, by name.
-        dense_metrics: results of the model with all its heads, by name.
-    """
+    """Put the dense model's results beside the export's in a README of :func:`card_text`; another README stays as it is."""
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if RESULTS not in text or END not in text:
         return
@@ -484,15 +447,7 @@ def update_results(readme: Path, metrics: Metrics, dense_metrics: Metrics) -> No
 
 
 def gate_card(gates: HeadGates, model: PreTrainedModel, open_heads: dict[str, list[int]], *, base_model: str, auto: str) -> str:
-    """The text of the model card of gates alone.
-
-    Args:
-        gates: gates of the model.
-        model: the model that they are on.
-        open_heads: open heads of each kind, by layer.
-        base_model: name of the model as a user wrote it.
-        auto: the Auto class that loads the model.
-    """
+    """The text of the model card of gates alone."""
     shown, hub_name = stated_base_model(base_model, default="not stated")
     loader = stock_loader(model, auto)
     heads = {kind: [site.heads for site in gates.sites if site.kind == kind] for kind in open_heads}

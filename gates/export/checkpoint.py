@@ -50,15 +50,8 @@ SPACES = " \u2581\u0120"
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Whether a tokenizer has any token that stands for text. How many is not asked: bytes, characters and few words will do.
-
-    Args:
-        tokenizer: any; one whose class does not tell its vocabulary passes.
-        name: what an error calls it.
-
-    Raises:
-        GateError: if all its tokens are special ones or spaces.
-    """
+    """Raise :class:`GateError` for a tokenizer of special tokens alone. How many others there are does not matter: bytes,
+    characters and few words will do. A tokenizer whose class does not tell its vocabulary passes."""
     try:
         vocabulary = tokenizer.get_vocab()
     except NotImplementedError:
@@ -72,16 +65,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, encoded: Sequence[Sequence[int]], name: str) -> None:
-    """Whether a tokenizer knows most of the texts that it has encoded; some of them, evenly spread, are looked at.
-
-    Args:
-        tokenizer: of the texts.
-        encoded: token ids of texts that are not empty, with special tokens or without, not padded.
-        name: what an error calls the tokenizer.
-
-    Raises:
-        GateError: if it made no tokens of the texts, or more than half of them are the unknown token.
-    """
+    """Raise :class:`GateError` for a tokenizer that does not know most of the texts that it has encoded. Some of them, evenly
+    spread, are looked at; none is empty or padded."""
     if not len(encoded):
         return
     sampled = [encoded[row] for row in range(0, len(encoded), max(1, len(encoded) // SAMPLED))]
@@ -231,25 +216,11 @@ def copy_in_form(
     values: Tensor | None = None,
     pad_heads: bool = False,
 ) -> tuple[PreTrainedModel, Tensor]:
-    """A copy of a model in one form, and its heads ``[heads]``: those of the mask and, with ``pad_heads``, some of zeros.
+    """Return a copy of a model in one form, and its heads ``[heads]``: those of the mask and, with ``pad_heads``, some of
+    zeros.
 
-    Args:
-        model: model without attached gates; it is not changed.
-        mask: 0/1 per head, ``[heads]``.
-        form: form of the copy; ``masked`` has all heads, so that nothing is padded there.
-        example: model inputs on which the removal of heads is checked.
-        values: gate values to fold into the output projection, ``[heads]``.
-        pad_heads: whether heads of zeros make all layers of a stack equally large.
-
-    Raises:
-        GateError: if the form is not possible.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
-    >>> mask = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0])
-    >>> cut, kept = copy_in_form(model, mask, "pruned", example_inputs(model), pad_heads=True)
-    >>> [site.heads for site in find_attention(cut)], int(kept.sum())
-    ([2, 2], 4)
+    The removal of heads is checked on the example. The form ``masked`` has all heads, so that nothing is padded there. For the
+    other arguments see :func:`save_pruned`.
     """
     cut, kept = copy.deepcopy(model).eval(), mask
     if form == "masked":
@@ -263,11 +234,7 @@ def copy_in_form(
 
 
 def as_stock_class(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of one's own subclass as one of the stock class, with the same modules; a model of a stock class as it is.
-
-    Raises:
-        GateError: for a model that is not of Transformers, or has weights that its stock class does not have.
-    """
+    """A model of one's own subclass as one of the stock class, with the same modules; a model of a stock class as it is."""
     if not isinstance(model, PreTrainedModel):
         raise GateError(
             f"{type(model).__name__} is no Transformers model, so it cannot be exported; call prune_and_unload(), then save "

@@ -36,16 +36,9 @@ def cache_bytes(sites: Sequence[AttentionSite], mask: Tensor | None = None) -> i
     export keeps one number as key and one as value, by which the length is known; they are not counted.
 
     Args:
-        sites: of a model, dense or pruned.
         mask: 0/1 per head of all sites, ``[heads]``, as if the others were removed; None for the model as it is. A key/value
             head goes when all its query heads do, and under uneven groups some are kept twice; see
             :func:`gates.surgery.remove.remove_heads_`.
-
-    >>> from transformers import LlamaConfig, LlamaModel
-    >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
-    >>> sites = find_attention(LlamaModel(LlamaConfig(num_key_value_heads=2, vocab_size=50, **size)))
-    >>> cache_bytes(sites), cache_bytes(sites, torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))
-    (256, 192)
     """
     sizes = [site.heads for site in sites]
     parts = torch.ones(sum(sizes)).split(sizes) if mask is None else mask.cpu().split(sizes)

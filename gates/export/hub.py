@@ -55,11 +55,7 @@ def push_to_hub(directory: str | os.PathLike[str], repository: str, *, private: 
 
 
 def check_can_push(repository: str) -> None:
-    """Whether a name can be one on the Hub, and whether there is a token; nothing is asked of the network.
-
-    Raises:
-        GateError: saying what is missing.
-    """
+    """Whether a name can be one on the Hub, and whether there is a token; nothing is asked of the network."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:

@@ -48,9 +48,6 @@ def load_legacy(directory: str | os.PathLike[str], *, allow_pickle: bool = False
     Args:
         directory: A directory with a config.json that holds ``pruned_heads``, and weights.
         allow_pickle: Whether ``pytorch_model.bin`` may be read; see :func:`gates.export.safe_load.read_weights`.
-
-    Raises:
-        GateError: if there is nothing to convert, the family is unknown, or config and weights do not fit each other.
     """
     directory = Path(directory)
     content = read_json(directory / "config.json")
@@ -76,9 +73,6 @@ def parse_pruned_heads(value: Any, *, layers: int, heads: int, group: int = 1) -
     """Check ``pruned_heads`` of a config.json; layers that lost no head are left out.
 
     Version 4 took the number of a layer as an index of a list, pruned the last layer for -1, and wrote it down as -1.
-
-    Raises:
-        GateError: for a layer or head that the dense model does not have.
     """
     if not isinstance(value, Mapping):
         raise GateError(f"pruned_heads in config.json is {value!r}; expected lists of head numbers by layer")
@@ -105,9 +99,6 @@ def expand_pruned_state_dict(
     """Return the state dict in the dense shape, with zeros where heads were removed; keys keep their names.
 
     A head with zeros in its columns of the output projection has no effect, so the dense model computes what the pruned did.
-
-    Raises:
-        GateError: if a weight has not the size that ``pruned_heads`` leaves.
     """
     dense: dict[str, Tensor] = {}
     for key, tensor in state_dict.items():

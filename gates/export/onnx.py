@@ -57,11 +57,8 @@ def exported(
     """Export to a temporary place and yield a function that runs the file; it takes its name if the block succeeds.
 
     Args:
-        model: the model, for messages and for the size of its weights.
         wrapped: module that is exported; its forward ends in a ``*`` argument.
         example: inputs of ``wrapped``.
-        axes: names of the dynamic axes of each input.
-        names, outputs: names that the graph gives to its inputs and outputs.
         path: name of the ``.onnx`` file; must not exist.
 
     Raises:
@@ -157,9 +154,6 @@ def _leading(wrapped: nn.Module) -> int:
 def portable(model: PreTrainedModel) -> PreTrainedModel:
     """A copy for the CPU in float32, in evaluation mode, with attention and experts in explicit matrix products: the exporter
     takes these from every family, and they define what a token without any visible token attends to.
-
-    Raises:
-        GateError: if gates are attached.
     """
     if any(getattr(module, "_head_gates", False) for module in model.modules()):
         raise GateError(f"gates are attached to this {type(model).__name__}; prune it, or detach() them, before it is exported")
@@ -170,27 +164,14 @@ def portable(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def at_least_two(inputs: Mapping[str, Tensor], length: int | None = None) -> dict[str, Tensor]:
-    """Inputs on the CPU with two examples or more, since the exporter takes an axis of length 1 for a constant.
-
-    Args:
-        inputs: inputs of a model by name.
-        length: length of the second axis of matrices; their own for None.
-    """
+    """Return inputs on the CPU with two examples or more, since the exporter takes an axis of length 1 for a constant. With a
+    length, the second axis of matrices has it."""
     on_cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
     return resized(on_cpu, max(2, len(next(iter(on_cpu.values())))), length)
 
 
 def compare(model: PreTrainedModel, found: Tensor, expected: Tensor, inputs: Mapping[str, Tensor]) -> None:
-    """Whether the graph's output is the model's.
-
-    Args:
-        model: the model, for messages.
-        found, expected: output of ONNX Runtime and of torch.
-        inputs: inputs of both, for messages.
-
-    Raises:
-        GateError: for another shape, or a difference above :data:`TOLERANCE`.
-    """
+    """Raise :class:`GateError` unless the graph gives what the model gives, up to a difference of :data:`TOLERANCE`."""
     shapes = shapes_of(inputs)
     if found.shape != expected.shape:
         raise GateError(
@@ -236,12 +217,8 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
     ONNX Runtime then decodes from an empty cache in several steps and is compared with torch's forward pass without a cache.
 
     Args:
-        model: a causal or sequence-to-sequence language model.
         path: name of the ``.onnx`` file; must not exist.
         example_inputs: inputs of a forward pass; for an encoder-decoder with ``decoder_input_ids``.
-
-    Raises:
-        GateError: see :func:`gates.export.onnx.export_onnx`; also for a model without an ordinary key/value cache.
     """
     if not model.can_generate():
         raise GateError(f"{type(model).__name__} does not generate text, so it has no decoding step; use export_onnx")
@@ -269,16 +246,11 @@ def export_onnx_step(model: PreTrainedModel, path: str | os.PathLike[str], examp
     return Path(path)
 
 
-class _Step(nn.Module):
-    """One step of a decoder."""
+class _AnyStep(nn.Module):
+    """A decoding step: from its inputs, called ``names``, and a cache to logits and the cache with the new tokens."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-        has_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.names: tuple[str, ...] = ("input_ids", "attention_mask", *(("position_ids",) if has_positions else ()))
-        axes: tuple[Axes, ...] = ({0: "batch", 1: "sequence"}, {0: "batch", 1: "total"}, {0: "batch", 1: "sequence"})
-        self.axes: tuple[Axes, ...] = axes[: len(self.names)]
+    names: tuple[str, ...]
+    axes: tuple[Axes, ...]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given, past = tensors[: len(self.names)], tensors[len(self.names) :]
@@ -286,7 +258,22 @@ class _Step(nn.Module):
         return (self.logits(given, cache), *_kept(cache))
 
     def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        """Logits of the new tokens; their keys and values are added to the cache."""
+        """Logits of the new tokens; the keys and values of their self-attention are added to the cache."""
+        raise NotImplementedError
+
+
+class _Step(_AnyStep):
+    """One step of a decoder."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        has_positions = "position_ids" in inspect.signature(model.forward).parameters
+        axes: tuple[Axes, ...] = ({0: "batch", 1: "sequence"}, {0: "batch", 1: "total"}, {0: "batch", 1: "sequence"})
+        self.names = ("input_ids", "attention_mask", "position_ids")[: 2 + has_positions]
+        self.axes = axes[: 2 + has_positions]
+
+    def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
         return self.model(**dict(zip(self.names, given, strict=True)), past_key_values=cache, use_cache=True).logits
 
     def given(self, inputs: Mapping[str, Tensor], *, start: int, stop: int) -> tuple[Tensor, ...]:
@@ -300,24 +287,18 @@ class _Step(nn.Module):
         return self.model(input_ids=inputs["input_ids"], use_cache=False).logits
 
 
-class _CrossStep(nn.Module):
+class _CrossStep(_AnyStep):
     """One step of the decoder of an encoder-decoder."""
 
     def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.model = model
         has_mask = "attention_mask" in inputs
-        names: tuple[str, ...] = ("input_ids", "encoder_hidden_states", "encoder_attention_mask")
         axes: tuple[Axes, ...] = ({0: "batch", 1: "sequence"}, {0: "batch", 1: "source"}, {0: "batch", 1: "source"})
-        self.names, self.axes = names[: 2 + has_mask], axes[: 2 + has_mask]
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given, past = tensors[: len(self.names)], tensors[len(self.names) :]
-        cache = _cache(past)
-        return (self.logits(given, cache), *_kept(cache))
+        self.names = ("input_ids", "encoder_hidden_states", "encoder_attention_mask")[: 2 + has_mask]
+        self.axes = axes[: 2 + has_mask]
 
     def logits(self, given: Sequence[Tensor], cache: DynamicCache) -> Tensor:
-        """Logits of the new tokens; the keys and values of their self-attention are added to the cache."""
         ids, hidden, *mask = given
         return self.model(
             decoder_input_ids=ids,
@@ -382,9 +363,6 @@ def export_onnx_files(
     Args:
         model, example_inputs: see :func:`export_onnx`.
         directory: directory of the files; must exist.
-
-    Raises:
-        GateError: see :func:`export_onnx`.
     """
     directory = Path(directory)
     if not model.can_generate():

@@ -66,11 +66,7 @@ def write_checksums(directory: str | os.PathLike[str]) -> None:
 
 
 def verify_checksums(directory: str | os.PathLike[str]) -> None:
-    """Compare every file that ``checksums.json`` lists with its SHA-256; a directory without that file passes.
-
-    Raises:
-        GateError: naming the first file that is missing or differs, or the list itself if it cannot be read.
-    """
+    """Compare every file that ``checksums.json`` lists with its SHA-256; a directory without that file passes."""
     directory = Path(directory)
     listing = directory / CHECKSUM_FILE
     if not os.path.lexists(listing):
@@ -100,9 +96,6 @@ def check_pruned_config(config: Any) -> None:
     It is data from strangers that names modules and attributes to set. So every name in it must be plain and public,
     whatever key it stands under, every number must be possible, and nothing else may occur. Whether the modules exist is
     for the model to say. Nor may a config ask for attention from a kernel on the hub, which would be code.
-
-    Raises:
-        GateError: naming the attention module and the value that is impossible.
     """
     _check_kernels(config)
     shapes = getattr(config, "pruned_attention", None)
@@ -136,11 +129,7 @@ def check_pruned_config(config: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        GateError: if there is no such file or it is not JSON.
-    """
+    """The content of a JSON file."""
     path = Path(path)
     if not path.is_file():
         raise GateError(f"{str(path)!r} does not exist; give the directory of a saved model")

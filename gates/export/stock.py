@@ -122,11 +122,7 @@ class StockConfig:
 
 
 def config_of(dense: PreTrainedModel, mask: Tensor) -> StockConfig:
-    """The config that states the heads which stay, by layer where they differ; no model is built with it.
-
-    Raises:
-        GateError: if a layer keeps no head, or no config of this class takes the numbers.
-    """
+    """Return the config that states the heads which stay, by layer where they differ; no model is built with it."""
     config = copy.deepcopy(dense.config)
     sites = find_attention(dense)
     fields: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
@@ -168,14 +164,7 @@ def _refused_in_one_sentence(dense: PreTrainedModel, stated: StockConfig) -> Ite
 
 
 def _by_layer_(config: Any, field: str, counts: Mapping[int, int], *, only_known: bool = False) -> bool:
-    """State a number for each layer in a config, where it can; returns whether it could.
-
-    Args:
-        config: of the stack that the layers are in.
-        field: that states the number for all layers.
-        counts: the numbers by layer.
-        only_known: only where the config states them by layer already.
-    """
+    """State a number for each layer in a config that can have them, or only in one that has them; return whether."""
     listed = getattr(config, f"{field}_per_layer", None)
     if isinstance(listed, list):
         setattr(config, f"{field}_per_layer", [counts.get(layer, count) for layer, count in enumerate(listed)])
@@ -250,18 +239,11 @@ def pad_heads(model: PreTrainedModel, mask: Tensor) -> Tensor:
     and all layers as many groups as the one with most.
 
     Args:
-        model: dense Transformers model.
         mask: 0/1 per head, ``[heads]``.
 
     Raises:
         GateError: if the mask is of another model, no numbers up to the dense ones are equal in all layers and allowed by the
             config, or layers differ in their numbers of heads already.
-
-    >>> from transformers import LlamaConfig, LlamaModel
-    >>> size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
-    >>> model = LlamaModel(LlamaConfig(vocab_size=50, **size))
-    >>> pad_heads(model, torch.tensor([1.0, 0, 1, 0, 0, 0, 0, 1])).tolist()
-    [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     """
     sites, names = find_attention(model), stacks(model)
     check_mask(mask, sum(site.heads for site in sites))
@@ -283,7 +265,6 @@ def padded_mask(sites: Sequence[AttentionSite], mask: Tensor, extents: Sequence[
     A site's groups with kept heads come first, and their kept heads, then others in their order.
 
     Args:
-        sites: of a dense model.
         mask: 0/1 per head, ``[heads]``.
         extents: groups and heads of each group, for every site; no fewer than it keeps, no more than it has.
     """

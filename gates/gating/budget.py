@@ -106,18 +106,8 @@ class Budget:
 
 
 def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -> Tensor:
-    """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others).
-
-    Args:
-        price: ``0.01`` or ``{"encoder": 0.01, "cross": 0.1}``.
-        heads: heads of each kind in the model.
-
-    Returns:
-        Prices by the place of a kind in ``KINDS``.
-
-    Raises:
-        GateError: below 0, or for a kind the model lacks.
-    """
+    """Read lambda of Voita et al. 2019: one price of an expected open head for all kinds, or one per kind (0 for the others),
+    such as ``{"encoder": 0.01, "cross": 0.1}``. Return the prices by the place of a kind in ``KINDS``."""
     prices = dict(price) if isinstance(price, Mapping) else dict.fromkeys(heads, price)
     if not prices:
         raise GateError(NO_KIND.format("the price is", 0.01))
@@ -132,13 +122,8 @@ def parse_prices(price: float | Mapping[str, float], heads: Mapping[str, int]) -
 
 
 def check_mask(mask: Tensor, gates: int, unit: str = "head") -> None:
-    """Raises :class:`GateError` for what is no mask of so many gates: 0 or 1 for each, ``[gates]``.
-
-    Args:
-        mask: to look at; of one on the meta device the shape alone.
-        gates: number of gates.
-        unit: what a gate closes, for the error.
-    """
+    """Raise :class:`GateError` for what is no mask of so many gates: 0 or 1 for each, ``[gates]``. Of a mask on the meta device
+    the shape alone is checked."""
     if not isinstance(mask, Tensor):
         raise GateError(f"the mask is a {type(mask).__name__}; expected a tensor with 0 or 1 for each of {gates} {unit}s")
     if mask.shape != (gates,):
@@ -195,15 +180,9 @@ def mask_within(scores: Tensor, limit: TimeLimit) -> Tensor:
 
     Args:
         scores: ``[heads]``; higher is kept first, ties go to the earlier head.
-        limit: with the table of the model.
 
     Returns:
         0/1 mask ``[heads]``, float32.
-
-    >>> from gates.gating.latency import LatencyTable, SiteTimes
-    >>> table = LatencyTable(0.0, [SiteTimes("encoder.0", [0.0, 3.0, 4.0]), SiteTimes("encoder.1", [0.0, 1.0, 2.0])])
-    >>> mask_within(torch.tensor([0.4, 0.1, 0.3, 0.2]), TimeLimit(4.0, table))
-    tensor([1., 0., 1., 0.])
     """
     site_of = [index for index, site in enumerate(limit.table.sites) for _ in range(site.gates)]
     counts, mask = [0] * len(limit.table.sites), torch.zeros(scores.shape[0], device=scores.device)

@@ -24,12 +24,7 @@ from gates.errors import GateError
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A module that is called.
-
-    Args:
-        name: Its path in the model; empty for the whole model.
-        module: The module.
-    """
+    """A module that is called, and its path in the model, which is empty for the whole model."""
 
     name: str
     module: nn.Module
@@ -68,9 +63,8 @@ class Call:
     def at(self, site: int) -> Tensor | None:
         """Return the gate values of a site, or None if they are one.
 
-        Raises:
-            GateError: if the site is recomputed under reentrant checkpointing. That differentiates each layer on its own, and
-                the graph of a draw that all layers share is gone after the first.
+        Reentrant checkpointing is refused: it differentiates each layer on its own, and the graph of a draw that all layers
+        share is gone after the first.
         """
         if self.values is None:
             return None
@@ -90,9 +84,6 @@ class Calls:
 
     A thread has a stack of the modules that it runs, each with the call it belongs to: a part that runs inside a call has the
     call of what is around it. Compiled code has one call for all threads, since the compiler cannot trace the thread.
-
-    Args:
-        sizes: The number of gates of each site.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -113,13 +104,8 @@ class Calls:
         return stack[-1][1] if stack else None
 
     def begin(self, part: Part, values: Callable[[], Tensor | None], inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """Begin a call, unless a call runs around it already. A part that is recomputed continues its own call.
-
-        Args:
-            part: The module that is called.
-            values: A function that returns the gate values of a new call, ``[gates]`` or ``[examples, gates]``.
-            inputs: Its positional and keyword arguments.
-        """
+        """Begin a call, unless a call runs around it already. A part that is recomputed continues its own call. ``values``
+        returns the gate values of a new call, ``[gates]`` or ``[examples, gates]``."""
         if torch.compiler.is_compiling():
             if self._compiled is None or not self._compiled.part.holds(part):
                 self._compiled = Call(part, self._split(values()), inputs)
@@ -182,11 +168,7 @@ class Calls:
         return None if values is None else values.split(self._sizes, dim=-1)
 
     def _recomputed(self) -> Call | None:
-        """Return the finished call whose backward pass this thread is computing; None if it computes none.
-
-        Raises:
-            GateError: where calls of several threads have nodes of this number, and none of them was of this thread.
-        """
+        """Return the finished call whose backward pass this thread is computing; None if it computes none."""
         node = torch._C._current_autograd_node()
         if node is None:
             return None

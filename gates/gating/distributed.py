@@ -72,13 +72,7 @@ def replicate_(gates: HeadGates, *, seed: int, group: ProcessGroup | None = None
 
 
 def seed_noise_(gates: HeadGates, *, seed: int, rank: int) -> None:
-    """Set the noise of gates: one draw per batch is the same in all processes, draws per example are each process's own.
-
-    Args:
-        gates: whose noise it is.
-        seed: of the noise.
-        rank: number of this process.
-    """
+    """Set the noise of gates: one draw per batch is the same in all processes, draws per example are each process's own."""
     noise = seed if gates.draw_per == "batch" else seed * 4096 + 1 + rank
     gates.generator = torch.Generator(gates.log_alpha.device).manual_seed(noise)
 
@@ -111,16 +105,7 @@ class ReplicatedGates(SeededNoise):
 
 
 def leave_gates_whole_(plugin: Any, gates: HeadGates) -> None:
-    """Tell accelerate to shard all of a gated model but its gates.
-
-    Args:
-        plugin: accelerate's ``FullyShardedDataParallelPlugin``.
-        gates: of a model that is not sharded yet.
-
-    Raises:
-        GateError: for FSDP1, for settings that accelerate cannot combine with parameters that are left whole, and for draws per
-            example.
-    """
+    """Tell accelerate's ``FullyShardedDataParallelPlugin`` to shard all of a gated model but its gates."""
     if gates.draw_per != "batch":
         raise GateError(
             f"the gates are drawn per {gates.draw_per}, for which a model may have to run again in the midst of a run, "

@@ -65,7 +65,6 @@ class TopKGates(LearnedGates):
     """Gates of which a fixed number is open, in the whole model or among the heads of each kind.
 
     Args:
-        budget: number of gates to keep, in total or per kind.
         kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
 
     In ``eval()`` mode a call gives the 0/1 mask of the highest ``log_alpha`` that :meth:`current_budget` allows.
@@ -151,12 +150,8 @@ class RelaxedTopK(TopKGates):
 
 
 class StraightThroughTopK(TopKGates):
-    """The 0/1 mask of the highest ``log_alpha``, with the gradient of ``sigmoid(log_alpha)``; nothing is drawn.
-
-    Args:
-        budget, kind_index: see :class:`gates.gating.families.TopKGates`. The budget is reached linearly as
-            ``progress`` goes from 0, where all gates are open, to 1.
-    """
+    """The 0/1 mask of the highest ``log_alpha``, with the gradient of ``sigmoid(log_alpha)``; nothing is drawn. The budget is
+    reached linearly as ``progress`` goes from 0, where all gates are open, to 1."""
 
     def current_budget(self) -> Budget:
         """How many gates are open at the present progress."""
@@ -210,11 +205,7 @@ def slowed(before: Tensor, after: Tensor) -> Tensor:
 
 
 class ClampedLinear(LearnedGates):
-    """Gates ``clamp(log_alpha, 0, 1)``, fully open at the start; nothing is drawn, and ``log_alpha`` is no logarithm here.
-
-    Args:
-        gates: number of gates.
-    """
+    """Gates ``clamp(log_alpha, 0, 1)``, fully open at the start; nothing is drawn, and ``log_alpha`` is no logarithm here."""
 
     def __init__(self, gates: int) -> None:
         super().__init__(gates, initial_log_alpha=1.0)
@@ -248,13 +239,9 @@ def learned_gates(family: GateFamily, budget: Budget, kind_index: Tensor, hard_c
     """Gates of a family, as they are before training.
 
     Args:
-        family: name of the family.
         budget: number of gates that the two top-k families keep; without effect on the others.
         kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
         hard_concrete: gates of the first family, returned as they are where it is named.
-
-    Raises:
-        GateError: for a name that no family has.
     """
     match family:
         case "hard-concrete":

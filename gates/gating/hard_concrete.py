@@ -51,7 +51,6 @@ class LearnedGates(nn.Module, ABC):
     into another. A call gives float32 gates in [0, 1], also under autocast and for half-precision models.
 
     Args:
-        gates: number of gates.
         initial_log_alpha: value at which all of them start.
 
     ``progress`` says how far the pruning has come, 0 to 1, for families that change on the way; whoever trains sets it. A
@@ -127,7 +126,6 @@ def sample_gates(
 
     Args:
         log_alpha: parameters of the gates, ``[gates]``.
-        stretch: temperature and stretch interval.
         draws: independent draws of all gates; None for one without a dimension of its own.
         generator: source of the noise, on ``log_alpha``'s device; the global one by default.
 

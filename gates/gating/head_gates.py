@@ -426,27 +426,13 @@ def _device_of(sites: Sequence[AttentionSite]) -> torch.device:
 
 
 def scale_heads(heads: Tensor, values: Tensor) -> Tensor:
-    """Multiply each head, or each group of neighbouring heads, by its gate.
-
-    Args:
-        heads: concatenated heads ``[..., heads * head_dim]``.
-        values: gates, broadcastable to ``[..., gates]``; heads are a multiple of gates.
-    """
+    """Multiply each head, or each group of neighbouring heads, of ``[..., heads * head_dim]`` by its gate, ``[..., gates]``."""
     per_head = heads.unflatten(-1, (values.shape[-1], -1))
     return (per_head * values.to(heads).unsqueeze(-1)).flatten(-2)
 
 
 def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_index: Tensor) -> Tensor | None:
-    """Which gates are of these kinds, ``[gates]``; None if all are.
-
-    Args:
-        kinds: names of the kinds; None for all.
-        sizes: gates of each kind in the model.
-        kind_index: kind of each gate as a position in :data:`gates.attention.sites.KINDS`, ``[gates]``.
-
-    Raises:
-        GateError: for a kind that the model lacks.
-    """
+    """Return which gates are of these kinds, bool ``[gates]``; None if all are."""
     for kind in kinds or ():
         if kind not in sizes:
             raise GateError(f"gates of kind {kind!r} are to be learned; this model has {', '.join(map(repr, sizes))} only")
@@ -456,20 +442,11 @@ def _of_kinds(kinds: Collection[str] | None, sizes: Mapping[str, int], kind_inde
 
 
 def _check_saved(state: Mapping[str, Any], unit: Unit, sites: dict[str, int]) -> None:
-    """Whether a saved state is of such gates.
-
-    Args:
-        state: extra state of some gates.
-        unit: what a gate scales here.
-        sites: gates of each site here.
-
-    Raises:
-        GateError: for another unit, or the sites of another model.
-    """
-    saved = state.get("unit", "head")  # no unit: a checkpoint from before there were two
-    if saved != unit:
+    """Raise :class:`GateError` for the saved state of gates of another unit, or of the sites of another model."""
+    if state["unit"] != unit:
         raise GateError(
-            f"the checkpoint holds gates per {saved}, but these gates are per {unit}; build them with unit={saved!r}"
+            f"the checkpoint holds gates per {state['unit']}, but these gates are per {unit}; "
+            f"build them with unit={state['unit']!r}"
         )
     if state["sites"] != sites:
         raise GateError(

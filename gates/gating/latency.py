@@ -25,12 +25,8 @@ EXPECTED = "a time such as 12ms or, as a share of the dense model's, 0.7x"
 
 @dataclass(frozen=True)
 class SiteTimes:
-    """One site in a table.
-
-    Args:
-        label: of the site, such as ``encoder.0``.
-        milliseconds: with 0, 1, ... gates open, ``[gates + 1]``; not falling.
-    """
+    """The milliseconds of one site with 0, 1, ... gates open, ``[gates + 1]``, not falling; its label is one such as
+    ``encoder.0``."""
 
     label: str
     milliseconds: Sequence[float]
@@ -89,12 +85,7 @@ class LatencyTable:
         return max((count for count, time in enumerate(least) if time <= limit + SLACK), default=0)
 
     def check_fits(self, gates: Mapping[str, int], unit: str) -> None:
-        """Raises :class:`GateError` for the table of another model.
-
-        Args:
-            gates: of each site of the model, by label.
-            unit: of its gates.
-        """
+        """Raises :class:`GateError` for the table of another model."""
         own = {site.label: site.gates for site in self.sites}
         if (own, self.unit) != (dict(gates), unit):
             raise GateError(
@@ -112,11 +103,7 @@ class LatencyTable:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LatencyTable:
-        """What :meth:`write` wrote.
-
-        Raises:
-            GateError: for a file that cannot be read or holds no such table.
-        """
+        """What :meth:`write` wrote."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -145,12 +132,7 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """A budget in time.
-
-    Args:
-        milliseconds: of a forward pass, at most.
-        table: by which a mask's time is predicted.
-    """
+    """A budget in time: the milliseconds of a forward pass, at most, as a table predicts them."""
 
     milliseconds: float
     table: LatencyTable
@@ -161,9 +143,6 @@ class TimeLimit:
 
         Raises:
             GateError: for another text, and for a time that no mask but the dense one has, or none at all.
-
-        >>> TimeLimit.parse("0.5x", LatencyTable(1.0, [SiteTimes("encoder.0", [0.0, 2.0, 3.0])])).milliseconds
-        2.0
         """
         number, measure = parse_time(text)
         limit = number * table.dense if measure == "x" else number
@@ -205,14 +184,7 @@ class TimeLimit:
 
 
 def parse_time(text: str) -> tuple[float, Measure]:
-    """The number and the measure of ``12ms`` or ``0.7x``.
-
-    Raises:
-        GateError: for another text.
-
-    >>> parse_time("12ms"), parse_time("0.7x")
-    ((12.0, 'ms'), (0.7, 'x'))
-    """
+    """The number and the measure of ``12ms`` or ``0.7x``."""
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(ms|x)", text.strip(), flags=re.ASCII)
     if found is None:
         raise GateError(f"the budget is {text!r}; expected a number of heads, a fraction such as 0.25, or {EXPECTED}")
@@ -230,9 +202,6 @@ def convex_minorant(times: Sequence[float]) -> list[tuple[int, float]]:
 
     What lies above it never pays: two other counts on two equal sites take less together. This is the relaxation of the
     multiple-choice knapsack problem (Sinha and Zoltners 1979).
-
-    >>> convex_minorant([0.0, 3.0, 3.0, 4.0])
-    [(0, 0.0), (3, 4.0)]
     """
     corners: list[tuple[int, float]] = []
     for point in enumerate(times):

@@ -53,7 +53,6 @@ def solve_price(
     Args:
         log_alpha: parameters of the gates, ``[heads]``.
         expected: open heads to have in expectation, at most; brought into the range that the limits allow.
-        stretch: temperature and stretch interval of the gates.
         costs: what an open head costs at a price of 1, ``[heads]``, at least 0; 1 by default. The step is by price times cost.
         total: function from the probabilities to be open ``[n, heads]`` to what is expected, ``[n]``, which falls with each
             of them; their sum by default.
@@ -82,13 +81,8 @@ def solve_price(
 
 
 def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
-    """``log_alpha`` after a step of gradient descent on the penalty, with a learning rate of 1, within its limits.
-
-    Args:
-        log_alpha: parameters of the gates, ``[heads]``.
-        price: of an open head, a scalar or one per head, or prices ``[n, 1]`` or ``[n, heads]`` to step by each.
-        stretch: temperature and stretch interval of the gates.
-    """
+    """Return ``log_alpha`` ``[heads]`` after a step of gradient descent on the penalty, with a learning rate of 1, within its
+    limits. The price is one of an open head, one per head, or several to step by each, ``[n, 1]`` or ``[n, heads]``."""
     stepped = log_alpha - price * l0_gradient(log_alpha, stretch)
     return stepped.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
@@ -101,16 +95,8 @@ def step_by_price(log_alpha: Tensor, price: Tensor, stretch: Stretch) -> Tensor:
 
 
 class RelaxedTime:
-    """The time that gates take in expectation.
-
-    Args:
-        limit: with the table of the model.
-        stretch: temperature and stretch interval of the gates. With ``|log_alpha|`` limited, probabilities are between two
-            others than 0 and 1, which count as closed and open here.
-
-    Attributes:
-        limit: milliseconds to come to.
-    """
+    """The time that gates take in expectation, and the milliseconds to come to (``limit``). With ``|log_alpha|`` limited,
+    probabilities are between two others than 0 and 1, which count as closed and open here."""
 
     def __init__(self, limit: TimeLimit, stretch: Stretch) -> None:
         table = limit.table
@@ -138,11 +124,7 @@ class RelaxedTime:
         return self.rest + self._lines_at(self._counts(probability)).amax(-1).sum(-1)
 
     def costs(self, probability: Tensor) -> Tensor:
-        """Milliseconds that one more open gate costs, ``[gates]``, float64: the slope at its site.
-
-        Args:
-            probability: of each gate to be open, ``[gates]``.
-        """
+        """Return the milliseconds that one more open gate costs, ``[gates]``, float64: the slope at its site."""
         steepest = self._lines_at(self._counts(probability)).argmax(-1, keepdim=True)
         return self.slopes.gather(-1, steepest).squeeze(-1)[self.site_index]
 

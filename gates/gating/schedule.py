@@ -36,9 +36,6 @@ class BudgetSchedule:
     with exactly the budgeted gates at one limit and the others at the other.
 
     Args:
-        budget: to come to.
-        heads: of each kind in the model.
-        stretch: temperature and stretch interval of the gates.
         start: share of the heads from which the schedule sets out.
 
     Attributes:
@@ -61,16 +58,8 @@ class BudgetSchedule:
 
 
 class TimeSchedule:
-    """The expected time of a model on its way from that of all gates as they are to a limit; see :class:`BudgetSchedule`.
-
-    Args:
-        time: that the gates take.
-        first: milliseconds from which the schedule sets out.
-
-    Attributes:
-        kinds: none, since all gates have one limit together.
-        heads: in the model.
-    """
+    """The expected time of a model on its way from ``first`` milliseconds, what its gates take as they are, to a limit; see
+    :class:`BudgetSchedule`. All gates have one limit together."""
 
     def __init__(self, time: RelaxedTime, first: float) -> None:
         self.kinds: list[str] = []
@@ -91,9 +80,7 @@ class BudgetController:
     two top-k families keep their budget by themselves, and ``clamped-linear`` ones pay a price that is given.
 
     Args:
-        gates: gates of a model, as their family starts them.
         budget: gates to keep: a count, a fraction or one of these per kind, or a time, see :class:`gates.gating.budget.Budget`.
-        minimum_per_layer: gates that every layer keeps in the final mask.
         ramp: share of the pruning after which the schedule has arrived at the budget; then the choice settles.
         start: open fraction from which the schedule sets out; None for that of the gates now, where they are held to it (their
             limits are below an expectation of all heads), and for 1 elsewhere. A schedule in time sets out from theirs.
@@ -157,11 +144,7 @@ class BudgetController:
         return self.schedule.kinds.index(kind) if kind in self.schedule.kinds else None
 
     def goals(self, ramp: float) -> list[float]:
-        """Expected open gates that the schedule asks for, in all or of each budgeted kind.
-
-        Args:
-            ramp: how far the schedule has gone, 0 to 1.
-        """
+        """Return the expected open gates that the schedule asks for at a ramp of 0 to 1, in all or of each budgeted kind."""
         return self.schedule.goals(ramp)
 
     def step_(self, progress: float, optimizer: Optimizer | None = None) -> None:
@@ -185,12 +168,8 @@ class BudgetController:
 
     @torch.no_grad()
     def enforce_(self, ramp: float, optimizer: Optimizer | None = None) -> None:
-        """After an optimiser step, hold the gates to their schedule; at a ramp of 0 only to their limits.
-
-        Args:
-            ramp: how far the schedule has gone, 0 to 1.
-            optimizer: optimiser of the gates, which gets one second moment for them; see :func:`rate_of_gates_`.
-        """
+        """After an optimiser step, hold the gates to their schedule at a ramp of 0 to 1; at 0 only to their limits. The
+        optimiser gets one second moment for all gates; see :func:`rate_of_gates_`."""
         learned = self.gates.learned
         learned.clamp_()
         if not isinstance(learned, HardConcrete) or ramp == 0:
@@ -256,9 +235,6 @@ def rate_of_gates_(optimizer: Optimizer, gates: HeadGates) -> float:
     Returns:
         The learning rate of gates, divided by the root of the second moment in Adam, or by 1 - momentum in SGD. 0 before Adam's
         first step, which a gradient scaler may skip.
-
-    Raises:
-        GateError: for an optimiser that does not train the gates, or whose steps are not known to be those of Adam or SGD.
     """
     log_alpha, shares = gates.log_alpha, None
     while wrapper := next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WRAPPERS), None):
@@ -296,12 +272,7 @@ def _steps_as(optimizer: object, kind: type[Optimizer]) -> bool:
 
 
 def ramped(done: float, length: float) -> float:
-    """How far a ramp has gone, 0 to 1.
-
-    Args:
-        done: what has been done since it began, in steps or as a share of them.
-        length: when it has reached its end, in the same unit.
-    """
+    """Return how far a ramp has gone, 0 to 1."""
     return min(1.0, done / length) if length > 0 else 1.0
 
 
@@ -322,7 +293,6 @@ def set_apart_(gates: HeadGates, scores: Tensor, spread: float) -> None:
     """Let the gates start apart from each other, by the logarithm of a head's score.
 
     Args:
-        gates: gates of a model, as their family starts them.
         scores: of each gate, ``[gates]``, at least 0 and comparable across layers: HIS normalised by layer
             (:func:`gates.scores.importance.normalise_by_layer`), or what removal costs an optimal brain surgeon
             (:func:`gates.scores.brain_surgeon.brain_surgeon_scores`).
@@ -351,7 +321,6 @@ def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tens
         closing_step: state before the step, int64 ``[gates]``: the step since which a gate has been closed,
             :data:`NOT_CLOSED` if it is open.
         values: values of the gates in evaluation after the step, ``[gates]``; a gate is closed at 0.
-        step: number of the step.
 
     Returns:
         ``[gates]``. A gate that opened again has its closing step taken back.
@@ -362,15 +331,8 @@ def update_closing_step(closing_step: Tensor, values: Tensor, step: int) -> Tens
 
 
 def closing_ranking(closing_step: Tensor, log_alpha: Tensor) -> Tensor:
-    """Scores that keep open gates first, then those that closed last; of equals the higher ``log_alpha``, then the earlier.
-
-    Args:
-        closing_step: closing steps ``[gates]`` from :func:`update_closing_step`.
-        log_alpha: parameters of the gates, ``[gates]``.
-
-    Returns:
-        Ranks ``[gates]``, float64: 0 for the gate to give up first.
-    """
+    """Return ranks ``[gates]``, float64, 0 for the gate to give up first, from closing steps and ``log_alpha``: open gates are
+    kept first, then those that closed last; of equals the higher ``log_alpha``, then the earlier."""
     lateness = torch.where(closing_step == NOT_CLOSED, torch.iinfo(torch.int64).max, closing_step.long())
     by_log_alpha = torch.sort(log_alpha.double(), descending=True, stable=True).indices
     order = by_log_alpha[torch.sort(lateness[by_log_alpha], descending=True, stable=True).indices]

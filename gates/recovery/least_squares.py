@@ -32,11 +32,7 @@ class Moments(NamedTuple):
     yy: Tensor
 
     def of(self, features: Tensor) -> Moments:
-        """Those of some inputs alone.
-
-        Args:
-            features: indices of inputs.
-        """
+        """Those of some inputs alone."""
         return Moments(self.positions, self.x[features], self.y, self.xx[features][:, features], self.xy[features], self.yy)
 
     def centred(self) -> tuple[Tensor, Tensor]:
@@ -45,13 +41,7 @@ class Moments(NamedTuple):
 
 
 class ProjectionMoments(HeadMetric):
-    """Gathers :class:`Moments`, of any number of processes.
-
-    Args:
-        features: inputs of the projection.
-        outputs: of the projection.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """Gathers :class:`Moments`, of any number of processes."""
 
     positions: Tensor
     x: Tensor
@@ -129,13 +119,6 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
 
     Raises:
         GateError: for a ridge that is not above 0 or too small for the positions, or no positions.
-
-    >>> x = torch.tensor([[1.0, 0], [2, 1], [3, 1]])
-    >>> gathered = ProjectionMoments(2, 2)
-    >>> gathered.update(x, 2 * x + 1)
-    >>> weight, bias = fit(gathered.compute(), torch.zeros(2, 2), ridge=1e-9, has_bias=True)
-    >>> weight.round(decimals=4).tolist(), bias.round(decimals=4).tolist()
-    ([[2.0, 0.0], [0.0, 2.0]], [1.0, 1.0])
     """
     if not ridge > 0:
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as 0.1")
@@ -163,13 +146,7 @@ def fit(moments: Moments, weight: Tensor, *, ridge: float, has_bias: bool) -> tu
 
 
 def squared_error(moments: Moments, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``sum |W x + b - y|^2``, a scalar.
-
-    Args:
-        moments: of inputs and targets.
-        weight: ``[out, in]``.
-        bias: ``[out]`` or None.
-    """
+    """Return ``sum |W x + b - y|^2``, a scalar, for W ``[out, in]`` and b ``[out]`` or None."""
     w = weight.double()
     error = moments.yy - 2 * (w.T * moments.xy).sum() + (w @ moments.xx * w).sum()
     if bias is not None:

@@ -263,13 +263,8 @@ def found_queries(
 
     Args:
         gates: The gates, attached. The model runs once unless the batch is text alone or all masks are given.
-        forward: A function that runs the model on a batch.
         given: A function from a batch to masks that the caller knows, ``[batch, query]``, by kind or by the name of a module;
             None where all queries count. They are taken as they are, and the masks of other sites are found.
-        batch: The inputs of a model of Transformers.
-
-    Raises:
-        GateError: If a site's mask is not certain and not given.
     """
     known = {} if given is None else dict(given(batch))
     left = [site for site in gates.sites if key_of(known, site) is None]
@@ -314,14 +309,9 @@ def _is_text(batch: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Watched:
-    """What a pass showed of one site.
-
-    Args:
-        stack: The list of layers that it lies in.
-        shapes: The shapes of its rows, ``[batch, query]``, without repetition.
-        masks: The keys that some query sees ``[batch, query]``, for each call of self-attention.
-        is_learned: Whether the queries of all examples are the same, as learned ones are.
-    """
+    """What a pass showed of one site: the list of layers that it lies in, the shapes of its rows ``[batch, query]``, the keys
+    that some query sees ``[batch, query]`` for each call of self-attention, and whether the queries of all examples are the
+    same, as learned ones are."""
 
     stack: str
     shapes: set[tuple[int, ...]] = field(default_factory=set)

@@ -24,15 +24,8 @@ ADDITIONS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 
 @dataclass(frozen=True)
 class Written:
-    """One call of a projection.
-
-    Args:
-        name: of the projection.
-        inputs: of the projection, ``[..., in]``.
-        output: of the projection, ``[..., out]``.
-        stream: what the output is added to, ``[..., out]``; None where it is not added to anything as it is (a norm or a
-            factor comes between).
-    """
+    """One call of a projection: its name, its inputs ``[..., in]``, its output ``[..., out]``, and what the output is added to,
+    ``[..., out]``; None where it is not added to anything as it is (a norm or a factor comes between)."""
 
     name: str
     inputs: Tensor
@@ -133,13 +126,8 @@ class _Additions(TorchDispatchMode):
         return result
 
     def _added(self, one: Tensor, other: Tensor, before: Tensor, result: Tensor) -> bool:
-        """A sum of two; whether it is a stream that something followed was added to.
-
-        Args:
-            one, other: summands.
-            before: content of the first, which may hold the sum now.
-            result: the sum.
-        """
+        """Follow a sum of two; whether it is a stream that something followed was added to. ``before`` is the content of the
+        first, which may hold the sum now."""
         first, second = self._take(one), self._take(other)
         if first is not None and second is not None:
             rests: dict[int, Tensor | None] = {call: _plus(rest, other) for call, rest in first.rests.items()}
@@ -172,12 +160,7 @@ def _plus(rest: Tensor | None, more: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """A layer of a model: a member of a list of modules.
-
-    Args:
-        name: in the model.
-        module: the layer.
-    """
+    """A layer of a model: a member of a list of modules, with its name in the model."""
 
     name: str
     module: nn.Module
@@ -190,10 +173,6 @@ class Block:
 
 def block_of(model: nn.Module, name: str) -> Block | None:
     """The outermost block that a module lies in; None if it is in none.
-
-    Args:
-        model: with the module.
-        name: of the module.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(2, 2))]), "head": nn.Linear(2, 2)})
     >>> block_of(model, "layers.0.0").name, block_of(model, "head")
@@ -222,7 +201,6 @@ class FinishedStates:
         """Finished blocks do not compute again for the length of a ``with`` block, but give what the last of them gave.
 
         Args:
-            batch: number of the batch that the model runs on.
             finished: blocks that compute the same from now on, in the order of the model; more and more of them from call to
                 call. The last one of each stack is kept as soon as it has run.
         """
@@ -292,11 +270,8 @@ class Passes:
     """Passes of one of the two models over the batches, each as far as it has to go.
 
     Args:
-        gates: attached.
         values: of the gates, ``[gates]``.
         weights: in force in place of the model's own, by name; they may be added to.
-        forward: function that runs the model on a batch.
-        writers: all, in the order of the model.
         reenters: whether a batch enters the model again behind finished blocks.
     """
 

@@ -38,11 +38,7 @@ FAMILIES = (
 
 
 def check_family(model: nn.Module) -> None:
-    """Whether relevance is claimed for a model.
-
-    Raises:
-        GateError: for a family that is not in :data:`FAMILIES`, and for half precision.
-    """
+    """Whether relevance is claimed for a model."""
     family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if family not in FAMILIES:
         raise GateError(
@@ -144,13 +140,8 @@ def top_logits(model: nn.Module, inputs: Mapping[str, Tensor], output: Any) -> P
     token of an encoder-decoder's text.
 
     Args:
-        model: Transformers model.
         inputs: that it was called with; ``attention_mask`` says where texts end, and ``decoder_attention_mask`` which steps of
             a decoder count (all by default).
-        output: its output, with logits.
-
-    Raises:
-        GateError: for a model without such logits.
     """
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
@@ -181,13 +172,7 @@ def writes(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def with_written_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, max_new_tokens: int) -> dict[str, Tensor]:
-    """An encoder-decoder's inputs with the text that it writes for them by greedy search.
-
-    Args:
-        model: in evaluation mode.
-        inputs: of the encoder.
-        max_new_tokens: longest text.
-    """
+    """An encoder-decoder's inputs with the text that it writes for them by greedy search."""
     ids = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=max_new_tokens)  # type: ignore[operator]
     return with_text(model, inputs, ids)
 
@@ -197,7 +182,6 @@ def with_text(model: PreTrainedModel, inputs: Mapping[str, Tensor], ids: Tensor)
 
     Args:
         model: whose generation config says which token ends a text.
-        inputs: of the encoder.
         ids: of the text, ``[batch, 1 + tokens]``, beginning with the decoder's start token. What comes behind the first end is
             padding.
     """
@@ -247,14 +231,8 @@ def head_steps(
     """One forward pass, and one backward pass for every step of its predictions.
 
     Args:
-        model: Transformers model.
-        sites: attention modules of the model.
         inputs: of the model by name, with the text where it is an encoder-decoder that writes.
-        target: what is predicted.
         epsilon: of the epsilon rule; None for plain gradients, without rules.
-
-    Raises:
-        GateError: see :func:`head_relevance`.
     """
     if epsilon is not None:
         check_family(model)

@@ -59,7 +59,6 @@ class Rules:
         """The epsilon rule for ``y = x W + b``: x gets ``x * W (R / (y + epsilon sign y))``, and b keeps its part.
 
         Args:
-            output: y.
             constant: b, broadcastable to y; None where there is none.
             factors: 2 for a product of two matrices that both depend on the input, each of which gets half (the uniform rule).
         """
@@ -76,11 +75,7 @@ class Rules:
 
     def affine(self, output: Tensor, constant: Tensor | float | None) -> Tensor:
         """The rule for what is linear and needs no epsilon: sums, concatenations, sums with constants, which keep their part.
-
-        Args:
-            output: of the operation.
-            constant: what it is where all that depends on the input is 0, broadcastable to the output; None for 0.
-        """
+        The constant is what the operation gives where all that depends on the input is 0; None for 0."""
         if constant is not None:
             kept = constant.detach() if isinstance(constant, Tensor) else torch.tensor(constant, device=output.device)
             output.register_hook(lambda gradient: self._absorb(BIAS, product(kept, gradient)))
@@ -160,11 +155,7 @@ def product(values: Tensor, gradients: Tensor) -> Tensor:
 
 
 def unchanged(tensor: Tensor) -> Callable[[], Tensor]:
-    """A function that returns a tensor's values, outside of any graph.
-
-    Raises:
-        GateError: when called, if they were overwritten in the meantime.
-    """
+    """A function that returns a tensor's values, outside of any graph."""
     values, version = tensor.detach(), tensor._version
 
     def read() -> Tensor:
@@ -227,10 +218,6 @@ class RelevanceGraph(TorchFunctionMode):
 
     Embeddings that are looked up are its inputs, but for tables with one number for each head: T5's position biases, which
     count as constants. Pixels and other numbers that the model is given are inputs where they require gradients.
-
-    Args:
-        heads: numbers of heads that the model's attention has.
-        epsilon: of the epsilon rule.
 
     Attributes:
         rules: with what they absorbed.
@@ -311,16 +298,7 @@ class RelevanceGraph(TorchFunctionMode):
 @contextmanager
 def following_rules(model: nn.Module, sites: Sequence[AttentionSite], *, epsilon: float = EPSILON) -> Iterator[RelevanceGraph]:
     """Run a model with relevance for gradients inside the block: in evaluation mode, uncompiled, with eager attention and with
-    parameters that require no gradients.
-
-    Args:
-        model: Transformers model.
-        sites: attention modules of the model.
-        epsilon: of the epsilon rule.
-
-    Raises:
-        GateError: in a backward pass, where relevance reaches an operation that has no rule.
-    """
+    parameters that require no gradients. A backward pass raises where relevance reaches an operation that has no rule."""
     graph = RelevanceGraph({site.heads for site in sites}, epsilon)
     with ExitStack() as stack:
         stack.enter_context(observing(model, sites))

@@ -31,15 +31,9 @@ REACH = 10
 
 @torch.no_grad()
 def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
-    """How often the largest weight, special tokens included, is at each offset; queries that see one key do not count.
-
-    The one baseline has its largest weight on any visible key alike.
-
-    Args:
-        weights: of attention, ``[batch, heads, query, key]``.
-        view: of the batch.
-        offsets: of the key from the query, ``[columns]``.
-    """
+    """Count how often the largest of the weights ``[batch, heads, query, key]``, special tokens included, is at each of the
+    offsets ``[columns]``; queries that see one key do not count. The one baseline has its largest weight on any visible key
+    alike."""
     visible = view.visible
     counted = view.queries & (visible.sum(-1) > 1)
     place = torch.arange(weights.shape[2], device=weights.device)
@@ -51,12 +45,7 @@ def positional_counts(weights: Tensor, view: View, offsets: Tensor) -> Counts:
 
 
 class PositionalShares(SentenceShares):
-    """:func:`positional_counts` over the data; a column for each of ``offsets``.
-
-    Args:
-        sites: attention modules of the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`positional_counts` over the data; a column for each of ``offsets``."""
 
     def __init__(self, sites: tuple[AttentionSite, ...], **kwargs: Any) -> None:
         self.offsets = offsets_within(REACH)
@@ -91,17 +80,11 @@ class Trees:
 
 @torch.no_grad()
 def arc_counts(weights: Tensor, trees: Trees, causal: bool, relations: int, offsets: Tensor) -> Counts:
-    """How often a word's largest weight, special tokens and the word itself left out, is on its head, by its relation
+    """Count how often a word's largest weight, special tokens and the word itself left out, is on its head, by its relation
     (the first ``relations`` columns), and on one of its dependents of a relation (the others).
 
-    Arcs whose end is not seen do not count. Baselines are the words at fixed ``offsets``.
-
-    Args:
-        weights: of attention between tokens, ``[batch, heads, token, token]``.
-        trees: of the batch.
-        causal: whether later tokens are not seen.
-        relations: how many relations there are.
-        offsets: of the baselines, in words.
+    The weights are ``[batch, heads, token, token]``. Arcs whose end is not seen do not count. Baselines are the words at fixed
+    ``offsets``.
     """
     size = trees.heads.shape[1]
     among = other_words(trees.words, size, causal)
@@ -120,7 +103,6 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
     Args:
         chosen: the word that each word chooses; -1 for none.
-        trees: of the batch.
         labels: one-hot relations of the words, ``[batch, words, relations]``; zeros where none counts.
     """
     rows, seen = chosen.shape[1], chosen >= 0
@@ -134,14 +116,8 @@ def _hits(chosen: Tensor, trees: Trees, labels: Tensor) -> Tensor:
 
 
 class SyntacticShares(SentenceShares):
-    """:func:`arc_counts` over the data; a column for each relation and direction.
-
-    Args:
-        sites: attention modules of the model.
-        relations: names of the relations.
-        reach: of the fixed offsets that heads are compared with, in words.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`arc_counts` over the data; a column for each relation and direction. Heads are compared with the words at offsets
+    of up to ``reach``."""
 
     def __init__(
         self, sites: tuple[AttentionSite, ...], relations: Sequence[str], *, reach: int = REACH, **kwargs: Any
@@ -197,9 +173,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
     Args:
         weights: of attention between tokens, ``[batch, heads, token, token]``.
-        mentions: of the batch.
         causal: whether later tokens are not seen.
-        offsets: of the baselines, in words.
     """
     size = mentions.pronouns.shape[1]
     place = mentions.pronouns.long().argmax(-1)
@@ -227,12 +201,7 @@ def mention_counts(weights: Tensor, mentions: Mentions, causal: bool, offsets: T
 
 
 class CoreferenceShares(SentenceShares):
-    """:func:`mention_counts` over the data.
-
-    Args:
-        sites: attention modules of the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`mention_counts` over the data."""
 
     names = ["antecedent", "other candidate", "choice"]
 
@@ -259,15 +228,7 @@ LENGTHS = (8, 32)
 def repeated_sequences(
     tokens: Sequence[int], rows: int, *, start: int | None = None, longest: int = LENGTHS[1], seed: int = 0
 ) -> list[list[int]]:
-    """Random sequences of distinct tokens, each said twice.
-
-    Args:
-        tokens: that may be drawn.
-        rows: how many sequences.
-        start: token in front of each; None for none.
-        longest: the most tokens of a sequence.
-        seed: of the draws.
-    """
+    """Return random sequences of distinct tokens, each said twice, behind the token ``start``, if there is one."""
     generator = torch.Generator().manual_seed(seed)
     pool = torch.tensor(list(tokens))
     longest = max(2, min(LENGTHS[1], longest, len(pool)))
@@ -280,12 +241,8 @@ def repeated_sequences(
 
 
 def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
-    """Where the same token stood last before, ``[batch, token]``; -1 where it did not, and for tokens that are no text.
-
-    Args:
-        ids: tokens, ``[batch, token]``.
-        text: tokens that are neither padding nor special, ``[batch, token]``.
-    """
+    """Return where the same token of ids ``[batch, token]`` stood last before; -1 where it did not, and for tokens that are no
+    text."""
     same = (ids.unsqueeze(1) == ids.unsqueeze(2)) & text.unsqueeze(1) & text.unsqueeze(2)
     before = same & torch.ones_like(same).tril(-1)
     place = torch.arange(ids.shape[1], device=ids.device)
@@ -294,16 +251,9 @@ def earlier_copies(ids: Tensor, text: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -> Counts:
-    """How often the largest weight, without special tokens, is on the token behind the earlier copy, and on the copy.
-
-    Baselines: any token alike, then the token at each of ``offsets``.
-
-    Args:
-        weights: of attention, ``[batch, heads, token, token]``.
-        view: of the batch.
-        earlier: places of the copies, ``[batch, token]``; -1 for none.
-        offsets: of the baselines.
-    """
+    """Count how often the largest of the weights ``[batch, heads, token, token]``, without special tokens, is on the token
+    behind the earlier copy, and on the copy (``earlier``; -1 for none). Baselines: any token alike, then the token at each of
+    ``offsets``."""
     among = view.visible & view.text.unsqueeze(1)
     counted = view.queries & (earlier >= 0)
     chosen, fixed = most_attended(weights, among), at_offsets(among, offsets)
@@ -318,12 +268,7 @@ def copy_counts(weights: Tensor, view: View, earlier: Tensor, offsets: Tensor) -
 
 
 class CopyShares(SentenceShares):
-    """:func:`copy_counts` over the data.
-
-    Args:
-        sites: attention modules of the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`copy_counts` over the data."""
 
     names = ["induction", "duplicate"]
 
@@ -347,12 +292,8 @@ COMMON = 500
 
 
 def token_counts(counts: Tensor, common: int = COMMON) -> tuple[Tensor, Tensor]:
-    """Frequencies and whether a token is among the most frequent ones.
-
-    Args:
-        counts: of every token of the vocabulary in training data, ``[vocabulary]``.
-        common: how many tokens are called frequent.
-    """
+    """Return the frequencies of the vocabulary in training data, and whether a token is among the ``common`` most frequent
+    ones."""
     frequent = torch.zeros(len(counts), dtype=torch.bool)
     frequent[counts.argsort(descending=True, stable=True)[:common]] = True
     return counts, frequent & (counts > 0)
@@ -366,10 +307,8 @@ def rare_counts(weights: Tensor, view: View, frequency: Tensor, common: Tensor, 
 
     Args:
         weights: of attention, ``[batch, heads, query, key]``.
-        view: of the batch.
         frequency: of the keys in training data, ``[batch, key]``.
         common: keys that are frequent tokens, ``[batch, key]``.
-        offsets: of the baselines.
     """
     among = view.visible & view.text.unsqueeze(1)
     frequency = frequency.double().unsqueeze(1).expand_as(among)
@@ -394,12 +333,7 @@ def _smallest(values: Tensor, among: Tensor) -> Tensor:
 
 
 class RareTokenShares(SentenceShares):
-    """:func:`rare_counts` over the data.
-
-    Args:
-        sites: attention modules of the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`rare_counts` over the data."""
 
     names = ["rarest", "two rarest"]
 
@@ -423,15 +357,12 @@ CONFIDENCE = 3
 
 @torch.no_grad()
 def sink_counts(weights: Tensor, view: View) -> Counts:
-    """Attention on separators (special tokens but the first token) and on the first token, normalised entropy, and confidence
-    (the largest weight, special tokens left out; Voita et al. 2019), summed over queries; the baseline is uniform attention,
-    and the last two have none.
+    """Sum over queries the attention on separators (special tokens but the first token) and on the first token, normalised
+    entropy, and confidence (the largest weight, special tokens left out; Voita et al. 2019), of weights ``[batch, heads, query,
+    key]``.
 
-    A query counts for separators and first tokens where it sees one, and in all columns where it sees two keys.
-
-    Args:
-        weights: of attention, ``[batch, heads, query, key]``.
-        view: of the batch.
+    The baseline is uniform attention, and the last two have none. A query counts for separators and first tokens where it sees
+    one, and in all columns where it sees two keys.
     """
     visible, keys = view.visible, view.keys
     first = keys & (keys.cumsum(-1) == 1)
@@ -458,12 +389,7 @@ def sink_counts(weights: Tensor, view: View) -> Counts:
 
 
 class SinkShares(SentenceShares):
-    """:func:`sink_counts` over the data.
-
-    Args:
-        sites: attention modules of the model.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """:func:`sink_counts` over the data."""
 
     names = ["separator", "first-token", "broad", "confidence"]
 

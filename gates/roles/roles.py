@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gates.attention.sites import AttentionSite
 from gates.roles.shares import Shares
-from gates.scores.attention import AttentionMetric, score_blocks
+from gates.scores.attention import AttentionMetric, distribution_blocks
 from gates.scores.observe import observe_attention
 
 SIGNIFICANCE = 0.05
@@ -108,11 +108,6 @@ def assign(rule: Rule, shares: Shares, names: Sequence[str]) -> Role:
     A head has it by every column whose share reaches what the rule asks for, above the baseline with p < 0.05 after Holm's
     correction over heads and columns. What is said of a head is of its best such column, by the distance from the baseline;
     without one, of the best column of all.
-
-    Args:
-        rule: thresholds.
-        shares: of the columns that belong to the role.
-        names: of these columns.
     """
     p = holm(p_values(shares))
     without = shares.baseline.isnan()
@@ -157,20 +152,6 @@ def observe_weights(model: PreTrainedModel, sites: tuple[AttentionSite, ...], ta
     """Hand out the attention weights of every forward pass inside the block, one site at a time; none is kept.
 
     They are what the model attends with, before dropout and gates. See :func:`gates.scores.observe.observe_attention`.
-
-    Args:
-        model: any model whose attention is observed there.
-        sites: attention modules of the model that run inside the block.
-        take: receives the weights.
-
-    >>> from gates import find_attention
-    >>> from transformers import BertConfig, BertModel
-    >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)).eval()
-    >>> seen = []
-    >>> with torch.no_grad(), observe_weights(model, find_attention(model), lambda site, weights: seen.append(weights.shape)):
-    ...     _ = model(torch.randint(50, (3, 7)))
-    >>> seen
-    [torch.Size([3, 4, 7, 7]), torch.Size([3, 4, 7, 7])]
     """
     with observe_attention(model, sites, [_Weights(sites, take)], {}):
         yield
@@ -183,26 +164,10 @@ class _Weights(AttentionMetric):
         super().__init__(sites)
         self._take = take
 
-    def from_scores(
-        self,
-        query: Tensor,
-        key: Tensor,
-        scale: float,
-        mask: Tensor | None,
-        *,
-        causal: bool = False,
-        softcap: float | None = None,
-        sink: Tensor | None = None,
-    ) -> Tensor:
+    def from_scores(self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None, **more: Any) -> Tensor:
         """Weights ``[batch, heads, query, key]``; a sink takes its part of them, and queries that see no key have zeros."""
-        blocks = []
-        with torch.autocast(query.device.type, enabled=False):
-            for scores in score_blocks(query.float(), key.float(), scale, mask, softcap, causal):
-                whole = scores.logsumexp(-1, keepdim=True)
-                if sink is not None:
-                    whole = torch.logaddexp(whole, sink.float().view(1, -1, 1, 1))
-                blocks.append((scores - whole).exp().nan_to_num(0.0))
-        return torch.cat(blocks, dim=2)
+        blocks = distribution_blocks(query, key, scale, mask, **more)
+        return torch.cat([(scores - whole.unsqueeze(-1)).exp().nan_to_num(0.0) for scores, whole in blocks], dim=2)
 
     def from_matrix(self, weights: Tensor) -> Tensor:
         return weights

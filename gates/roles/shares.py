@@ -22,12 +22,8 @@ REPLICATES = 200
 
 
 def sentence_weights(sentences: Tensor, replicates: int = REPLICATES) -> Tensor:
-    """How often every sentence counts, ``[batch, 1 + replicates]`` float64: once, then as often as each replicate drew it.
-
-    Args:
-        sentences: numbers of the sentences, ``[batch]``.
-        replicates: of the bootstrap.
-    """
+    """Return how often every sentence, by its number, counts, ``[batch, 1 + replicates]`` float64: once, then as often as each
+    replicate drew it."""
     generator, ones = torch.Generator(), torch.ones(replicates, dtype=torch.float64)
     drawn = [torch.poisson(ones, generator=generator.manual_seed(int(number))) for number in sentences]
     return torch.cat([torch.ones(len(drawn), 1, dtype=torch.float64), torch.stack(drawn)], dim=1).to(sentences.device)
@@ -96,8 +92,6 @@ class SentenceShares(HeadMetric):
     The state has the same size whatever the data: ``(1 + replicates) * heads * columns`` numbers and those of the baselines.
 
     Args:
-        sites: attention modules of the model.
-        columns: kinds of events.
         baselines: rows of baselines, which heads of one kind of attention share.
         kwargs: arguments of :class:`torchmetrics.Metric`.
     """
@@ -205,24 +199,16 @@ def visible_keys(queries: int, keys: Tensor, causal: bool) -> Tensor:
 
 
 def most_attended(weights: Tensor, among: Tensor) -> Tensor:
-    """The key with the largest weight for every query, ``[batch, heads, query]``; -1 for queries without keys.
-
-    Args:
-        weights: of attention, ``[batch, heads, query, key]``.
-        among: keys that may be chosen, ``[batch, query, key]``.
-    """
+    """Return the key with the largest weight for every query, ``[batch, heads, query]``, among those that may be chosen,
+    ``[batch, query, key]``; -1 for queries without keys."""
     allowed = among.unsqueeze(1)
     chosen = weights.masked_fill(~allowed, -1.0).argmax(-1)
     return chosen.masked_fill(~allowed.any(-1), -1)
 
 
 def at_offsets(among: Tensor, offsets: Tensor) -> Tensor:
-    """The key at each fixed distance from every query, ``[batch, offsets, query]``; -1 where it is not among the keys.
-
-    Args:
-        among: keys that may be chosen, ``[batch, query, key]``.
-        offsets: of the key from the query, in tokens, ``[offsets]``.
-    """
+    """Return the key at each fixed distance from every query, ``[batch, offsets, query]``; -1 where it is not among the keys
+    ``[batch, query, key]``."""
     queries, keys = among.shape[1:]
     place = torch.arange(queries, device=among.device) + offsets.to(among.device).unsqueeze(1)
     inside = (place >= 0) & (place < keys)
@@ -247,13 +233,11 @@ def is_among(chosen: Tensor, targets: Tensor) -> Tensor:
 
 
 def word_attention(weights: Tensor, words: Tensor, count: int) -> Tensor:
-    """Attention from word to word, ``[batch, heads, words, words]``: summed over the pieces that are attended to, and averaged
-    over the pieces that attend. Special tokens belong to no word, so their attention is left out.
+    """Return attention from word to word, ``[batch, heads, words, words]``: summed over the pieces that are attended to, and
+    averaged over the pieces that attend.
 
-    Args:
-        weights: of attention between tokens, ``[batch, heads, token, token]``.
-        words: the word that each token is a piece of, ``[batch, token]``; -1 for none.
-        count: words of the longest example.
+    The weights are ``[batch, heads, token, token]``; ``words`` is the word that each token is a piece of, ``[batch, token]``.
+    Special tokens belong to no word, -1, so their attention is left out.
     """
     member = (words.unsqueeze(-1) == torch.arange(count, device=words.device)).to(weights.dtype)
     mean = member / member.sum(1, keepdim=True).clamp(min=1)
@@ -261,12 +245,8 @@ def word_attention(weights: Tensor, words: Tensor, count: int) -> Tensor:
 
 
 def other_words(words: Tensor, count: int, causal: bool) -> Tensor:
-    """Words that each word may attend to, ``[batch, words, words]``: those with a piece, but itself; earlier ones if causal.
-
-    Args:
-        words, count: see :func:`word_attention`.
-        causal: whether later words are not seen.
-    """
+    """Return words that each word may attend to, ``[batch, words, words]``: those with a piece, but itself; earlier ones if
+    causal."""
     places = torch.arange(count, device=words.device)
     there = (words.unsqueeze(-1) == places).any(1)
     apart = places.unsqueeze(0) < places.unsqueeze(1) if causal else places.unsqueeze(0) != places.unsqueeze(1)

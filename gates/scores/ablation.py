@@ -33,15 +33,11 @@ def ablate(gates: HeadGates, masks: Tensor, batches: Iterable[Batch], per_exampl
     Args:
         gates: gates of the model, attached for as long as this runs; the model is in evaluation mode meanwhile.
         masks: gate values ``[masks, gates]``, 0/1 or between.
-        batches: batches, each run once with every mask.
         per_example: function that runs the model on a batch and returns a value per example ``[examples]``, such as its
             loss or whether its answer is right, or several ``[examples, values]``.
 
     Returns:
         ``[masks, examples]`` or ``[masks, examples, values]``, examples in the order of the batches.
-
-    Raises:
-        GateError: for masks of another size, or if there are no batches.
     """
     if masks.dim() != 2 or masks.shape[1] != gates.size:
         raise GateError(f"the masks have shape {list(masks.shape)}; expected [masks, {gates.size}]")
@@ -74,14 +70,8 @@ def leave_one_out_masks(gates: int) -> Tensor:
 
 
 class MeanHeadOutput(HeadMetric):
-    """The mean output of every head over all queries that are not padding; exact under DDP.
-
-    Fed by :func:`gates.attention.intercept.observe_head_outputs`.
-
-    Args:
-        sites: attention modules of the model that is observed.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """The mean output of every head over all queries that are not padding; exact under DDP. It is fed by
+    :func:`gates.attention.intercept.observe_head_outputs`."""
 
     count: Tensor
 
@@ -97,16 +87,8 @@ class MeanHeadOutput(HeadMetric):
             self.add_state(name, torch.zeros(site.heads * site.head_dim, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, site: int, heads: Tensor, valid: Tensor | None = None) -> None:
-        """Add one forward pass of one site.
-
-        Args:
-            site: index of the site.
-            heads: concatenated heads, ``[batch, query, heads * head_dim]``.
-            valid: queries that are not padding, ``[batch, query]``; None if all count.
-
-        Raises:
-            GateError: for a mask of another shape.
-        """
+        """Add one forward pass of one site: concatenated heads ``[batch, query, heads * head_dim]``, of which the queries count
+        that are valid, ``[batch, query]``; None if all do."""
         self._add(site, valid_positions(heads.detach(), valid).double())
 
     def _add(self, site: int, rows: Tensor) -> None:
@@ -121,15 +103,8 @@ class MeanHeadOutput(HeadMetric):
 
 @contextmanager
 def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None]:
-    """Replace closed heads by their mean output for the length of a ``with`` block.
-
-    Args:
-        gates: attached gates.
-        means: mean output of the heads of each site, ``[heads * head_dim]``, from :class:`MeanHeadOutput`.
-
-    Raises:
-        GateError: for gates that are not attached, or means of other sizes.
-    """
+    """Replace closed heads by their mean output ``[heads * head_dim]`` of each site, from :class:`MeanHeadOutput`, for the
+    length of a ``with`` block."""
     expected = [site.heads * site.head_dim for site in gates.sites]
     if [mean.numel() for mean in means] != expected:
         raise GateError(f"the means have sizes {[mean.numel() for mean in means]}; expected {expected}, one for each site")
@@ -139,16 +114,8 @@ def mean_replacement(gates: HeadGates, means: Sequence[Tensor]) -> Iterator[None
 
 @contextmanager
 def given_replacement(gates: HeadGates, outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Replace closed heads by given outputs, such as those on other examples, for the length of a ``with`` block.
-
-    Args:
-        gates: attached gates.
-        outputs: of the heads of each site, of the shape that they have in the passes to come,
-            ``[batch, query, heads * head_dim]``.
-
-    Raises:
-        GateError: for gates that are not attached; in a pass, where the heads have another shape.
-    """
+    """Replace closed heads by given outputs, such as those on other examples, for the length of a ``with`` block. They have the
+    shape of the heads in the passes to come, ``[batch, query, heads * head_dim]``."""
 
     def of_call(site: int, heads: Tensor) -> Tensor:
         if outputs[site].shape != heads.shape:
@@ -229,12 +196,7 @@ def _refusal(core: nn.Module, reason: str) -> GateError:
 
 @contextmanager
 def _replaced(gates: HeadGates, replacement: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-    """Hooks around the gates' own, so that a head's output is ``z * head + (1 - z) * replacement``.
-
-    Args:
-        gates: attached gates.
-        replacement: of a site's heads ``[batch, query, heads * head_dim]``, broadcastable to them.
-    """
+    """Put hooks around the gates' own, so that a head's output is ``z * head + (1 - z) * replacement``."""
     if not gates.is_attached:
         raise GateError("the gates are not attached, so no head can be replaced; attach() them first")
     calls: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -287,7 +249,6 @@ def interchange(gates: HeadGates, original: Batch, counterpart: Batch, margin: C
 
     Args:
         gates: of the model; they may be attached. The model is in evaluation mode meanwhile.
-        original: a batch.
         counterpart: the batch of the same shape whose outputs take the place.
         margin: function that runs the model on a batch and says how much each example speaks for the *original's* answer,
             ``[batch]``, such as a difference of logits. It is asked of both batches.
@@ -311,15 +272,8 @@ def interchange(gates: HeadGates, original: Batch, counterpart: Batch, margin: C
 
 
 def effects(moved: Tensor, apart: Tensor) -> Tensor:
-    """The share of the way from an example's answer to its counterpart's that each gate alone goes, ``[gates]``: the ratio of
-    sums, so that pairs which hardly differ for the model count for little.
-
-    Args:
-        moved, apart: sums of :class:`Interchange` over pairs, ``[gates]`` and a scalar.
-
-    Raises:
-        GateError: if the model does not tell the examples from their counterparts.
-    """
+    """Return the share of the way from an example's answer to its counterpart's that each gate alone goes, ``[gates]``: the
+    ratio of sums of :class:`Interchange` over pairs, so that pairs which hardly differ for the model count for little."""
     if float(apart) <= 0:
         raise GateError(
             f"the answers on the examples and on their counterparts lie {float(apart):.3g} apart; expected more than 0: the "
@@ -351,7 +305,6 @@ def descend_each(
         start: ``[problems, features]``.
         evaluate: function from points ``[problems, features]`` to their values ``[problems]`` and gradients.
         floor: values to be hoped for, which the first step aims at; it does not bound what is found.
-        steps: evaluations after the first.
 
     Returns:
         The best points ``[problems, features]`` and their values ``[problems]``, which are at most those at the start.

@@ -72,11 +72,7 @@ def bias_of(mask: Tensor | None, causal: bool, at: slice, keys: int, device: tor
 
 
 def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """How many keys each query sees, ``[batch or 1, 1, query]``; of a mask by heads, those that the first head sees.
-
-    Args:
-        query, key, mask, causal: see :func:`bias_blocks`.
-    """
+    """Return how many keys each query sees, ``[batch or 1, 1, query]``; of a mask by heads, those that the first head sees."""
     queries, keys = query.shape[2], key.shape[2]
     if mask is None:
         last = torch.arange(1, queries + 1, device=query.device).clamp(max=keys)
@@ -92,15 +88,33 @@ def visible_keys(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) 
 def score_blocks(
     query: Tensor, key: Tensor, scale: float, mask: Tensor | None, softcap: float | None, causal: bool = False
 ) -> Iterator[Tensor]:
-    """Attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time, ``-inf`` at invisible keys.
-
-    Args:
-        query: queries, ``[batch, heads, query, head_dim]``.
-        key: keys, ``[batch, heads, key, head_dim]``.
-        scale, mask, softcap, causal: see :func:`gates.scores.attention.attention_entropy`.
-    """
+    """Yield attention scores before the softmax, ``[batch, heads, BLOCK, key]`` at a time, ``-inf`` at invisible keys. For the
+    arguments see :func:`attention_entropy`."""
     for at, bias in bias_blocks(query, key, mask, causal):
         yield scores_of(query[:, :, at], key, scale, bias, softcap)
+
+
+def distribution_blocks(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    *,
+    causal: bool = False,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the scores of each block, float32, and their log-sum-exp with that of a sink, ``[batch, heads, BLOCK]``. For the
+    arguments see :func:`attention_entropy`.
+
+    The weight of a key is the exponential of their difference, which is NaN for a query that sees no key.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        for scores in score_blocks(query.float(), key.float(), scale, mask, softcap, causal):
+            log_sum_exp = scores.logsumexp(-1)
+            if sink is not None:
+                log_sum_exp = torch.logaddexp(log_sum_exp, sink.float().view(1, -1, 1))
+            yield scores, log_sum_exp
 
 
 def scores_of(query: Tensor, key: Tensor, scale: float, bias: Tensor | None, softcap: float | None) -> Tensor:
@@ -129,26 +143,10 @@ def _rows(mask: Tensor, at: slice, keys: int) -> Tensor:
     return rows.expand(*rows.shape[:-1], keys)
 
 
-# What measures of attention distributions have in common: a mean over queries for every head.
-
-
-def _mean_update(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum ``[heads]`` of ``[batch, heads, query]`` over queries that count (``[batch, 1, query]``), and their number."""
-    return torch.where(counted, values, 0.0).double().sum((0, 2)), counted.sum()
-
-
-def _mean_compute(total: Tensor, count: Tensor) -> Tensor:
-    return total / count.clamp(min=1)
-
-
 class AttentionMetric(HeadMetric):
     """Mean of a measure of attention distributions for every head, over all queries that count; exact under DDP.
 
     Padded queries do not count, nor do those that see fewer than ``least_keys`` keys.
-
-    Args:
-        sites: attention modules of the model that is observed.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
     """
 
     least_keys = 0
@@ -199,14 +197,14 @@ class AttentionMetric(HeadMetric):
         if valid is not None:
             check_valid(valid, counted[:, 0].shape)
             counted = counted & valid.bool().unsqueeze(1).to(counted.device)
-        total, count = _mean_update(self.normalised(values, visible), counted)
+        total = torch.where(counted, self.normalised(values, visible), 0.0).double().sum((0, 2))
         self.total.split(self._sizes)[site].add_(total.to(self.total.device))  # sites may be on several devices
-        self.count[site] += count.to(self.count.device)
+        self.count[site] += counted.sum().to(self.count.device)
 
     def compute(self) -> Tensor:
         """Mean of the measure, ``[heads]``."""
         sizes = torch.tensor(self._sizes, device=self.count.device)
-        return _mean_compute(self.total, self.count.repeat_interleave(sizes, output_size=self.total.numel()))
+        return self.total / self.count.repeat_interleave(sizes, output_size=self.total.numel()).clamp(min=1)
 
 
 @torch.no_grad()
@@ -225,7 +223,6 @@ def attention_entropy(
     Args:
         query: queries, ``[batch, heads, query, head_dim]``.
         key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
-        scale: factor of the scores.
         mask: true at visible keys, or a summand of the scores that is ``-inf`` or its type's lowest value at invisible keys
             and anything finite elsewhere; broadcastable to ``[batch, heads, query, key]``.
         causal: whether query i sees the keys 0 to i alone, of those that the mask shows.
@@ -249,12 +246,8 @@ def attention_entropy(
 
 
 def _only_hides(mask: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether a mask hides keys and adds nothing to other scores; what is added (T5, ALiBi) changes the entropy identity.
-
-    Args:
-        mask: that was given; of booleans it is known without a look.
-        bias: what was made of its rows.
-    """
+    """Whether a mask hides keys and adds nothing to other scores; what is added (T5, ALiBi) changes the entropy identity. Of a
+    mask of booleans this is known without a look at what was made of its rows."""
     if mask is None or bias is None or mask.dtype == torch.bool:
         return True
     return bool(((bias == -torch.inf) | (bias == 0)).all())
@@ -334,13 +327,8 @@ def _aligned(bias: Tensor) -> Tensor:
 
 
 def normalised_entropy(entropy: Tensor, visible: Tensor) -> Tensor:
-    """Entropy over its maximum, the log of the number of visible keys; in [0, 1].
-
-    Args:
-        entropy: entropy of every query, ``[batch, heads, query]``.
-        visible: keys each query may attend to, broadcastable to ``entropy``; where fewer than two, the result is 0
-            and should not be counted.
-    """
+    """Return entropy over its maximum, the log of the number of visible keys; in [0, 1]. Where fewer than two keys are visible
+    it is 0 and should not be counted."""
     return torch.where(visible > 1, entropy / visible.clamp(min=2).float().log(), torch.zeros_like(entropy))
 
 
@@ -376,37 +364,16 @@ class AttentionEntropy(AttentionMetric):
 
 
 @torch.no_grad()
-def attention_confidence(
-    query: Tensor,
-    key: Tensor,
-    scale: float,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-) -> Tensor:
-    """The largest attention weight of each query, ``[batch, heads, query]``, float32, in memory linear in the number of keys.
+def attention_confidence(query: Tensor, key: Tensor, scale: float, mask: Tensor | None = None, **more: Any) -> Tensor:
+    """Return the largest attention weight of each query, ``[batch, heads, query]``, float32.
 
-    It is 0 for a query that sees no key.
+    It takes memory linear in the number of keys, and is 0 for a query that sees no key.
 
     Args:
-        query: queries, ``[batch, heads, query, head_dim]``.
-        key: keys, ``[batch, heads, key, head_dim]`` (grouped keys already repeated).
-        scale: factor of the scores.
-        mask: true at visible keys, or a summand of the scores, broadcastable to ``[batch, heads, query, key]``.
-        causal: whether queries see no later keys.
-        softcap: scores become ``softcap * tanh(score / softcap)`` before the summand (Gemma 2).
-        sink: score of a further outcome at which nothing is read, ``[heads]`` (GPT-OSS); its own weight is no confidence.
+        query, key, scale, mask, more: see :func:`attention_entropy`; a sink's own weight is no confidence.
     """
-    largest = []
-    with torch.autocast(query.device.type, enabled=False):
-        for scores in score_blocks(query.float(), key.float(), scale, mask, softcap, causal):
-            log_sum_exp = scores.logsumexp(-1)
-            if sink is not None:
-                log_sum_exp = torch.logaddexp(log_sum_exp, sink.float().view(1, -1, 1))
-            largest.append((scores.amax(-1) - log_sum_exp).exp().nan_to_num(0.0))
-    return torch.cat(largest, dim=2)
+    blocks = distribution_blocks(query, key, scale, mask, **more)
+    return torch.cat([(scores.amax(-1) - log_sum_exp).exp().nan_to_num(0.0) for scores, log_sum_exp in blocks], dim=2)
 
 
 class AttentionConfidence(AttentionMetric):

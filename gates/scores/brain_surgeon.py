@@ -51,13 +51,7 @@ class OutputMoments(NamedTuple):
 
 
 class SiteMoments(HeadMetric):
-    """Gathers :class:`OutputMoments` of one site, of any number of processes.
-
-    Args:
-        features: inputs of the output projection.
-        outputs: of the output projection.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """Gathers :class:`OutputMoments` of one site, of any number of processes."""
 
     examples: Tensor
     positions: Tensor
@@ -99,7 +93,6 @@ def output_gradients(gates: HeadGates, losses: Callable[[], Tensor]) -> list[tup
     """What the output projections were given in one forward pass, and the gradients of the loss where they put their output.
 
     Args:
-        gates: gates of the model, attached or not.
         losses: function that runs the model and returns the per-example losses ``[batch]``.
 
     Returns:
@@ -141,10 +134,6 @@ def removal_errors(weight: Tensor, second: Tensor, cost: Tensor, heads: int, *, 
 
     Raises:
         GateError: for a ridge that is not above 0.
-
-    >>> weight, second = torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 0.9, 0], [0.9, 1.0, 0], [0, 0, 1.0]])
-    >>> removal_errors(weight, second, torch.eye(1), 3, ridge=1e-9).round(decimals=2).tolist()
-    [0.19, 3.61, 9.0]
     """
     if not ridge > 0:
         raise GateError(f"ridge is {ridge}; expected a number above 0, such as {RIDGE}")

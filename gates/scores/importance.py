@@ -79,13 +79,9 @@ def gate_gradients(
     """Run a model and differentiate its losses.
 
     Args:
-        gates: gates of the model, attached or not.
         losses: function that runs the model and returns the per-example losses ``[batch]``.
         weights: further tensors to differentiate with respect to, each requiring gradients.
         per_example: whether gradients can be asked for by example.
-
-    Raises:
-        GateError: see :func:`gates.scores.importance.head_gradients`.
     """
     with (
         alone(gates.model),
@@ -138,7 +134,6 @@ def _still_hold(axes: Sequence[ExampleAxis | None], leaves: list[Tensor], rows: 
     Args:
         axes: The axis of each tensor of rows; None where it is unknown, which is not checked.
         leaves: The gates of every row and position, ``[..., gates of the site]``, in the graph of the losses, which is kept.
-        rows: The gradients of the summed losses with respect to them.
         losses: The per-example losses ``[batch]``.
     """
     examples = len(losses)
@@ -163,16 +158,8 @@ def _nothing(examples: int) -> Callable[[Tensor], Tensor]:
 
 
 def examples_by_losses(losses: Tensor, rows: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """The example whose loss depends on each row: its number ``[...]`` for each tensor ``[..., features]``, or UNKNOWN.
-
-    Args:
-        losses: per-example losses ``[batch]`` in a graph, which is kept.
-        rows: tensors of this graph.
-        names: names of the sites that they belong to.
-
-    Raises:
-        GateError: if a row belongs to several examples.
-    """
+    """Return the example whose loss, of ``[batch]`` in a graph that is kept, depends on each row: its number ``[...]`` for each
+    tensor ``[..., features]``, or UNKNOWN."""
 
     def touched(group: Tensor) -> list[Tensor]:
         of_group = losses[group.to(losses.device)].sum()
@@ -273,12 +260,8 @@ class GradientRows(NamedTuple):
 
 
 def gradient_rows(gates: HeadGates, losses: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> GradientRows:
-    """:func:`head_gradients` in all granularities at once: the gradient of an example is the sum of its positions'.
-
-    Args:
-        gates, losses: see :func:`head_gradients`.
-        weights: further tensors to differentiate with respect to, each requiring gradients.
-    """
+    """:func:`head_gradients` in all granularities at once: the gradient of an example is the sum of its positions'. ``weights``
+    are further tensors to differentiate with respect to, each requiring gradients."""
     gradients = gate_gradients(gates, losses, weights)
     example, token = gradients.of_examples(), gradients.of_examples(absolute=True)
     of_weights = tuple(part / gradients.examples for part in gradients.weights)
@@ -352,15 +335,11 @@ def removal_ranking(scores_at: Callable[[Tensor], Tensor], gates: int, *, share:
     Args:
         scores_at: function from a 0/1 mask ``[gates]`` to the scores ``[gates]`` of the model with it in force; those of closed
             gates do not count.
-        gates: gates in the model.
         share: share of all gates that is removed in each step; about 10 % in the paper, and at least one gate.
 
     Returns:
         ``[gates]``, float64: the position of each gate in the order of removal, 0 for the first to go. So higher is kept first,
         and the mask of any budget follows. Within one step the lower score goes first.
-
-    Raises:
-        GateError: for a share that is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise GateError(f"the share of gates removed in one step is {share}; expected a number above 0 and at most 1")
@@ -426,12 +405,8 @@ class HeadImportance(HeadMetric):
 
 
 def reduce_matrix(weights: Tensor, gradient: Tensor) -> Tensor:
-    """Sum of ``|gradient|`` over queries and keys where there is weight, ``[batch, heads]``.
-
-    Args:
-        weights: attention weights ``[batch, heads, query, key]``.
-        gradient: gradient of each example's loss with respect to them, ``[batch, heads, query, key]``.
-    """
+    """Return the sum of ``|gradient|`` over queries and keys where there is weight, both ``[batch, heads, query, key]``, as
+    ``[batch, heads]``."""
     return torch.where(weights > 0, gradient.abs(), 0.0).sum((-2, -1))
 
 
@@ -439,8 +414,6 @@ def attention_gradients(model: PreTrainedModel, sites: tuple[AttentionSite, ...]
     """The score of every head for every example of a batch.
 
     Args:
-        model: model, in evaluation mode meanwhile.
-        sites: attention modules of the model.
         losses: function that runs the model once and returns the per-example losses ``[batch]``.
 
     Returns:

@@ -19,11 +19,7 @@ class _Whole:
 
 class HeadMetric(Metric):
     """A Metric whose result keeps its shape: torchmetrics makes a scalar of every tensor with a single number, so also of the
-    scores ``[1]`` of a model with one head.
-
-    Args:
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    scores ``[1]`` of a model with one head."""
 
     full_state_update = False
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,21 +42,6 @@ from gates.scores.attention import AttentionEntropy, AttentionMetric, bias_of, v
 
 WHOLE = 0.02
 """How far from one the weights of a query may sum in half precision."""
-
-
-def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit"]:
-    """How the entropy of these sites is found: ``fast`` in memory linear in the sequence, or from ``explicit`` scores.
-
-    Explicit scores are needed where the model adds a bias to them (T5, ALiBi), caps them (Gemma 2), computes attention on its
-    own, or runs on eager attention.
-    """
-    changed = ("has_relative_attention_bias", "attn_logit_softcapping")
-    known = [{INTERFACE, DIRECT} & set(global_names(site.core)) for site in sites]
-    configs = [getattr(site.core, "config", None) for site in sites]
-    slopes = any(getattr(config, "alibi", False) for config in configs)
-    eager = any(getattr(config, "_attn_implementation", None) == "eager" for config in configs)
-    plain = all(known) and not slopes and not any(getattr(site.core, name, None) for site in sites for name in changed)
-    return "fast" if plain and not eager else "explicit"
 
 
 @contextmanager
@@ -141,13 +126,8 @@ Update = Callable[[int, Measure, Tensor], None]
 
 @contextmanager
 def watched_attention(model: PreTrainedModel, sites: tuple[AttentionSite, ...], update: Update) -> Iterator[None]:
-    """Watch every site where it hands out its attention: in a function's call, or else among its outputs.
-
-    Args:
-        model: model on eager or PyTorch's attention.
-        sites: attention modules of the model.
-        update: function called with the index of a site, what measures its attention, and the keys each query sees.
-    """
+    """Watch every site where it hands out its attention: in a function's call, or else among its outputs. ``update`` is called
+    with the index of a site, what measures its attention, and the keys each query sees."""
     calls = _Calls(sites, update)
     own = [site for site in sites if _computes_on_its_own(model, site)]
     with ExitStack() as stack:
@@ -172,11 +152,7 @@ def _computes_on_its_own(model: PreTrainedModel, site: AttentionSite) -> bool:
 
 
 class _Calls:
-    """Takes attention from function calls while its site runs, and from the site's outputs where there was no call.
-
-    Args:
-        sites, update: see :func:`watched_attention`.
-    """
+    """Takes attention from function calls while its site runs, and from the site's outputs where there was no call."""
 
     def __init__(self, sites: tuple[AttentionSite, ...], update: Update) -> None:
         self.sites = sites
@@ -246,11 +222,7 @@ class _Calls:
                 self.update(position, _measure(query, key, scale, mask, causal=is_causal), visible)
 
     def _taken(self, module: nn.Module | None) -> list[int]:
-        """Running sites that this call belongs to; they count as seen.
-
-        Args:
-            module: the module that calls; None for the innermost site that runs.
-        """
+        """Return running sites that a call of this module, or of the innermost running site, belongs to; they count as seen."""
         innermost = self.sites[self.running[-1]].core if self.running else None
         core = innermost if module is None else module
         taken = [position for position in self.running if self.sites[position].core is core]

@@ -27,13 +27,8 @@ from gates.scores.metric import HeadMetric
 
 
 def removal_orders(places: Sequence[int], gates: int, *, seed: int = 0) -> Tensor:
-    """A random order of all gates for every example, ``[examples, gates]``.
-
-    Args:
-        places: numbers of the examples. An order is a function of its number alone, whichever process has the example.
-        gates: gates in the model.
-        seed: of all orders.
-    """
+    """Return a random order of all gates for every example, ``[examples, gates]``. An order is a function of the number of its
+    example alone, whichever process has the example."""
     orders = torch.empty(len(places), gates, dtype=torch.long)
     for row, place in enumerate(places):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
@@ -53,12 +48,8 @@ def shapley_rows(
     Args:
         orders: from :func:`removal_orders`.
         losses_of: function from masks ``[examples, gates]``, one for each example, to their losses ``[examples]``.
-        mean: over the examples, of all processes.
         tolerance: share of the mean absolute change from the dense model to the closed one below which walks are truncated; 0
             walks them to their end.
-
-    Raises:
-        GateError: for a negative tolerance.
     """
     if tolerance < 0:
         raise GateError(f"the tolerance of truncated walks is {tolerance}; expected 0 (no truncation) or a small share above")
@@ -93,13 +84,7 @@ class ShapleyValues(HeadMetric):
     """Streams rows of :func:`shapley_rows` into their mean and its standard error; exact under DDP.
 
     Args:
-        gates: gates in the model.
         kwargs: arguments of :class:`torchmetrics.Metric`.
-
-    >>> values = ShapleyValues(2)
-    >>> values.update(torch.tensor([[1.0, -1.0], [3.0, -1.0]]))
-    >>> [part.tolist() for part in values.compute()]
-    [[2.0, -1.0], [1.0, 0.0]]
     """
 
     total: Tensor

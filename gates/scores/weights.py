@@ -25,23 +25,14 @@ from gates.surgery.slices import rows_of_parts
 
 
 def output_weights(gates: HeadGates) -> list[Tensor]:
-    """The weight of every site's output projection, as its class stores it.
-
-    Raises:
-        GateError: where an adapter adds to it.
-    """
+    """Return the weight of every site's output projection, as its class stores it."""
     check_merged(gates.model)
     return [site.output.weight for site in gates.sites]
 
 
 def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bool = True) -> Tensor:
-    """The score of every gate, ``[gates]``, float64.
-
-    Args:
-        gates: gates of the model.
-        gradients: gradients of the loss with respect to :func:`output_weights`, in their order and shapes.
-        absolute: whether to take ``|w * dL/dw|``; without it the result is the signed gradient of the gate.
-    """
+    """Return the score of every gate, ``[gates]``, float64, from gradients of the loss with respect to :func:`output_weights`.
+    Without the absolute value of ``w * dL/dw`` it is the signed gradient of the gate."""
     scores = []
     for site, size, gradient in zip(gates.sites, gates.sizes, gradients, strict=True):
         by_output = gradient.T if isinstance(site.output, Conv1D) else gradient
@@ -51,12 +42,7 @@ def weight_taylor(gates: HeadGates, gradients: Sequence[Tensor], *, absolute: bo
 
 
 class MeanGradients(HeadMetric):
-    """The gradient of the mean loss over all examples with respect to some tensors; exact under DDP.
-
-    Args:
-        tensors: tensors that the loss is differentiated with respect to; only their shapes are used.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """The gradient of the mean loss over all examples with respect to tensors of some shapes; exact under DDP."""
 
     examples: Tensor
 
@@ -92,14 +78,8 @@ class MeanGradients(HeadMetric):
 
 
 class HeadOutputVariance(MeanHeadOutput):
-    """The sample variance of every feature of the concatenated heads over all queries that are not padding; exact under DDP.
-
-    Fed by :func:`gates.attention.intercept.observe_head_outputs`.
-
-    Args:
-        sites: attention modules of the model that is observed.
-        kwargs: arguments of :class:`torchmetrics.Metric`.
-    """
+    """The sample variance of every feature of the concatenated heads over all queries that are not padding; exact under DDP. It
+    is fed by :func:`gates.attention.intercept.observe_head_outputs`."""
 
     def __init__(self, sites: Sequence[AttentionSite], **kwargs: Any) -> None:
         super().__init__(sites, **kwargs)
@@ -120,15 +100,8 @@ class HeadOutputVariance(MeanHeadOutput):
 
 
 def fluctuation(gates: HeadGates, variances: Sequence[Tensor]) -> Tensor:
-    """The score of every gate, ``[gates]``, float64: the mean over its features.
-
-    Args:
-        gates: gates of the model.
-        variances: of the features of every site, ``[heads * head_dim]``, from :class:`HeadOutputVariance`.
-
-    Raises:
-        GateError: where an adapter adds to an output projection.
-    """
+    """Return the score of every gate, ``[gates]``, float64: the mean over its features, from the variances ``[heads *
+    head_dim]`` of :class:`HeadOutputVariance` at every site."""
     check_merged(gates.model)
     scores = []
     for site, size, variance in zip(gates.sites, gates.sizes, variances, strict=True):
@@ -156,11 +129,7 @@ def _standardised(values: Tensor) -> Tensor:
 
 
 def input_weights(gates: HeadGates) -> list[Tensor]:
-    """The weights of every site's query, key and value projections, as their classes store them; each once.
-
-    Raises:
-        GateError: where an adapter adds to one, or heads have no rows of their own in them.
-    """
+    """The weights of every site's query, key and value projections, as their classes store them; each once."""
     check_merged(gates.model)
     without = next((site for site in gates.sites if site.gate_only), None)
     if without is not None:
@@ -177,12 +146,8 @@ def _paths(site: AttentionSite) -> list[str]:
 
 
 def gradient_norms(gates: HeadGates, gradients: Sequence[Tensor]) -> Tensor:
-    """The score of every gate, ``[gates]``, float64. Heads that share a key/value head share the norms of its blocks.
-
-    Args:
-        gates: gates of the model.
-        gradients: of the objective with respect to :func:`input_weights`, in their order and shapes.
-    """
+    """Return the score of every gate, ``[gates]``, float64, from the gradients of the objective with respect to
+    :func:`input_weights`. Heads that share a key/value head share the norms of its blocks."""
     waiting, scores = iter(gradients), []
     for site, size in zip(gates.sites, gates.sizes, strict=True):
         squares: dict[str, Tensor] = {}

@@ -36,10 +36,6 @@ class CausalRoles:
     Args:
         priced: gates of the fits with a price, ``[seeds, gates]``, from 0 to 1.
         rewarded: gates of those with a reward, ``[seeds, gates]``.
-
-    >>> roles = CausalRoles(priced=torch.tensor([[1.0, 0.0, 0.0]]), rewarded=torch.tensor([[1.0, 1.0, 0.0]]))
-    >>> roles.names()
-    ['facilitating', 'irrelevant', 'interfering']
     """
 
     priced: Tensor

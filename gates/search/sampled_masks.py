@@ -59,15 +59,10 @@ def draw_masks(
     Args:
         scores: log-weights ``[gates]``, such as ``log_alpha`` or :func:`spread_ranks`.
         budget, kind_index, layer_index, minimum_per_layer: see :func:`gates.gating.budget.budget_mask`.
-        count: number of draws.
         temperature: divisor of the scores, above 0; near 0 every draw is the mask of the ranking.
-        seed: seed of the noise.
 
     Returns:
         0/1 masks ``[gates]``, each once: at most ``count`` of them.
-
-    Raises:
-        GateError: for a temperature that is not above 0.
     """
     if not temperature > 0:
         raise GateError(f"the temperature of draws is {temperature}; expected a number above 0")

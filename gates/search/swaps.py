@@ -205,15 +205,8 @@ def refine_by_swaps(
 
 
 def paired_gain(before: Tensor, after: Tensor, *, needed: float) -> Gain:
-    """What the same examples gain; of a single example nothing is known, so its standard error is infinite.
-
-    Args:
-        before, after: losses ``[examples]``.
-        needed: see :class:`Gain`.
-
-    >>> paired_gain(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 2.0, 1.0]), needed=2.0).mean
-    0.8333333333333334
-    """
+    """Return what the same examples gain, from losses ``[examples]`` before and after; of a single example nothing is known, so
+    its standard error is infinite."""
     difference = before.double() - after.double()
     examples = len(difference)
     error = float(difference.std() / math.sqrt(examples)) if examples > 1 else math.inf

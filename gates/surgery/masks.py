@@ -71,11 +71,7 @@ def load_mask(path: str | os.PathLike[str], sites: tuple[AttentionSite, ...]) ->
 
 
 def read_mask(path: str | os.PathLike[str]) -> Any:
-    """The content of a mask file, of which no model is needed to see that it is one.
-
-    Raises:
-        GateError: if the file cannot be read or holds no mask.
-    """
+    """The content of a mask file, of which no model is needed to see that it is one."""
     try:
         if stat.S_ISFIFO(mode := os.stat(path).st_mode) or stat.S_ISCHR(mode):  # which might never end
             raise GateError(f"the mask file {str(path)!r} is no regular file; write the mask to one")
@@ -105,7 +101,6 @@ def parse_mask(content: Any, sites: tuple[AttentionSite, ...], *, source: str) -
 
     Args:
         content: of a file, as :func:`read_mask` returns it.
-        sites: of the model.
         source: where the content is from, for errors.
 
     Raises:

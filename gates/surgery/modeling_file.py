@@ -21,14 +21,8 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def save_pruned_shape(model: PreTrainedModel, directory: str | os.PathLike[str], **more: Any) -> None:
-    """What ``save_pretrained`` is on a pruned model: the weights and the modeling file they load with.
-
-    Without that file a stock class would find a layer's weights missing and draw new ones.
-
-    Args:
-        model: model after :func:`gates.surgery.remove.remove_heads_`.
-        directory, more: arguments of ``PreTrainedModel.save_pretrained``.
-    """
+    """Write what ``save_pretrained`` of a pruned model writes: the weights and the modeling file they load with. Without that
+    file a stock class would find a layer's weights missing and draw new ones."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     model.config.auto_map = _write_modeling_file(model, Path(directory) / MODELING_FILE)
     try:

@@ -38,11 +38,7 @@ FIRST = "dequantise the model first, or close heads before it is quantised"
 
 
 def check_in_memory(model: nn.Module) -> None:
-    """Whether all weights of a model are there.
-
-    Raises:
-        GateError: for weights on the meta device: not loaded yet, or offloaded to the disk or the CPU by Accelerate.
-    """
+    """Whether all weights of a model are there."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise GateError(
@@ -59,11 +55,7 @@ def is_plain(projection: Projection) -> bool:
 
 
 def check_plain(sites: Sequence[AttentionSite]) -> None:
-    """Whether rows and columns can be taken out of all projections of these sites.
-
-    Raises:
-        GateError: for quantised weights, and for other kinds of tensors.
-    """
+    """Whether rows and columns can be taken out of all projections of these sites."""
     for site in sites:
         for path in site.layout.paths:
             if not is_plain(site.projection(path)):
@@ -77,7 +69,6 @@ def fold_(sites: Sequence[AttentionSite], gates: Sequence[Tensor], modules: Sequ
     """Multiply each head's columns of the output projections by its gate; a weight that several sites share, once.
 
     Args:
-        sites: attention modules.
         gates: gates of each site's heads, ``[heads]``.
         modules: all modules of the model, among which weights may be shared.
 
@@ -257,11 +248,7 @@ def zero_heads_(model: Model, mask: Tensor, *, values: Tensor | None = None) -> 
 
 
 def transformers_part(model: nn.Module, sites: Iterable[AttentionSite]) -> PreTrainedModel:
-    """The Transformers model that has all sites: the model itself, or the outermost in a module of one's own around it.
-
-    Raises:
-        GateError: if there is none, so that the heads cannot be removed.
-    """
+    """The Transformers model that has all sites: the model itself, or the outermost in a module of one's own around it."""
     needed = {id(site.module) for site in sites}
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and needed <= {id(module) for module in part.modules()}:
@@ -273,12 +260,7 @@ def transformers_part(model: nn.Module, sites: Iterable[AttentionSite]) -> PreTr
 
 
 def check_removable(sites: tuple[AttentionSite, ...]) -> None:
-    """Whether heads can be removed from these sites.
-
-    Raises:
-        GateError: for attention whose heads can only be gated, or with parameters of unknown shape beside its projections,
-            which might have to be cut as well.
-    """
+    """Whether heads can be removed from these sites."""
     for site in sites:
         if site.gate_only:
             raise GateError(
@@ -329,12 +311,7 @@ def _base_name(model: PreTrainedModel) -> str:
 
 
 def _new_shapes(cuts: list[Cut], tables: dict[str, Tensor | None]) -> dict[str, dict[str, Any]]:
-    """The new shape of each site that changes, by name.
-
-    Args:
-        cuts: what stays of each site.
-        tables: position biases of sites that compute their own, as :func:`position_biases` returns them.
-    """
+    """Return the new shape of each site that changes, by name; ``tables`` are those of :func:`position_biases`."""
     any_cut = any(len(cut.queries) < cut.site.heads for cut in cuts)
     # Where biases are passed on from layer to layer, every layer computes its own now.
     changed = [cut for cut in cuts if len(cut.queries) < cut.site.heads or (any_cut and shares_bias(cut.site))]
@@ -350,8 +327,6 @@ def _cut_(model: PreTrainedModel, cut: Cut, gate: Tensor, table: Tensor | None, 
     """Put what stays of one site into the model; no tensor that was there before is written to.
 
     Args:
-        model: model the site is part of.
-        cut: what stays of the site.
         gate: gates to fold into the output projection, ``[heads]``.
         table: position biases ``[buckets, heads]`` that the site is to have of its own; None for none.
         shape: new shape by the site's name below the base model, for :func:`reshape_`; empty if it stays as it was.

@@ -103,10 +103,6 @@ WITH_WEIGHTS = 2
 def returned(forward: Callable[..., Any], output: str) -> tuple[int, bool]:
     """How many outputs a forward pass has, and whether they come as a list.
 
-    Args:
-        forward: forward pass of a class of attention, as the class has it.
-        output: path of its output projection.
-
     Returns:
         1 where it returns a tensor by itself; :data:`WITH_WEIGHTS` where it returns more, or its code does not tell.
     """
@@ -207,12 +203,8 @@ def input_projections(site: AttentionSite) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _fused(fusion: Fusion, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One projection's features in the order its family keeps them.
-
-    Args:
-        query: rows of the queries, ``[heads, head_dim]``.
-        key, value: rows of keys and values, ``[kv_heads, head_dim]``.
-    """
+    """Return one projection's features in the order its family keeps them, from rows of the queries ``[heads, head_dim]`` and
+    of keys and values ``[kv_heads, head_dim]``."""
     if fusion == "groups":
         grouped = query.unflatten(0, (len(key), len(query) // max(1, len(key))))
         return torch.cat([grouped, key.unsqueeze(1), value.unsqueeze(1)], dim=1).flatten()

@@ -141,13 +141,8 @@ def undone_on_error(model: PreTrainedModel) -> Iterator[None]:
 
 @torch.no_grad()
 def _read(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Mapping[str, Any], instead: Reading) -> Reading:
-    """Run one forward pass in evaluation mode, always with the same random numbers.
-
-    Args:
-        model, inputs: model that runs, and what it runs on.
-        sites: attention modules whose outputs are read.
-        instead: outputs of attention modules that the model goes on with in place of its own; empty for its own.
-    """
+    """Run one forward pass in evaluation mode, always with the same random numbers. The model goes on with the outputs of
+    attention modules in ``instead``, if there are any, in place of its own."""
     reading: Reading = {}
     handles: list[RemovableHandle | Use] = [handle for site in sites for handle in call_output(model.get_submodule(site.name))]
     handles += [
@@ -228,11 +223,8 @@ def _tolerance(module: nn.Module) -> float:
 
 
 def _relative_difference(ones: list[Tensor], others: list[Tensor]) -> float:
-    """Largest distance between rows of features, relative to the longest of the first rows; NaN for unequal shapes.
-
-    Args:
-        ones, others: rows ``[rows, features]`` of one tensor in two models, call by call.
-    """
+    """Return the largest distance between rows ``[rows, features]``, relative to the longest of the first rows; NaN for unequal
+    shapes."""
     if [one.shape for one in ones] != [other.shape for other in others]:
         return torch.nan
     one, other = torch.cat(ones).double(), torch.cat(others).double()
@@ -279,9 +271,6 @@ def check_same_outputs(model: PreTrainedModel, reloaded: PreTrainedModel, inputs
 
     ``model`` computes with the buffers that are not saved as ``reloaded`` has them: they are made anew when a model is loaded,
     and in float32, whatever type the weights have.
-
-    Raises:
-        GateError: if outputs differ by more than the rounding of the model's type.
     """
     head_gates = HeadGates(model)
     with _buffers_of(reloaded, model), head_gates.attached(), head_gates.use(gates.to(model.device)):

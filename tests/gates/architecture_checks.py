@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from gates.attention.intercept import sparse_site
 from gates.attention.output_hooks import is_bypassed, seen_kinds
-from gates.attention.sites import AttentionSite, describe_kinds, find_attention
+from gates.attention.sites import AttentionSite, find_attention
 from gates.errors import GateError
 from gates.export.onnx import export_onnx
 from gates.gating.head_gates import HeadGates
@@ -27,10 +27,19 @@ from gates.modeling_pruned import Headless
 from gates.recovery.refit import refit_
 from gates.scores.attention import AttentionEntropy
 from gates.scores.importance import head_gradients
-from gates.scores.observe import entropy_route, observe_entropy
+from gates.scores.observe import observe_entropy
 from gates.surgery.remove import remove_heads_, zero_heads_
 from tools.coverage import architectures as zoo
-from tools.coverage.checks import GatedModel, check_reloaded, in_float64, masked_outputs, outputs, tensors
+from tools.coverage.checks import (
+    GatedModel,
+    check_reloaded,
+    describe_kinds,
+    entropy_route,
+    in_float64,
+    masked_outputs,
+    outputs,
+    tensors,
+)
 
 FALCON_ALIBI = "Falcon (ALiBi)"
 WITH_SINKS = ("GptOss", "HYV4")

@@ -172,21 +172,3 @@ def test_adapters_may_come_and_go_after_the_gates(name):
     replace_(model, (nn.Linear, Conv1D), LoraLayer)
     plain = gated.unload()
     assert not any(vars(part).get("_head_gates") or part._forward_pre_hooks for part in plain.modules())
-
-
-@pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")  # peft's calls of Transformers
-def test_adapters_of_peft_put_on_later_are_gated_and_compiled():
-    peft, batch, mask = pytest.importorskip("peft"), inputs("bert"), random_mask("bert")
-    gated = get_gated_model(build("bert")).set_mask_(mask).eval()
-    adapter = peft.get_peft_model(gated.base_model, peft.LoraConfig(target_modules=["dense"], init_lora_weights=False)).eval()
-    with torch.no_grad():
-        compiled = torch.compile(gated, backend="eager")(**batch).logits
-    found = logits(gated, batch)
-    torch.testing.assert_close(compiled, found)
-    with pytest.raises(GateError, match="merge_and_unload"):
-        gated.prune_and_unload()
-    gated.unload()
-    plain = get_gated_model(adapter.merge_and_unload()).set_mask_(mask).eval()
-    torch.testing.assert_close(logits(plain, batch), found, atol=5e-6, rtol=2e-5)
-    torch.testing.assert_close(logits(plain.prune_and_unload(), batch), found, atol=5e-6, rtol=2e-5)

@@ -8,9 +8,10 @@ import torch
 
 from gates.modeling_pruned import Headless
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
 from tools.coverage import architectures as zoo
 
-ALL = pytest.mark.parametrize("name", ["Bert", "Llama", "Bart", pytest.param("T5", marks=pytest.mark.integration)])
+NAMES = ("Bert", "Llama", "Bart", "T5")
 
 
 def pruned(name):
@@ -29,8 +30,7 @@ def inputs(name, **sizes):
     return zoo.inputs(zoo.BY_NAME[name], padding=False, **sizes)
 
 
-@pytest.mark.integration
-@ALL
+@pytest.mark.parametrize("name", chosen(NAMES, fast=(), integration=("Llama", "Bart")))
 def test_torch_export_equals_eager_at_another_size(name):
     model, given = pruned(name), inputs(name)
     settings = {"use_cache": False} if name != "Bert" else {}
@@ -43,23 +43,18 @@ def test_torch_export_equals_eager_at_another_size(name):
         torch.testing.assert_close(found, output(model, other), atol=5e-6, rtol=2e-5)
 
 
-@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
-@ALL
 @pytest.mark.parametrize(
-    "backend",
-    [
-        "aot_eager",
-        pytest.param(
-            "inductor",
-            marks=[
-                pytest.mark.integration,
-                pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler"),
-            ],
-        ),
-    ],
+    ("backend", "name"),
+    chosen(
+        [(backend, name) for backend in ("aot_eager", "inductor") for name in NAMES],
+        fast=(),
+        integration=[("aot_eager", "Bert"), ("aot_eager", "Bart"), ("inductor", "Llama")],
+    ),
 )
 def test_torch_compile_equals_eager_without_a_graph_break(name, backend):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
     model, given = pruned(name), inputs(name)
     expected = output(model, given)
     torch._dynamo.reset()

@@ -6,15 +6,14 @@ import pickle
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from gates.attention.sites import find_attention
 from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
-from gates.export.safe_load import write_checksums
 from gates.gating.head_gates import HeadGates
 from gates.modeling_pruned import Bias, Headless
 from gates.surgery.remove import remove_heads_, zero_heads_
+from tests.gates.chosen import architectures
 from tests.models import build as build_family
 from tests.models import inputs as family_inputs
 from tools.coverage import architectures as zoo
@@ -31,18 +30,11 @@ def half_of_the_layers(model):
     return torch.cat(parts)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.integration])
-        for row in zoo.ARCHITECTURES
-        if not row.gate_only
-    ],
-)
+@pytest.mark.parametrize("name", architectures(("Bert", "Llama", "T5"), QUICK, only=lambda row: not row.gate_only))
 @torch.no_grad()
-def test_a_layer_without_heads_keeps_its_place_among_the_attentions(architecture):
+def test_a_layer_without_heads_keeps_its_place_among_the_attentions(name):
     """``[batch, 0, query, key]`` in its place; the others are those of the model with zeroed heads."""
+    architecture = zoo.BY_NAME[name]
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     for part in model.modules():  # set_attn_implementation does not reach the stacks of T5 in every version
         if hasattr(part, "config"):
@@ -124,18 +116,11 @@ def no_heads_in(model, sites):
     return torch.cat([torch.full((count,), float(place not in sites)) for place, count in enumerate(heads)])
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.nightly])
-        for row in zoo.ARCHITECTURES
-        if not row.gate_only
-    ],
-)
+@pytest.mark.parametrize("name", architectures((), QUICK, only=lambda row: not row.gate_only))
 @torch.no_grad()
-def test_an_export_whose_cut_layers_are_all_empty(tmp_path, architecture):
+def test_an_export_whose_cut_layers_are_all_empty(tmp_path, name):
     """Its stock class would draw new weights for them and refuses it; by either way it loads, is gated and saved again."""
+    architecture = zoo.BY_NAME[name]
     model, batch = zoo.build(architecture), zoo.inputs(architecture)
     sites = len(find_attention(model))
     mask = no_heads_in(model, range(1, sites) if sites > 1 else [0])
@@ -158,19 +143,6 @@ def test_an_export_whose_cut_layers_are_all_empty(tmp_path, architecture):
         folder = save_pruned(again, tmp_path / f"again{place}", fewer, check_batch=batch, tokenizer=None)
         torch.testing.assert_close(load_pruned(folder).eval()(**batch)[0], expected, atol=1e-5, rtol=1e-4)
         assert f"model = {auto.__name__}.from_pretrained(" in (folder / "README.md").read_text()
-
-
-def test_an_export_from_before_empty_weights_were_saved_loads(tmp_path):
-    model = build_family("bert")
-    save_pruned(model, tmp_path / "out", half_of_the_layers(model), tokenizer=None)
-    weights = load_file(tmp_path / "out" / "model.safetensors")
-    (empty,) = (name for name, tensor in weights.items() if tensor.numel() == 0)
-    save_file({name: tensor for name, tensor in weights.items() if name != empty}, tmp_path / "out" / "model.safetensors")
-    write_checksums(tmp_path / "out")
-    pruned = remove_heads_(copy.deepcopy(model), half_of_the_layers(model))
-    with torch.no_grad():
-        found = load_pruned(tmp_path / "out").eval()(**family_inputs("bert"))[0]
-        torch.testing.assert_close(found, pruned(**family_inputs("bert"))[0])
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT warns of much, and PyTorch of an adapter that reads no features

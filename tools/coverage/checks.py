@@ -6,14 +6,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gates.attention.inputs import of_dtype
-from gates.attention.sites import AttentionSite, weight_by_output
+from gates.attention.intercept import DIRECT, INTERFACE, global_names
+from gates.attention.sites import KINDS, AttentionSite, weight_by_output
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.gating.head_gates import HeadGates
@@ -31,6 +32,26 @@ UNREACHED = "took no part in the forward pass"
 
 class ScoredInPartError(Exception):
     """Scores are derivatives but not slopes, because the model detaches part of its graph."""
+
+
+def describe_kinds(sites: tuple[AttentionSite, ...]) -> dict[str, int]:
+    """Heads of each kind that the model has, such as ``{"encoder": 72}``."""
+    return {kind: count for kind in KINDS if (count := sum(site.heads for site in sites if site.kind == kind))}
+
+
+def entropy_route(sites: tuple[AttentionSite, ...]) -> Literal["fast", "explicit"]:
+    """How the entropy of these sites is found: ``fast`` in memory linear in the sequence, or from ``explicit`` scores.
+
+    Explicit scores are needed where the model adds a bias to them (T5, ALiBi), caps them (Gemma 2), computes attention on its
+    own, or runs on eager attention.
+    """
+    changed = ("has_relative_attention_bias", "attn_logit_softcapping")
+    known = [{INTERFACE, DIRECT} & set(global_names(site.core)) for site in sites]
+    configs = [getattr(site.core, "config", None) for site in sites]
+    slopes = any(getattr(config, "alibi", False) for config in configs)
+    eager = any(getattr(config, "_attn_implementation", None) == "eager" for config in configs)
+    plain = all(known) and not slopes and not any(getattr(site.core, name, None) for site in sites for name in changed)
+    return "fast" if plain and not eager else "explicit"
 
 
 @torch.no_grad()

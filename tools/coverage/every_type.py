@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from gates.attention.inputs import example_inputs
 from gates.attention.output_hooks import seen_kinds
 from gates.attention.probing import PROBED, probe_attention
-from gates.attention.sites import AttentionSite, describe_kinds, find_attention, is_attention
+from gates.attention.sites import AttentionSite, find_attention, is_attention
 from gates.errors import GateError, first_line
 from gates.export.card import prediction
 from gates.export.checkpoint import own_auto_class
@@ -33,6 +33,7 @@ from tools.coverage.checks import (
     ScoredInPartError,
     check_equal,
     check_reloaded,
+    describe_kinds,
     in_float64,
     outputs,
 )

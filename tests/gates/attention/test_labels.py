@@ -6,6 +6,7 @@ import transformers as t
 
 from gates.attention.sites import find_attention, site_labels
 from gates.export.checkpoint import save_pruned
+from tests.gates import chosen
 from tools.coverage import architectures
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -61,7 +62,7 @@ def test_stacks_of_one_kind_are_told_apart(build, expected):
     assert list(site_labels(find_attention(build()))) == expected
 
 
-@pytest.mark.parametrize("name", architectures.BY_NAME)
+@pytest.mark.parametrize("name", chosen.architectures((*chosen.FAST, "Lilt")))
 def test_a_label_that_is_unique_stays(name):
     sites = find_attention(architectures.build(architectures.BY_NAME[name]))
     labels = [site.label for site in sites]

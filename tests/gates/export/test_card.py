@@ -20,6 +20,7 @@ from gates.export.cost import count_parameters
 from gates.export.onnx import export_onnx_files
 from gates.model import get_gated_model
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
 from tests.models import SEQ2SEQ, VOCABULARY, _sizes, build, random_mask
 from tools.coverage.every_type import check_code
 from tools.coverage.tiny import tiny_models
@@ -159,8 +160,7 @@ MORE = (
 """Families whose code depends on what the model reads, generates or returns."""
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.integration) for name in MORE)])
+@pytest.mark.parametrize("name", chosen([*FAMILIES, *MORE], fast=(), integration=FAMILIES))
 def test_the_code_runs_for_every_class_of_a_family(name):
     for model in tiny_models(name):
         check_code(model)

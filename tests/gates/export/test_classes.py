@@ -15,11 +15,11 @@ from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.surgery.modeling_file import auto_classes
 from gates.surgery.remove import remove_heads_, zero_heads_
+from tests.gates.chosen import architectures
 from tools.coverage import architectures as zoo
 
 FULL_SIZE = ("SeamlessM4T", "SeamlessM4Tv2")
 """Whose base class has towers that no config field makes small enough."""
-QUICK = ("ViT", "NomicBert", "Mixtral", "Bart", "CLIP")
 UNLIKE_STOCK = {"Llama", "Qwen2", "Qwen3", "SmolLM3", "Qwen3Moe"}
 """Their class for question answering names the base model otherwise, so a stock checkpoint of theirs loads with new layers."""
 
@@ -114,17 +114,17 @@ def compare_with_stock(architecture, saved_class, folder):
     return loaded, refused
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
-    "architecture",
-    [
-        pytest.param(row, id=row.name, marks=[] if row.name in QUICK else [pytest.mark.nightly])
-        for row in zoo.ARCHITECTURES
-        if not row.gate_only and row.name not in FULL_SIZE
-    ],
+    "name",
+    architectures(
+        fast=(),
+        integration=("ViT", "NomicBert", "Mixtral", "Bart", "CLIP"),
+        only=lambda row: not row.gate_only and row.name not in FULL_SIZE,
+    ),
 )
-def test_exports_load_as_what_a_stock_checkpoint_loads_as(tmp_path, architecture):
+def test_exports_load_as_what_a_stock_checkpoint_loads_as(tmp_path, name):
     """With the same missing keys and the same outputs, new heads aside, which are drawn anew in both."""
+    architecture = zoo.BY_NAME[name]
     is_encoder_decoder = architecture.input in ("text-to-text", "audio-to-text")
     for saved_class in saved_classes(architecture):
         folder = tmp_path / saved_class.__name__
@@ -161,12 +161,3 @@ def test_weights_that_the_saved_model_has_are_never_drawn_anew(tmp_path):
 def test_a_class_of_another_config_is_refused(export):
     with pytest.raises(GateError, match="RobertaModel reads a RobertaConfig, but this pruned model has a BertConfig"):
         load_pruned(export, model_class=transformers.RobertaModel)
-
-
-def test_a_loaded_export_saves_as_an_export(export, tmp_path):
-    again = load_pruned(export)
-    again.save_pretrained(tmp_path / "again")
-    found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
-    batch = example_inputs(again)
-    with torch.no_grad():
-        torch.testing.assert_close(found(**batch)[0], again(**batch)[0])

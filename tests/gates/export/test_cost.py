@@ -145,24 +145,3 @@ def test_resized_inputs_repeat_or_lose_rows_and_columns():
     assert found["attention_mask"].tolist() == [[1, 1], [1, 1], [1, 1]]  # no row is masked as a whole
     assert resized(inputs, 1, 5)["input_ids"].tolist() == [[1, 2, 3, 1, 2]]
     assert resized({"pixel_values": torch.zeros(2, 3, 4, 4)}, 5, 9)["pixel_values"].shape == (5, 3, 4, 4)
-
-
-def test_example_inputs_avoid_special_tokens_and_respect_positions():
-    config = transformers.RobertaConfig(
-        **{**SIZES, "max_position_embeddings": 12}, pad_token_id=1, bos_token_id=0, eos_token_id=2
-    )
-    model = transformers.RobertaModel(config).eval()
-    inputs = example_inputs(model, batch=4, length=100, padded=True)
-    assert inputs["input_ids"].shape == (4, 10)
-    visible = inputs["input_ids"][inputs["attention_mask"].bool()]
-    assert not set(visible.tolist()) & {0, 1, 2}
-    assert inputs["attention_mask"].sum(1).tolist() == [10, 8, 10, 8]
-    with torch.no_grad():
-        assert model(**inputs)[0].isfinite().all()
-
-
-def test_a_model_with_unknown_inputs_is_refused():
-    model = build_bert()
-    model.main_input_name = "point_cloud"
-    with pytest.raises(GateError, match="point_cloud"):
-        example_inputs(model)

@@ -56,14 +56,6 @@ def test_the_whole_directory_is_uploaded(export, online, private):
     assert {"modeling_pruned.py", "model.safetensors", "README.md"} <= repository["files"].keys()
 
 
-def test_the_card_has_the_evaluation_block_of_the_hub(export, online):
-    gates.push_to_hub(export, "someone/smaller")
-    (index,) = huggingface_hub.metadata_load(export / "README.md")["model-index"]
-    (result,) = index["results"]
-    assert result["metrics"] == [{"name": "accuracy", "type": "accuracy", "value": 0.91}]
-    assert result["dataset"]["type"] == "user/data"
-
-
 @pytest.mark.parametrize("name", ["smaller", "a/b/c", "some one/smaller", "", "someone/.."])
 def test_a_name_that_is_none_is_refused(export, online, name):
     with pytest.raises(GateError, match="expected user/name"):

@@ -15,6 +15,7 @@ from gates.export.checkpoint import own_auto_class, save_pruned
 from gates.export.safe_load import CHECKSUM_FILE
 from gates.gating.head_gates import HeadGates
 from gates.surgery.modeling_file import MODELING_FILE, auto_classes
+from tests.gates.chosen import chosen
 from tools.coverage import architectures as zoo
 
 FAMILIES = ("Llama", "Gemma3", "Bart", "ViT", "Mixtral", "CLIP", "Bloom")
@@ -55,6 +56,7 @@ def exported(name, folder, **more):
         return model, batch, model(**batch)[0]
 
 
+@pytest.mark.integration
 def test_uneven_heads_load_in_a_fresh_process_without_remote_code(tmp_path):
     """Nothing is registered by the import, and no code of the directories runs."""
     for name in ("Llama", "Gemma3"):
@@ -68,7 +70,7 @@ def test_uneven_heads_load_in_a_fresh_process_without_remote_code(tmp_path):
     assert run.stdout.splitlines() == ["False", "[2, 3]", "[2, 3]", "False"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", chosen(FAMILIES, fast=["Llama"], integration=["Bart", "ViT", "Mixtral"]))
 def test_every_auto_class_loads_as_by_remote_code(tmp_path, registered, name):
     """The same weights under the same names in the same shapes, or a refusal by both."""
     model, batch, output = exported(name, tmp_path)

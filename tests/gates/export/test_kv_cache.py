@@ -10,6 +10,7 @@ from gates.attention.inputs import example_inputs
 from gates.attention.sites import find_attention
 from gates.export.cost import cache_bytes, cache_bytes_of, generates, measure_cost
 from gates.surgery.remove import remove_heads_, why_not_removable
+from tests.gates.chosen import architectures, chosen
 from tests.models import build
 from tools.coverage import architectures as zoo
 from tools.coverage.tiny import tiny_models
@@ -59,8 +60,13 @@ def check(model, batch):
         assert cache_bytes_of(model, mask) == cache_bytes_of(cut) == stored(cut, batch)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    chosen(
+        [*((name, torch.float32) for name in MODELS), ("llama", torch.bfloat16)],
+        fast=[("gpt2", torch.float32), ("llama", torch.float32), ("llama", torch.bfloat16)],
+    ),
+)
 def test_it_is_what_the_cache_holds_of_a_token(name, dtype):
     model = from_config(AutoModelForCausalLM, {"model_type": name, "vocab_size": 50, **MODELS[name]}).to(dtype).eval()
     batch = {"input_ids": torch.arange(8)[None] + 1}
@@ -70,36 +76,29 @@ def test_it_is_what_the_cache_holds_of_a_token(name, dtype):
         assert cache_bytes_of(model, mask.float()) == cache_bytes_of(cut) == stored(cut, batch)
 
 
-FAST = ("Falcon (new decoder)", "Olmo2", "DeepseekV3", "GptOss", "Bart", "T5")
+CHOSEN = ("Falcon (new decoder)", "Olmo2", "DeepseekV3", "GptOss", "Bart", "T5")
+DECODERS = architectures((), CHOSEN, only=lambda row: row.generates and row.input != "audio-to-text")
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in FAST else [pytest.mark.integration])
-        for name, one in zoo.BY_NAME.items()
-        if one.generates and one.input != "audio-to-text"
-    ],
-)
+@pytest.mark.parametrize("name", DECODERS)
 def test_it_is_that_of_every_decoder_in_the_coverage_table(name):
     """Norms over all heads (OLMo 2), one latent for all heads (DeepSeek), keys repeated for every query (Falcon), windows."""
     architecture = zoo.BY_NAME[name]
     check(zoo.build(architecture), zoo.inputs(architecture, batch=1, padding=False))
 
 
-TYPES = {
-    "olmo3": True, "flex_olmo": False, "olmoe": False, "minimax_m2": False,  # norms over all heads
-    "minimax": True, "kimi_linear": False, "glm5_next": False, "qwen3_next": False,  # attention as a recurrence
-    "minicpm3": False, "deepseek_v2": False, "youtu": False, "mistral_large4": False, "glm_moe_dsa": False,  # latents
-    "openai-gpt": True,  # no cache
-    "gemma3n_text": False,  # keys of other layers
-    "mimo_v2_flash": True,  # keys wider than values
-}  # fmt: skip
+TYPES = (
+    *("olmo3", "flex_olmo", "olmoe", "minimax_m2"),  # norms over all heads
+    *("minimax", "kimi_linear", "glm5_next", "qwen3_next"),  # attention as a recurrence
+    *("minicpm3", "deepseek_v2", "youtu", "mistral_large4", "glm_moe_dsa"),  # latents
+    "openai-gpt",  # no cache
+    "gemma3n_text",  # keys of other layers
+    "mimo_v2_flash",  # keys wider than values
+)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if fast else [pytest.mark.integration]) for n, fast in TYPES.items()]
+    "name", chosen(TYPES, fast=["openai-gpt"], integration=["olmo3", "minimax", "deepseek_v2", "gemma3n_text", "mimo_v2_flash"])
 )
 def test_it_is_that_of_types_with_caches_of_their_own(name):
     model = next(model for model in tiny_models(name) if generates(model))

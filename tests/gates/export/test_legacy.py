@@ -5,7 +5,6 @@ from safetensors.torch import load_file, save_file
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.legacy import expand_pruned_state_dict, load_legacy, mask_of_pruned_heads, parse_pruned_heads
-from gates.gating.head_gates import HeadGates
 from tests import version4
 from tests.models import build as build_family
 from tests.version4 import FAMILIES, HEAD_DIM, HEADS, LAYERS, SOME, WHOLE_LAYER, Version4, edit_config
@@ -35,8 +34,7 @@ def test_expansion_undoes_the_cut_but_for_the_removed_heads(name, removed):
     assert all(torch.equal(again[key], cut[key]) for key in cut)
 
 
-@pytest.mark.parametrize("old_names", [False, True], ids=["new_names", "old_names"])
-@pytest.mark.parametrize("removed", [SOME, WHOLE_LAYER], ids=["some", "whole_layer"])
+@pytest.mark.parametrize(("removed", "old_names"), [(SOME, True), (WHOLE_LAYER, False)], ids=["some", "whole_layer"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_loaded_model_computes_what_the_pruned_one_did(name, removed, old_names, tmp_path):
     expected = version4.write(tmp_path / "old", FAMILIES[name], removed, old_names=old_names)
@@ -45,18 +43,6 @@ def test_the_loaded_model_computes_what_the_pruned_one_did(name, removed, old_na
     assert not hasattr(model.config, "pruned_heads")
     by_layer = {layer: part.tolist() for layer, part in enumerate(mask.split(HEADS))}
     assert by_layer == {layer: [float(head not in removed.get(layer, [])) for head in range(HEADS)] for layer in range(LAYERS)}
-
-
-@pytest.mark.parametrize("name", ["bert", "albert", "vit", "xlm"])
-def test_the_loaded_model_is_the_dense_one_with_these_gates_at_zero(name, tmp_path):
-    version4.write(tmp_path / "old", FAMILIES[name], SOME)
-    model, mask = load_legacy(tmp_path / "old")
-    dense = version4.build(FAMILIES[name])
-    gates, full = HeadGates(dense), outputs(dense, FAMILIES[name])
-    with gates.attached(), gates.use(mask):
-        expected = outputs(dense, FAMILIES[name])
-    torch.testing.assert_close(outputs(model, FAMILIES[name]), expected)
-    assert (full - expected).abs().max() > 1e-3
 
 
 ALBERT = {

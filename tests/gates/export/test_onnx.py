@@ -13,6 +13,8 @@ from gates.errors import GateError
 from gates.export.onnx import export_onnx, export_onnx_step
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
+from tests.models import masked
 from tools.coverage import architectures as zoo
 
 CONFIGS = {
@@ -44,13 +46,6 @@ def texts(batch, length, *, seed, padded=True):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def masked(model, mask, function):
-    """What the dense model gives with its heads masked: a reference that knows nothing of the export."""
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask), torch.no_grad():
-        return function()
-
-
 def run(session, inputs):
     names = [value.name for value in session.get_outputs()]
     found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
@@ -76,6 +71,7 @@ def classifier(tmp_path_factory):
     return model, mask, path
 
 
+@pytest.mark.integration
 def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
     model, mask, path = classifier
     batches = [texts(batch, length, seed=2) for batch, length in ((2, 7), (1, 4), (5, 12), (3, 3))]
@@ -85,17 +81,15 @@ def test_a_pruned_classifier_in_onnx_runtime_equals_the_masked_one(classifier):
 
 @pytest.mark.parametrize(
     "class_name",
-    [
-        "BertModel",
-        "BertForTokenClassification",
-        "BertForQuestionAnswering",
-        "BertForMaskedLM",
-        "LlamaForSequenceClassification",
-        "GPT2ForSequenceClassification",
-        "T5EncoderModel",
-    ],
-)
-@pytest.mark.integration
+    chosen(
+        [
+            "BertModel", "BertForTokenClassification", "BertForQuestionAnswering", "BertForMaskedLM",
+            "LlamaForSequenceClassification", "GPT2ForSequenceClassification", "T5EncoderModel",
+        ],
+        fast=(),
+        integration=["LlamaForSequenceClassification"],
+    ),
+)  # fmt: skip
 def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)
@@ -105,9 +99,11 @@ def test_a_pruned_model_in_onnx_runtime_equals_the_masked_model(tmp_path, class_
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
-    "class_name", ["BartForConditionalGeneration", pytest.param("T5ForConditionalGeneration", marks=pytest.mark.integration)]
+    "class_name",
+    chosen(
+        ["BartForConditionalGeneration", "T5ForConditionalGeneration"], fast=(), integration=["BartForConditionalGeneration"]
+    ),
 )
 def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     model, mask = build(class_name)
@@ -116,14 +112,6 @@ def test_the_encoder_of_an_encoder_decoder(tmp_path, class_name):
     path = export_onnx(encoder, tmp_path / "encoder.onnx", texts(2, 7, seed=1))
     batches = [texts(batch, length, seed=2) for batch, length in ((2, 7), (1, 4), (5, 12))]
     check(dense, mask, path, batches, lambda model: model.get_encoder())
-
-
-@pytest.mark.integration
-def test_pictures_have_a_dynamic_batch(tmp_path):
-    model, mask = build("ViTForImageClassification")
-    dense, _ = build("ViTForImageClassification")
-    path = export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", {"pixel_values": torch.randn(1, 3, 8, 8)})
-    check(dense, mask, path, [{"pixel_values": torch.randn(batch, 3, 8, 8)} for batch in (1, 4)], lambda model: model)
 
 
 @pytest.mark.integration
@@ -140,13 +128,13 @@ def test_weights_of_another_dtype_are_written_as_float32_and_the_model_stays_as_
 
 
 @pytest.mark.integration
-def test_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
+def test_pictures_have_a_dynamic_batch_and_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
     monkeypatch.setattr("gates.export.onnx.LARGEST_FILE", 0)
     model, mask = build("ViTForImageClassification")
     dense, _ = build("ViTForImageClassification")
     path = export_onnx(remove_heads_(model, mask), tmp_path / "model.onnx", {"pixel_values": torch.randn(2, 3, 8, 8)})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
-    check(dense, mask, path, [{"pixel_values": torch.randn(3, 3, 8, 8)}], lambda model: model)
+    check(dense, mask, path, [{"pixel_values": torch.randn(batch, 3, 8, 8)} for batch in (1, 4)], lambda model: model)
 
 
 class Counting(transformers.BertForSequenceClassification):
@@ -224,6 +212,7 @@ numpy.save(sys.argv[3], session.run(None, given)[0])
 """
 
 
+@pytest.mark.integration
 def test_onnx_runtime_alone_in_a_fresh_process(tmp_path, classifier):
     model, mask, path = classifier
     batch = texts(3, 9, seed=1)

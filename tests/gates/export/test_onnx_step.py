@@ -6,7 +6,9 @@ import transformers
 from gates.errors import GateError
 from gates.export.onnx import export_onnx_files, export_onnx_step
 from gates.surgery.remove import remove_heads_
-from tests.gates.export.test_onnx import build, masked, run, texts
+from tests.gates.chosen import chosen
+from tests.gates.export.test_onnx import build, run, texts
+from tests.models import masked
 from tools.coverage import architectures as zoo
 
 
@@ -30,8 +32,9 @@ def greedy(step, first, cache, tokens):
     return ids
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("class_name", ["LlamaForCausalLM", pytest.param("GPT2LMHeadModel", marks=pytest.mark.integration)])
+@pytest.mark.parametrize(
+    "class_name", chosen(["LlamaForCausalLM", "GPT2LMHeadModel"], fast=(), integration=["LlamaForCausalLM"])
+)
 def test_a_decoder_generates_step_by_step_with_its_cache(tmp_path, class_name):
     model, mask = build(class_name)
     dense, _ = build(class_name)

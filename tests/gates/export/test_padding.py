@@ -11,21 +11,15 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import save_pruned
 from gates.export.stock import pad_heads
-from gates.gating.head_gates import HeadGates
 from gates.surgery.masks import load_mask
 from tests.gates.export.test_stock import TINY
+from tests.models import masked
 from tools.coverage import architectures as zoo
 
 
 def llama(**more):
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "num_hidden_layers": 2, **more})).eval()
-
-
-def masked(model, mask, batch):
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask), torch.no_grad():
-        return model(**batch)[0]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +45,7 @@ def test_an_uneven_mask_becomes_a_stock_model_with_the_same_outputs(tmp_path, na
     assert not (tmp_path / "out" / "modeling_pruned.py").exists()
     assert {site.heads for site in find_attention(loaded)} == {heads}
     with torch.no_grad():
-        torch.testing.assert_close(loaded(**batch)[0], masked(model, mask, batch), atol=5e-6, rtol=2e-5)
+        torch.testing.assert_close(loaded(**batch)[0], masked(model, mask, lambda: model(**batch)[0]), atol=5e-6, rtol=2e-5)
     assert torch.equal(load_mask(tmp_path / "out" / "mask.json", find_attention(model)), mask)  # of the heads that count
     card, added = (tmp_path / "out" / "README.md").read_text(), 2 * heads - int(mask.sum())
     assert f"- Padded: {added} heads of zeros (`--pad_heads`) beside those kept" in card
@@ -80,7 +74,7 @@ def test_a_mask_that_is_even_is_not_padded(tmp_path):
 def test_gate_values_are_folded_into_the_heads_that_count(tmp_path):
     model, mask, values = llama(), torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), torch.rand(8)
     batch = {"input_ids": torch.randint(3, 50, (2, 6))}
-    expected = masked(model, mask * values, batch)
+    expected = masked(model, mask * values, lambda: model(**batch)[0])
     save_pruned(model, tmp_path / "out", mask, values=values, form="stock", pad_heads=True, tokenizer=None)
     with torch.no_grad():
         found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(**batch)[0]

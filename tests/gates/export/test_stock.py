@@ -8,7 +8,8 @@ import transformers
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, own_auto_class, save_pruned
-from gates.gating.head_gates import HeadGates
+from tests.gates.chosen import chosen
+from tests.models import masked
 from tools.coverage import architectures as zoo
 
 POSSIBLE = ("Llama", "Qwen3", "Mistral", "Gemma", "NomicBert", "GptOss", "T5", "ViT")
@@ -26,12 +27,10 @@ def same_heads_everywhere(architecture, keep):
 
 
 def masked_output(model, mask, batch):
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask), torch.no_grad():
-        return model(**batch)[0]
+    return masked(model, mask, lambda: model(**batch)[0])
 
 
-@pytest.mark.parametrize("name", POSSIBLE)
+@pytest.mark.parametrize("name", chosen(POSSIBLE, fast=["Llama"], integration=["Gemma", "NomicBert", "T5", "ViT"]))
 @pytest.mark.parametrize("keep", [[0, 1], [1, 3]], ids=["one group", "across groups"])
 def test_equal_counts_become_a_stock_model(tmp_path, name, keep):
     architecture, model, batch = make(name)
@@ -59,9 +58,7 @@ def test_a_stock_decoder_generates_what_the_masked_model_generates(tmp_path):
     save_pruned(model, tmp_path / "out", mask, form="stock", tokenizer=None)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask):
-        expected = model.generate(**batch, **options)
+    expected = masked(model, mask, lambda: model.generate(**batch, **options))
     assert torch.equal(loaded.generate(**batch, **options), expected)
 
 
@@ -156,9 +153,7 @@ def test_what_a_family_reads_by_layer_may_differ_by_layer(tmp_path, family, kept
     ids = torch.randint(3, 50, (2, 7))
     torch.testing.assert_close(loaded(ids)[0], masked_output(model, mask.flatten(), {"input_ids": ids}), atol=5e-6, rtol=2e-5)
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask.flatten()):
-        expected = model.generate(ids, **options)
+    expected = masked(model, mask.flatten(), lambda: model.generate(ids, **options))
     for cache in ("dynamic", "static"):
         assert torch.equal(loaded.generate(ids, cache_implementation=cache, **options), expected)
 

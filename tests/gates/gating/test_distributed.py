@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from gates import GateConfig, GateError, get_gated_model, replicate_
+from tests.gates.chosen import chosen
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
@@ -99,12 +100,15 @@ def in_one_of_two(rank, folder, kind, shard_first, checkpointed):
     distributed.destroy_process_group()
 
 
-@pytest.mark.integration
 @AVERAGES
 @pytest.mark.filterwarnings(FORKED)
 @pytest.mark.parametrize(
     ("kind", "shard_first", "checkpointed"),
-    [("bert", False, False), ("bert", True, False), ("llama", False, False), ("bert", True, True), ("llama", False, True)],
+    chosen(
+        [("bert", False, False), ("bert", True, False), ("llama", False, False), ("bert", True, True), ("llama", False, True)],
+        fast=(),
+        integration=[("bert", True, False), ("llama", False, True)],
+    ),
 )
 def test_a_sharded_model_has_the_gates_of_one_process(tmp_path, kind, shard_first, checkpointed):
     """The same gradients in every step, with accumulation, the same log_alpha and the same mask, up to the order of sums; also
@@ -170,6 +174,7 @@ def survives(rank, folder):
         os._exit(3)
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings(FORKED)
 def test_a_process_that_dies_ends_the_others_with_an_error(tmp_path):
     """Nobody waits in vain for its gradients."""

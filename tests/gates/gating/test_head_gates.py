@@ -3,25 +3,11 @@ import copy
 import pytest
 import torch
 
-from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates, scale_heads
-from gates.surgery.masks import load_mask, save_mask
 from gates.surgery.remove import remove_heads_
+from tests.gates.chosen import chosen
 from tests.models import FAMILIES, build, inputs, logits, random_mask, values_of_a_call
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_gates_of_one_change_nothing(name, attention):
-    model, batch = build(name), inputs(name)
-    model.set_attn_implementation(attention)
-    expected = logits(model, batch)
-    gates = HeadGates(model).eval()
-    with gates.attached(), gates.use(torch.ones(gates.heads)):
-        assert torch.equal(logits(model, batch), expected)
-    with gates.attached():  # near-open start, in evaluation mode
-        assert torch.equal(logits(model, batch), expected)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -41,34 +27,6 @@ def test_a_gate_equals_scaling_the_columns_of_the_output_projection(name):
             projection.weight.mul_(columns.unsqueeze(1) if name == "gpt2" else columns.unsqueeze(0))
     torch.testing.assert_close(gated, logits(scaled, batch), atol=2e-6, rtol=1e-5)
     assert (gated - logits(model, batch)).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_per_example_gates_equal_example_by_example(name):
-    model, batch = build(name), inputs(name)
-    gates = HeadGates(model).attach()
-    values = torch.rand(3, gates.heads, generator=torch.Generator().manual_seed(0))
-    with gates.use(values):
-        together = logits(model, batch)
-    for row in range(3):
-        with gates.use(values[row]):
-            alone = logits(model, {key: tensor[row : row + 1] for key, tensor in batch.items()})
-        valid = batch["attention_mask"][row].bool() if "attention_mask" in batch and alone.shape[1] == 7 else slice(None)
-        torch.testing.assert_close(
-            together[row][valid] if alone.dim() == 3 else together[row],
-            alone[0][valid] if alone.dim() == 3 else alone[0],
-            atol=3e-6,
-            rtol=1e-4,
-        )
-
-
-@pytest.mark.parametrize("name", ["bert", "marian", "llama"])
-def test_gradients_reach_every_gate(name):
-    model = build(name)
-    gates = HeadGates(model, initial_log_alpha=0.5).attach().train()
-    torch.manual_seed(0)
-    sum(model(**inputs(name)).logits.square().mean() for _ in range(8)).backward()
-    assert bool((gates.log_alpha.grad != 0).all())
 
 
 def test_one_draw_per_call_shared_over_the_batch():
@@ -126,8 +84,7 @@ def test_values_of_another_shape_are_refused():
         gates.set_mask_(torch.ones(9))
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("mode", ["masked", "stochastic"])
+@pytest.mark.parametrize("mode", chosen(["masked", "stochastic"], fast=(), integration=["stochastic"]))
 def test_compiled_equals_eager(mode):
     model, batch = build("bert"), inputs("bert")
     gates = HeadGates(model, initial_log_alpha=0.4).eval().attach()
@@ -155,35 +112,6 @@ def test_compiled_training_reaches_the_gates():
     assert len({loss.item() for loss in drawn}) == 3
     assert bool((gates.log_alpha.grad != 0).any())
     torch._dynamo.reset()
-
-
-def test_gradient_checkpointing_uses_the_same_draw():
-    model, batch = build("bert").train(), inputs("bert")
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    model.set_attn_implementation("eager")
-    gates = HeadGates(model, initial_log_alpha=0.0).attach().train()
-    found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        torch.manual_seed(5)
-        gates.zero_grad()
-        model(**batch).logits.square().mean().backward()
-        found.append(gates.log_alpha.grad.clone())
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("draw_per", ["batch", "example"])
-def test_reentrant_checkpointing_is_refused_in_training(draw_per):
-    """It differentiates each layer by itself, so that the draws that all share would be gone after the first."""
-    model, batch = build("bert").train(), inputs("bert")
-    HeadGates(model, initial_log_alpha=0.0, draw_per=draw_per).attach().train()
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": True})
-    loss = model(**batch).logits.square().mean()
-    with pytest.raises(GateError, match="use_reentrant=False"):
-        loss.backward()
 
 
 def test_scale_heads_by_hand():
@@ -245,62 +173,17 @@ def test_without_grouped_queries_a_group_is_a_head():
     assert torch.equal(*found)
 
 
-def cached_bytes(cache):
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-
-
-def test_pruning_by_groups_shrinks_the_cache_in_proportion():
-    model, batch = build("llama"), inputs("llama")
-    gates = HeadGates(model, "group")
-    mask = torch.tensor([1.0, 0, 0, 1])
-    with gates.attached(), torch.no_grad():
-        gates.set_mask_(mask)
-        masked = model(**batch, use_cache=True)
-        masked_tokens = model.generate(**batch, max_new_tokens=5, do_sample=False)
-    pruned = remove_heads_(copy.deepcopy(model), gates.to_heads(mask))
-    assert [site.kv_heads for site in find_attention(pruned)] == [1, 1]
-    assert [layer.self_attn.k_proj.weight.shape[0] for layer in pruned.model.layers] == [8, 8]
-    with torch.no_grad():
-        found = pruned(**batch, use_cache=True)
-        generated = pruned.generate(**batch, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
-    valid = batch["attention_mask"].bool()
-    torch.testing.assert_close(found.logits[valid], masked.logits[valid], atol=2e-6, rtol=1e-5)
-    assert torch.equal(generated.sequences, masked_tokens)
-    assert cached_bytes(found.past_key_values) == cached_bytes(masked.past_key_values) / 2
-    tokens = generated.past_key_values.get_seq_length()
-    assert cached_bytes(generated.past_key_values) == 2 * 2 * 3 * tokens * 8 * 4  # layers, k and v, batch, head_dim, bytes
-
-
-def test_masks_of_groups_go_to_mask_files(tmp_path):
-    _, groups, heads = grouped()
-    mask = groups.to_heads(torch.tensor([1.0, 0, 0, 1]))
-    save_mask(tmp_path / "mask.json", mask, groups.sites)
-    assert load_mask(tmp_path / "mask.json", heads.sites).tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
-
-
 def test_gates_of_each_kind_are_counted():
     assert HeadGates(build("marian")).kind_sizes() == {"encoder": 8, "decoder": 12, "cross": 12}
     assert HeadGates(build("llama"), "group").kind_sizes() == {"decoder": 4}
 
 
-def test_state_of_another_unit_is_refused_and_an_old_state_is_of_heads():
+def test_state_of_another_unit_is_refused():
     _, groups, heads = grouped()
     with pytest.raises(GateError, match="unit='head'"):
         groups.load_state_dict(heads.state_dict())
     with pytest.raises(GateError, match="unit='group'"):
         HeadGates(build("bert")).load_state_dict(HeadGates(build("bert"), "group").state_dict())
-    old = heads.state_dict()
-    old["_extra_state"] = {"mode": "masked", "sites": {site.name: site.heads for site in heads.sites}}
-    heads.load_state_dict(old)
-    assert heads.mode == "masked"
-
-
-def test_group_states_survive_a_round_trip():
-    _, groups, _ = grouped()
-    groups.set_mask_(torch.tensor([1.0, 0, 0, 1]))
-    other = HeadGates(build("llama"), "group")
-    other.load_state_dict(groups.state_dict())
-    assert torch.equal(other.values(), groups.mask)
 
 
 def test_sizes_that_do_not_fit_and_units_that_are_none_are_refused():
@@ -327,14 +210,6 @@ def test_a_head_mask_is_an_error_that_names_the_replacement(name):
         with pytest.raises(GateError, match=rf"^{name} .*gates\.use\(values\).*set_mask_\(mask\)"):
             model(**batch, **{name: torch.zeros(2, 4)})
         torch.testing.assert_close(logits(model, batch | {name: None}), ignored)
-
-
-def test_a_head_mask_is_an_error_in_a_compiled_model_too():
-    model, batch = build("llama"), inputs("llama")
-    HeadGates(model).attach()
-    with pytest.raises(GateError, match="head_mask"):
-        torch.compile(model, backend="aot_eager")(**batch, head_mask=torch.ones(2, 4))
-    torch._dynamo.reset()
 
 
 # -- precision ---------------------------------------------------------------------------------------------------

@@ -468,7 +468,7 @@ import os, sys
 import torch
 from torch import distributed
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from tests.gates.test_steering import steered
+from tests.gates.gating.test_schedule import steered
 
 distributed.init_process_group("gloo")
 others = [torch.nn.Parameter(torch.ones(100)) for _ in range(3)]
@@ -490,7 +490,7 @@ distributed.destroy_process_group()
 def test_processes_that_share_out_the_state_of_adam_have_one_price(tmp_path):
     (tmp_path / "process.py").write_text(PROCESS)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "process.py")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *launch, str(tmp_path)], check=True, capture_output=True, env=environment, cwd=tmp_path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     price, log_alpha = price_after_steps(lambda optimizer: optimizer)

@@ -17,6 +17,7 @@ from gates.errors import GateError
 from gates.gating.distributed import ReplicatedGates, leave_gates_whole_
 from gates.model import GateConfig, GatedModel, get_gated_model
 from gates.trainer import GatedTrainer
+from tests.gates.chosen import chosen
 from tests.gates.gating.test_distributed import AVERAGES, FORKED
 from tests.gates.test_trainer import arguments, examples, gated_bert
 
@@ -127,8 +128,7 @@ CASES = {
 }
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", chosen(CASES, fast=(), integration=["a budget, with clipped gradients", "layers run again"]))
 def test_a_sharded_run_is_that_of_one_process(tmp_path, case):
     kind, more = CASES[case]
     whole = train(str(tmp_path / "one"), kind, 1, **more)
@@ -151,8 +151,7 @@ def resumed(folder, kind, form):
     return [whole, *(train(f"{folder}/{at}", kind, 2, resume=f"{folder}/checkpoint-{at}", **more) for at in (2, 4))]
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("form", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+@pytest.mark.parametrize("form", chosen(["FULL_STATE_DICT", "SHARDED_STATE_DICT"], fast=(), integration=["FULL_STATE_DICT"]))
 def test_a_sharded_run_resumes(tmp_path, form):
     for whole, *again in in_two(tmp_path, resumed, str(tmp_path), "bert", form):
         for other in again:
@@ -186,7 +185,7 @@ def best(folder):
     return {"found": torch.tensor(found), "loaded": torch.tensor(trainer.evaluate()["eval_loss"])}
 
 
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_the_best_checkpoint_of_a_sharded_run_comes_back(tmp_path):
     for run in in_two(tmp_path, best, str(tmp_path)):
         assert run["loaded"] == run["found"][1] != run["found"][2]

@@ -9,6 +9,7 @@ from gates.attention.inputs import example_inputs
 from gates.attention.valid import stack_of
 from gates.errors import GateError
 from gates.recovery.refit import found_queries
+from tests.gates.chosen import architectures
 from tests.gates.layouts import TIME_FIRST
 from tools.coverage import architectures as zoo
 from tools.coverage.tiny import tiny_config
@@ -229,7 +230,7 @@ def test_layers_that_disagree_say_nothing(monkeypatch):
         found(model, batch)
 
 
-@pytest.mark.parametrize("name", list(zoo.BY_NAME))
+@pytest.mark.parametrize("name", architectures(only=lambda row: row.input in ("text", "text-to-text")))
 def test_what_the_model_hands_to_its_attention_agrees_with_the_mask_of_a_text(name, monkeypatch):
     """The evidence is sound where the truth is known: it says the text's mask, or that it is not certain."""
     architecture = zoo.BY_NAME[name]

@@ -46,7 +46,7 @@ def losses_of(subject):
     return losses
 
 
-@pytest.mark.parametrize("name", ["has", pytest.param("bigram", marks=pytest.mark.integration)])
+@pytest.mark.parametrize("name", ["has", pytest.param("bigram", marks=pytest.mark.nightly)])
 def test_needed_heads_facilitate_noise_is_irrelevant_and_a_harmful_head_interferes(name):
     subject, harmful = with_harm(name)
     found = causal_roles(subject.gates, batches_of(subject), losses_of(subject), steps=60)

@@ -8,9 +8,9 @@ from gates.attention.inputs import example_inputs
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.export.checkpoint import load_pruned, save_pruned
-from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_
 from gates.surgery.slices import per_head_parts
+from tests.models import masked
 
 TEXT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 50,
@@ -57,10 +57,8 @@ def mask_of(sites):
 @pytest.mark.parametrize("name", MODELS)
 def test_removed_saved_and_loaded_equals_gated(name, tmp_path):
     model, inputs = build(name)
-    gates = HeadGates(model)
-    mask, dense = mask_of(gates.sites), output(model, inputs)
-    with gates.attached(), gates.use(mask):
-        expected = output(model, inputs)
+    mask, dense = mask_of(find_attention(model)), output(model, inputs)
+    expected = masked(model, mask, lambda: output(model, inputs))
     assert (dense - expected).abs().max() > 1e-3
     save_pruned(model, tmp_path / "export", mask, check_batch=inputs, tokenizer=None)
     loaded = load_pruned(tmp_path / "export", model_class=type(model)).eval()

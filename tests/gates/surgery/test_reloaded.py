@@ -5,15 +5,17 @@ from gates.errors import GateError
 from gates.export import checkpoint
 from gates.export.checkpoint import load_pruned, save_pruned
 from gates.surgery.verify import check_same_outputs, tolerance_of
+from tests.gates.chosen import chosen
 from tools.coverage import architectures as zoo
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("form", ["pruned", "masked"])
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", ["Bert", "Llama", "Gemma2", "T5", "ViT", "Whisper"])
+@pytest.mark.parametrize(
+    "name", chosen(["Bert", "Llama", "Gemma2", "T5", "ViT", "Whisper"], fast=(), integration=["Llama", "T5"])
+)
 def test_models_in_half_precision_are_saved(tmp_path, name, dtype, form):
     """Their rotary frequencies are rounded by .half() and exact once loaded; T5 loads some layers in float32."""
     architecture = zoo.BY_NAME[name]

@@ -4,21 +4,11 @@ import torch
 from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
-from gates.modeling_pruned import Headless
 from gates.surgery.masks import kept_heads
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.models import FAMILIES, GENERATING, build, inputs, logits, random_mask
+from tests.models import FAMILIES, GENERATING, build, inputs, logits, masked, random_mask
 
 TOLERANCE = {"atol": 3e-6, "rtol": 1e-5}
-
-
-def gated_and_pruned(name, mask, values=None):
-    """The gated model's logits and generations, and the pruned model."""
-    model = build(name)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask if values is None else mask * values):
-        expected, text = logits(model, inputs(name)), generate(name, model)
-    return expected, text, remove_heads_(model, mask, values=values)
 
 
 def generate(name, model, **more):
@@ -28,39 +18,12 @@ def generate(name, model, **more):
     return model.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False, **more)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("with_values", [False, True])
-@pytest.mark.parametrize("seed", [2, 3, 4])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_pruned_equals_masked(name, seed, with_values):
-    mask = random_mask(name, seed=seed)
-    values = torch.rand(len(mask), generator=torch.Generator().manual_seed(9)) if with_values else None
-    expected, text, pruned = gated_and_pruned(name, mask, values)
-    torch.testing.assert_close(logits(pruned, inputs(name)), expected, **TOLERANCE)
-    assert (logits(build(name), inputs(name)) - expected).abs().max() > 1e-2
-    if text is not None:
-        assert torch.equal(generate(name, pruned), text)
-        assert torch.equal(generate(name, pruned, use_cache=False), text)
-
-
 @pytest.mark.parametrize("name", GENERATING)
 def test_beam_search_is_the_same(name):
     mask = random_mask(name)
     model = build(name)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask):
-        expected = generate(name, model, num_beams=3)
+    expected = masked(model, mask, lambda: generate(name, model, num_beams=3))
     assert torch.equal(generate(name, remove_heads_(model, mask), num_beams=3), expected)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_without_any_head_only_biases_remain(name):
-    mask = torch.zeros(sum(FAMILIES[name].kinds.values()))
-    expected, text, pruned = gated_and_pruned(name, mask)
-    torch.testing.assert_close(logits(pruned, inputs(name)), expected, **TOLERANCE)
-    assert sum(isinstance(module, Headless) for module in pruned.modules()) == len(FAMILIES[name].output_paths)
-    if text is not None:
-        assert torch.equal(generate(name, pruned), text)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -93,34 +56,10 @@ def test_weights_are_gone(name):
     assert removed >= heads_gone * 2 * 32 * 8
 
 
-@pytest.mark.parametrize(
-    ("keep", "kv_heads"),
-    [([1, 1, 1, 1], 2), ([1, 0, 0, 1], 2), ([1, 1, 0, 0], 1), ([1, 1, 1, 0], 3), ([0, 0, 0, 1], 1)],
-)
-def test_uneven_groups_under_grouped_query_attention(keep, kv_heads):
-    mask = torch.tensor(keep * 2, dtype=torch.float32)
-    expected, text, pruned = gated_and_pruned("llama", mask)
-    torch.testing.assert_close(logits(pruned, inputs("llama")), expected, **TOLERANCE)
-    assert torch.equal(generate("llama", pruned), text)
-    assert {site.kv_heads for site in find_attention(pruned)} == {kv_heads}
-    assert {site.heads for site in find_attention(pruned)} == {sum(keep)}
-
-
-def test_pruning_twice_equals_pruning_once():
-    first, both = torch.tensor([1.0, 1, 0, 1, 1, 1, 1, 1]), torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
-    twice = remove_heads_(build("bert"), first)
-    remove_heads_(twice, torch.tensor([1.0, 0, 1, 0, 0, 0, 0]))
-    once = remove_heads_(build("bert"), both)
-    torch.testing.assert_close(logits(twice, inputs("bert")), logits(once, inputs("bert")))
-    assert twice.config.pruned_attention == once.config.pruned_attention
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_both_attention_implementations(attention):
     mask, model, batch = random_mask("llama"), build("llama"), inputs("llama", padding=False)
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask):
-        expected = logits(model, batch)
+    expected = masked(model, mask, lambda: logits(model, batch))
     pruned = remove_heads_(model, mask)
     pruned.set_attn_implementation(attention)
     torch.testing.assert_close(logits(pruned, batch), expected, **TOLERANCE)
@@ -130,9 +69,7 @@ def test_both_attention_implementations(attention):
 def test_the_masked_form_keeps_the_shape(name):
     mask, model = random_mask(name), build(name)
     values = torch.rand(len(mask))
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask * values):
-        expected = logits(model, inputs(name))
+    expected = masked(model, mask * values, lambda: logits(model, inputs(name)))
     shapes = [parameter.shape for parameter in model.parameters()]
     zeroed = zero_heads_(model, mask, values=values)
     torch.testing.assert_close(logits(zeroed, inputs(name)), expected, **TOLERANCE)

@@ -12,7 +12,7 @@ from gates.gating.head_gates import HeadGates
 from gates.model import get_gated_model
 from gates.surgery import remove, slices, verify
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.models import build, inputs, logits, random_mask
+from tests.models import build, inputs, logits, masked, random_mask
 from tools.coverage.architectures import BART, BERT, GROUPED_EXPLICIT, T5, VIT, randomise_
 
 SIZES = {"hidden_size": 32, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -86,9 +86,7 @@ def output(model, batch):
 
 
 def gated(model, batch, mask, run=output):
-    gates = HeadGates(model)
-    with gates.attached(), gates.use(mask):
-        return run(model, batch)
+    return masked(model, mask, lambda: run(model, batch))
 
 
 def mask_of(model, seed):

@@ -8,7 +8,7 @@ from gates.attention.sites import find_attention
 from gates.errors import GateError
 from gates.gating.head_gates import HeadGates
 from gates.surgery.remove import remove_heads_, zero_heads_
-from tests.models import build, inputs, logits
+from tests.models import build, inputs, logits, masked
 from tools.coverage import architectures as zoo
 
 VALUES = torch.tensor([0.5, 1.0, 0.0, 0.25])
@@ -25,9 +25,7 @@ def tied(name="bert"):
 
 
 def gated(model, gates, batch=None):
-    attached = HeadGates(model)
-    with attached.attached(), attached.use(gates):
-        return logits(model, inputs("bert") if batch is None else batch)
+    return masked(model, gates, lambda: logits(model, inputs("bert") if batch is None else batch))
 
 
 class Int8Linear(nn.Linear):
